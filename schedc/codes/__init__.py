@@ -1,0 +1,24 @@
+"""Every diagnostic code with its explanation: what `schedc explain` prints, one table per family."""
+
+from __future__ import annotations
+
+from schedc.codes.base import Code
+from schedc.codes.s0_syntax import S0
+from schedc.codes.s1_names import S1
+from schedc.codes.s2_order import S2
+from schedc.codes.s3_communication import S3
+from schedc.codes.s4_memory import S4
+from schedc.codes.s5_claims import S5
+from schedc.codes.s6_export import S6
+
+FAMILIES: dict[str, str] = {
+    "S0": "syntax",
+    "S1": "names and sizes",
+    "S2": "order and completeness",
+    "S3": "communication and deadlock",
+    "S4": "memory and costs",
+    "S5": "claims (`expect`)",
+    "S6": "what an export target cannot express",
+}
+
+CODES: dict[str, Code] = {code.code: code for family in (S0, S1, S2, S3, S4, S5, S6) for code in family}

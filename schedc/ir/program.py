@@ -1,0 +1,156 @@
+"""The second IR: one instruction stream per rank, with communication and waits; what the runtime executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.ir.ops import OpKind
+from schedc.ir.placement import Placement
+from schedc.ir.schedule import Int8, Int32, Int64
+from schedc.source import NOWHERE, Source, Span
+
+
+class InstructionKind(IntEnum):
+    """What one instruction does. The compute kinds have the values of `OpKind`."""
+
+    F = OpKind.F
+    I = OpKind.I  # noqa: E741
+    W = OpKind.W
+    B = OpKind.B
+    CELL = 4
+    """A forward and a backward of different microbatches, overlapped."""
+    SEND = 5
+    """Start sending a message; returns at once."""
+    RECV = 6
+    """Post the receive of a message; returns at once."""
+    WAIT = 7
+    """Wait until a message that this rank has posted is complete."""
+    REDUCE = 8
+    """Sum the weight gradients of a stage with its other copy (bidirectional schedules)."""
+
+
+class Channel(IntEnum):
+    """What a message carries."""
+
+    ACTIVATION = 0
+    """Output of ``stage`` for ``microbatch``, to the rank of stage + 1."""
+    GRADIENT = 1
+    """Gradient of the input of ``stage`` for ``microbatch``, to the rank of stage - 1."""
+
+
+class Instruction(NamedTuple):
+    """A row of a `Program`. Fields that do not apply are -1."""
+
+    rank: int
+    kind: InstructionKind
+    stage: int
+    microbatch: int
+    stage2: int
+    microbatch2: int
+    backward: int
+    peer: int
+    channel: int
+    message: int
+    batch: int
+    op: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The instruction streams of all ranks, as columns; rank r owns rows rank_start[r] ..< rank_start[r + 1].
+
+    kind: [n] `InstructionKind`.
+    stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the forward);
+        of SEND, RECV and WAIT: the stage and microbatch that **produced** the message; of REDUCE: the stage.
+    stage2, microbatch2: [n] the backward of a CELL, else -1.
+    backward: [n] of a CELL: OpKind.B or OpKind.I, the kind of its backward; else -1.
+    peer: [n] of SEND: destination rank, of RECV and WAIT: source rank (of WAIT on a sent message: its
+        destination), of REDUCE: the rank with the other copy; else -1.
+    channel: [n] `Channel` of SEND, RECV, WAIT; else -1.
+    message: [n] number of the message of SEND, RECV, WAIT: its position in the one global order that both ends
+        of every channel follow; of REDUCE: its sequence number among the reductions of that pair of ranks; else -1.
+    batch: [n] neighbouring SEND and RECV with one number are posted by one call; else -1.
+    phase, span: [n] indexes into ``phases`` and ``spans``; those of the op that an instruction serves.
+    op: [n] position, in its rank's order of compute cells, of the cell that an instruction serves (a SEND: its
+        producer; RECV and WAIT for a receive: the consumer; WAIT for a send: the producer; REDUCE: -1).
+
+    A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    placement: Placement
+    rank_start: Int64
+    kind: Int8
+    stage: Int32
+    microbatch: Int32
+    stage2: Int32
+    microbatch2: Int32
+    backward: Int8
+    peer: Int32
+    channel: Int8
+    message: Int32
+    batch: Int32
+    op: Int32
+    phase: Int32
+    span: Int32
+    phases: tuple[str, ...] = ("",)
+    spans: tuple[Span, ...] = (NOWHERE,)
+    doc: str = ""
+    source_name: str = ""
+    source: Source | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @property
+    def microbatches(self) -> int:
+        return self.placement.microbatches
+
+    def __len__(self) -> int:
+        return int(self.kind.size)
+
+    @cached_property
+    def rank(self) -> Int32:
+        """[n] rank of each instruction."""
+        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
+
+    def instruction(self, row: int) -> Instruction:
+        columns = (self.stage, self.microbatch, self.stage2, self.microbatch2, self.backward, self.peer,
+                   self.channel, self.message, self.batch, self.op)
+        return Instruction(int(self.rank[row]), InstructionKind(int(self.kind[row])),
+                           *(int(column[row]) for column in columns))
+
+    def instructions(self, rank: int) -> Iterator[Instruction]:
+        """The instruction stream of one rank."""
+        return (self.instruction(row) for row in range(int(self.rank_start[rank]), int(self.rank_start[rank + 1])))
+
+    def where(self, row: int) -> str:
+        """Source place of an instruction: ``dualpipev.sched:14:5 (phase steady)``, as far as it is known."""
+        span, phase = self.spans[self.span[row]], self.phases[self.phase[row]]
+        place = f"{self.source_name or self.name}:{span}" if span != NOWHERE else (self.source_name or self.name)
+        return f"{place} (phase {phase})" if phase else place
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every column and name; the source text is not part of the value."""
+        if not isinstance(other, Program):
+            return NotImplemented
+        return all(
+            np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+            for f in fields(self)
+            if f.compare
+            for a, b in [(getattr(self, f.name), getattr(other, f.name))]
+        )
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,113 @@
+"""The first IR: what each rank computes, in order. No communication, no costs, no hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.placement import Placement
+from schedc.source import NOWHERE, Source, Span
+
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class Op(NamedTuple):
+    """A row of a `Schedule`, for people and tests; loops over many ops use the columns."""
+
+    rank: int
+    kind: OpKind
+    stage: int
+    microbatch: int
+    pair: int
+    phase: str
+    span: Span
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.name}{self.microbatch}"
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Placement, sizes, and the ordered ops of every rank, as columns.
+
+    The ops of rank r are rows rank_start[r] ..< rank_start[r + 1], in the order they run.
+
+    name, doc: of the schedule. doc is the text of its ``##`` comments.
+    sizes: every size parameter by name, e.g. {"P": 4, "M": 10}.
+    rank_start: [P + 1]
+    kind: [n] `OpKind`; stage: [n]; microbatch: [n], over all pipes (pipe 1 of two starts at M / 2).
+    pair: [n] -1, or a number shared by exactly two neighbouring rows, a forward and then a backward
+        (B or I): one overlapped cell.
+    phase: [n] index into ``phases``; span: [n] index into ``spans``.
+    source: the text that ``spans`` point into, if there is one.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    placement: Placement
+    rank_start: Int64
+    kind: Int8
+    stage: Int32
+    microbatch: Int32
+    pair: Int32
+    phase: Int32
+    span: Int32
+    phases: tuple[str, ...] = ("",)
+    spans: tuple[Span, ...] = (NOWHERE,)
+    doc: str = ""
+    source: Source | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @property
+    def microbatches(self) -> int:
+        return self.placement.microbatches
+
+    def __len__(self) -> int:
+        return int(self.kind.size)
+
+    @cached_property
+    def rank(self) -> Int32:
+        """[n] rank of each op."""
+        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
+
+    def op(self, row: int) -> Op:
+        return Op(
+            int(self.rank[row]), OpKind(int(self.kind[row])), int(self.stage[row]), int(self.microbatch[row]),
+            int(self.pair[row]), self.phases[self.phase[row]], self.spans[self.span[row]],
+        )
+
+    def ops(self, rank: int) -> Iterator[Op]:
+        """The ops of one rank, in order."""
+        return (self.op(row) for row in range(int(self.rank_start[rank]), int(self.rank_start[rank + 1])))
+
+    def describe(self, row: int) -> str:
+        """How messages name an op: ``3F0 (rank 3)``."""
+        return f"{self.stage[row]}{LETTERS[self.kind[row]]}{self.microbatch[row]} (rank {self.rank[row]})"
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every column and name; the source text is not part of the value."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return all(
+            np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+            for f in fields(self)
+            if f.compare
+            for a, b in [(getattr(self, f.name), getattr(other, f.name))]
+        )
+
+    __hash__ = None  # type: ignore[assignment]
