@@ -1,0 +1,1 @@
+"""The compiler of pipeline-parallel training schedules."""

@@ -1,0 +1,1 @@
+"""What can be told about a schedule without changing it: dependencies, timeline, memory, deadlock, claims."""

@@ -1,0 +1,1 @@
+"""A schedule in the formats of others."""

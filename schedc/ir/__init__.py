@@ -1,0 +1,1 @@
+"""The two IRs, `Schedule` and `Program`, their text forms and their invariants."""

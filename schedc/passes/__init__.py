@@ -1,0 +1,1 @@
+"""What turns one IR into the next; one file per pass."""
