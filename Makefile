@@ -1,0 +1,36 @@
+# Every install step lives here: CI and a fresh machine run nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check bench figures clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,dev]'
+	touch $(READY)
+
+demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
+	$(BIN)/schedc compile dualpipev -o build/dualpipev
+	$(BIN)/schedc run dualpipev -D P=4 -D M=10 --check bitwise
+
+test: setup  ## the whole suite, with the long sweeps in their reduced form
+	$(BIN)/python -m pytest
+
+check: setup  ## what CI demands besides the tests: style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## every benchmark, one after the other; run it when nothing else runs
+	@for name in compile executor split_backward; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+figures: setup  ## the drawings of the README
+	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg
+	$(BIN)/schedc show dualpipe -D P=8 -D M=20 -o docs/figures/dualpipe.svg
+
+clean:
+	rm -rf $(VENV) build dist
