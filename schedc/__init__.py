@@ -1,1 +1,33 @@
-"""The compiler of pipeline-parallel training schedules."""
+"""The compiler of pipeline-parallel training schedules: ``schedc.compile("dualpipev", P=4, M=16)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schedc.compiler import Analysis, analyse, compile  # noqa: A004
+    from schedc.cost.costs import Costs
+    from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
+
+__version__ = "0.1.0"
+
+__all__ = ["Analysis", "CompilerBug", "Costs", "Diagnostic", "DiagnosticError", "analyse", "compile"]
+
+_HOME = {
+    "Analysis": "schedc.compiler",
+    "analyse": "schedc.compiler",
+    "compile": "schedc.compiler",
+    "Costs": "schedc.cost.costs",
+    "CompilerBug": "schedc.diagnostics",
+    "Diagnostic": "schedc.diagnostics",
+    "DiagnosticError": "schedc.diagnostics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use, so that ``schedc --help`` loads nothing that it does not need."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'schedc' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)
