@@ -1,4 +1,4 @@
-"""Codes of family S2."""
+"""Codes of family S2: which ops a schedule must have, where, and in which order on a rank."""
 
 from __future__ import annotations
 

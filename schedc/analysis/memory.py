@@ -1,0 +1,95 @@
+"""What every rank holds after and inside every cell: activations, pending weight gradients, and their peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.cost.costs import Costs
+from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.schedule import Int64, Schedule
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Curves over the cells and peaks of the ranks.
+
+    An activation is what one microbatch holds on one stage (one chunk), from its F until its B or, where the
+    backward is split, its W. Between its I and its W it is also a pending weight gradient. ``inside`` is the largest
+    value while a cell runs: in a pair the forward allocates before the backward frees.
+
+    activations, activations_inside: [cells] activations held after the cell and at most inside it, in chunks.
+    pending_weight: [cells] those of them that only wait for their W, after the cell.
+    memory, memory_inside: [cells] the same weighted by the costs: ``activation`` of its stage from F to B or I,
+        ``pending_weight`` from I to W, in the unit of the costs.
+    peak_activations: [P] inside cells; peak_activations_between: [P] after cells; peak_pending_weight: [P].
+    peak_memory: [P] inside cells, in the unit of the costs.
+    """
+
+    dependencies: Dependencies
+    activations: Int64
+    activations_inside: Int64
+    pending_weight: Int64
+    memory: Floats
+    memory_inside: Floats
+
+    @property
+    def peak_activations(self) -> Int64:
+        return self._peaks(self.activations_inside)
+
+    @property
+    def peak_activations_between(self) -> Int64:
+        return self._peaks(self.activations)
+
+    @property
+    def peak_pending_weight(self) -> Int64:
+        return self._peaks(self.pending_weight)
+
+    @property
+    def peak_memory(self) -> Floats:
+        return self._peaks(self.memory_inside)
+
+    def _peaks(self, curve: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return reduce_by_rank(np.maximum, curve, self.dependencies.rank_start)
+
+
+# What an op adds to a count, by kind: each W frees what its F took, and a B does so at once.
+_HELD = np.array([{OpKind.F: 1, OpKind.I: 0}.get(kind, -FACTS[kind].weight) for kind in OpKind], np.int64)
+_PENDING = np.array([{OpKind.I: 1, OpKind.W: -1}.get(kind, 0) for kind in OpKind], np.int64)
+
+
+def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None) -> Memory:
+    """Memory of a verified schedule. It depends on the order only, not on the times.
+
+    Raises `DiagnosticError` (S404) for costs of another number of stages.
+    """
+    known = dependencies or Dependencies.of(schedule)
+    of_stage = (costs or Costs()).resolved(schedule.stages)
+    # memory an op adds, [kind, stage]: an I replaces the activation by what the weight gradient still needs
+    activation, pending = of_stage.activation, of_stage.pending_weight
+    added = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
+    weights = np.stack([added[kind] for kind in OpKind])
+    held, held_inside = _curve(known, _HELD[schedule.kind])
+    waiting, _ = _curve(known, _PENDING[schedule.kind])
+    memory, memory_inside = _curve(known, weights[schedule.kind, schedule.stage])
+    return Memory(known, held, held_inside, waiting, memory, memory_inside)
+
+
+def _curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """[cells] value after each cell and the largest inside it, of a count that starts at 0 on every rank.
+
+    change: [ops] what each op adds. The forward of a pair comes first and adds before its backward frees.
+    """
+    schedule = dependencies.schedule
+    total = np.concatenate([[0], np.cumsum(change)])
+    value = total[1:] - np.repeat(total[schedule.rank_start[:-1]], np.diff(schedule.rank_start))
+    first, second = dependencies.first, dependencies.second
+    after = value[np.maximum(first, second)]
+    before = value[first] - change[first]
+    return after, np.maximum(np.maximum(before, value[first]), after)
