@@ -1,0 +1,121 @@
+"""What there is to draw, as columns: the cells with their times, the inside of pairs, idle gaps and phase runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.memory import Memory
+from schedc.analysis.timeline import Timeline
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int32, Int64, Schedule
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A step function: ``held[i]`` from ``times[i]`` until the next time. Times ascend and may repeat."""
+
+    times: Floats
+    held: Floats
+
+    @property
+    def peak(self) -> float:
+        return float(self.held.max(initial=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of a schedule at their times. Rank r has cells rank_start[r] ..< rank_start[r + 1].
+
+    first: [c] row of the cell's op, or of the forward of a pair; second: [c] row of its backward, else -1.
+    start, end: [c] in cost units; middle: [c] where the backward of a pair begins, else equal to ``end``.
+    chunk: [n] chunk, on its rank, of each op (not of each cell).
+    inside, after: [c] memory held at most while the cell runs, and after it, in the costs' unit.
+    """
+
+    schedule: Schedule
+    rank_start: Int64
+    first: Int64
+    second: Int64
+    start: Floats
+    middle: Floats
+    end: Floats
+    chunk: Int32
+    inside: Floats
+    after: Floats
+    makespan: float
+
+    def __len__(self) -> int:
+        return int(self.first.size)
+
+    @cached_property
+    def rank(self) -> Int64:
+        """[c] rank of each cell."""
+        return np.repeat(np.arange(self.schedule.ranks), np.diff(self.rank_start))
+
+    def of_rank(self, rank: int) -> slice:
+        return slice(int(self.rank_start[rank]), int(self.rank_start[rank + 1]))
+
+    def gaps(self, rank: int) -> list[tuple[float, float]]:
+        """The idle intervals of a rank between time 0 and the makespan."""
+        cells = self.of_rank(rank)
+        starts = np.append(self.start[cells], self.makespan)
+        ends = np.insert(self.end[cells], 0, 0.0)
+        idle = starts - ends > 1e-9 * max(1.0, self.makespan)
+        return [(float(a), float(b)) for a, b in zip(ends[idle], starts[idle], strict=True)]
+
+    def curve(self, rank: int) -> Curve:
+        """What a rank holds: from the start of a cell what is held inside it, from its end what is left."""
+        cells = self.of_rank(rank)
+        times = np.stack([self.start[cells], self.end[cells]], 1).ravel()
+        held = np.stack([self.inside[cells], self.after[cells]], 1).ravel()
+        return Curve(times, held)
+
+    def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
+        """(phase, start, end) of each run of cells of one phase; a run ends where its last cell does."""
+        cells = self.of_rank(rank)
+        phase = self.schedule.phase[self.first[cells]]
+        if phase.size == 0:
+            return []
+        at = np.flatnonzero(np.diff(phase, prepend=-1))
+        last = np.append(at[1:], phase.size) - 1
+        starts, ends = self.start[cells][at], self.end[cells][last]
+        return [(int(p), float(a), float(b)) for p, a, b in zip(phase[at], starts, ends, strict=True)]
+
+
+def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> Cells:
+    """Line the cells up with their times and with what is held while they run and after."""
+    dependencies = timeline.dependencies
+    first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
+    placement = schedule.placement
+    chunk = placement.chunk_of[placement.pipe_of_microbatch(schedule.microbatch), schedule.stage]
+    share = _forward_share(schedule, first, second, end - start)
+    return Cells(
+        schedule, dependencies.rank_start, first, second,
+        start, start + share * (end - start), end, chunk, memory.memory_inside, memory.memory, timeline.makespan,
+    )  # fmt: skip
+
+
+def _forward_share(schedule: Schedule, first: Int64, second: Int64, duration: Floats) -> Floats:
+    """[c] part of a pair's width that shows its forward, 1 for single ops.
+
+    A pair has one time; its halves are drawn in the proportion that the two ops have where they run alone:
+    on the same stage if they do, else anywhere, else 1 for F and I to 2 for B.
+    """
+    alone = np.flatnonzero(second < 0)
+    key = schedule.kind[first[alone]].astype(np.int64) * schedule.stages + schedule.stage[first[alone]]
+    shape = (len(OpKind), schedule.stages)
+    total = np.bincount(key, duration[alone], len(OpKind) * schedule.stages).reshape(shape)
+    count = np.bincount(key, minlength=len(OpKind) * schedule.stages).reshape(shape)
+    usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), [1.0, 1.0, 1.0, 2.0])
+    cost = np.where(count > 0, total / np.maximum(count, 1), usual[:, None])
+    forward = cost[schedule.kind[first], schedule.stage[first]]
+    backward = cost[schedule.kind[second], schedule.stage[second]]
+    both = forward + backward
+    share = np.divide(forward, both, out=np.full(len(first), 0.5), where=both > 0)
+    return np.where(second < 0, 1.0, share)

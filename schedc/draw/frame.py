@@ -1,0 +1,172 @@
+"""What stands around the lanes: title, figures, legend, time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.draw import palette
+from schedc.draw.cells import Cells
+from schedc.draw.layout import GUTTER, MARGIN, Layout, tick_step
+from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
+from schedc.ir.ops import FACTS, OpKind
+
+_SIZE = 12.0
+_ROW = 22.0
+_SWATCH = 15.0
+_MOST_PHASES = 24
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry of the legend: a swatch of a width, drawn at a corner, and what it means."""
+
+    swatch_width: float
+    swatch: Callable[[float, float], str]
+    text: str
+
+    @property
+    def width(self) -> float:
+        return self.swatch_width + 6 + text_width(self.text, _SIZE) + 18
+
+    def draw(self, x: float, y: float) -> str:
+        return self.swatch(x, y) + label(x + self.swatch_width + 6, y + 12, self.text, "t")
+
+
+def header(title: str, doc: str, facts: str, width: float) -> tuple[list[str], float]:
+    """Title, first line of the documentation and the figures; and where the next row begins."""
+    room = width - 2 * MARGIN
+    parts = [label(MARGIN, MARGIN + 14, fit(plain(title), 18, room), "title")]
+    y = MARGIN + 36
+    for text, style in ((doc, "t muted"), (facts, "t")):
+        if text:
+            parts.append(label(MARGIN, y, fit(plain(text), _SIZE, room), style))
+            y += 20
+    return parts, y
+
+
+def legend(cells: Cells, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
+    """The meaning of every fill, ink and tint in use, in as many rows as they need; and where the next row begins."""
+    parts: list[str] = []
+    for items in (_marks(cells, held, strips), _phase_marks(cells)):
+        x = MARGIN
+        for item in items:
+            if x > MARGIN and x + item.width > width - MARGIN:
+                x, top = MARGIN, top + _ROW
+            parts.append(item.draw(x, top))
+            x += item.width
+        top += _ROW if items else 0
+    return parts, top
+
+
+def axis(cells: Cells, layout: Layout) -> list[str]:
+    """Ticks in cost units, their lines behind the lanes, and the figures above (and below, where that is far)."""
+    step = tick_step(layout.scale, 56)
+    parts = []
+    rows = [layout.top - 8] + ([layout.bottom + 18] if layout.ranks > 4 else [])
+    for i in range(int(cells.makespan / step + 1e-9) + 1):
+        x = layout.x(i * step)
+        parts.append(line(x, layout.top - 4, x, layout.bottom + 4, "grid"))
+        parts += [label(x, y, quantity(i * step), "tick") for y in rows]
+    x = layout.x(cells.makespan)
+    parts.append(line(x, layout.top - 4, x, layout.bottom + 4, "end"))
+    parts += [label(layout.left - 12, y, "time", "tick end-of") for y in rows]
+    return parts
+
+
+def _marks(cells: Cells, held: str, strips: bool) -> list[Item]:
+    schedule = cells.schedule
+    chunks = min(schedule.placement.chunks, len(palette.INKS))
+    shades = min(chunks, 2)
+    used = set(np.unique(schedule.kind).tolist())
+    order = (OpKind.F, OpKind.B, OpKind.I, OpKind.W)
+    items = [
+        Item(2 * _SWATCH if k is OpKind.B else _SWATCH, _fills(k, shades), f"{k.name}  {FACTS[k].name}")
+        for k in order
+        if k in used
+    ]
+    if (schedule.pair >= 0).any():
+        back = OpKind.B if OpKind.B in used else OpKind.I
+        text = "overlapped (dark edge above)" if strips else "overlapped pair"
+        items.append(Item(3 * _SWATCH, _pair(back, shades, strips), text))
+    items.append(Item(2 * _SWATCH, lambda x, y: _patch(x, y, 2 * _SWATCH, "idle"), "idle"))
+    items.append(Item(2 * _SWATCH, _curve, held))
+    if strips:
+        return items + [_shade_item(shade, cells) for shade in range(shades) if shades > 1]
+    return items + [_ink_item(ink, cells) for ink in range(chunks)]
+
+
+def _names(count: int, first: int, period: int) -> str:
+    """``chunk 0``, ``chunks 0, 4``, ``chunks 0, 4, …``: every ``period``-th of ``count`` chunks."""
+    numbers = list(range(first, count, period))
+    if len(numbers) == 1:
+        return f"chunk {numbers[0]}"
+    return "chunks " + ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")
+
+
+def _ink_item(ink: int, cells: Cells) -> Item:
+    names = _names(cells.schedule.placement.chunks, ink, len(palette.INKS))
+
+    def swatch(x: float, y: float) -> str:
+        numeral = label(x + _SWATCH / 2, y + 11.5, "m", f"n i{ink}", font_size="11")
+        return _patch(x, y, _SWATCH, f"F{palette.shade_of(ink)}") + numeral
+
+    return Item(_SWATCH, swatch, f"microbatch of {names}" if ink == 0 else names)
+
+
+def _shade_item(shade: int, cells: Cells) -> Item:
+    names = _names(cells.schedule.placement.chunks, shade, 2)
+    return Item(_SWATCH, lambda x, y: _patch(x, y, _SWATCH, f"F{shade}"), names)
+
+
+def _phase_marks(cells: Cells) -> list[Item]:
+    schedule = cells.schedule
+    used = [p for p in np.unique(schedule.phase).tolist() if schedule.phases[p]]
+    items = [Item(_SWATCH, _tint(p), fit(plain(schedule.phases[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
+    if len(used) > _MOST_PHASES:
+        items.append(Item(0, lambda x, y: "", f"and {len(used) - _MOST_PHASES} more phases"))
+    return items
+
+
+def _patch(x: float, y: float, width: float, style: str) -> str:
+    return box(x, y, width, _SWATCH, style)
+
+
+def _fills(kind: OpKind, shades: int) -> Callable[[float, float], str]:
+    width = _SWATCH * (2 if kind is OpKind.B else 1) / shades
+    return lambda x, y: "".join(_patch(x + i * width, y, width, f"{kind.name}{i}") for i in range(shades))
+
+
+def _pair(back: OpKind, shades: int, strips: bool) -> Callable[[float, float], str]:
+    def swatch(x: float, y: float) -> str:
+        fills = _patch(x, y, _SWATCH, "F0") + _patch(x + _SWATCH, y, 2 * _SWATCH, f"{back.name}{shades - 1}")
+        edge = line(x, y + 1, x + 3 * _SWATCH, y + 1, "edge") if strips else _patch(x, y, 3 * _SWATCH, "edge")
+        return fills + edge
+
+    return swatch
+
+
+def _curve(x: float, y: float) -> str:
+    steps = f"M{number(x)} {number(y + 14)}h6v-7h9v-6h9v9h6"
+    return f'<path d="{steps}" class="curve"/>'
+
+
+def _tint(phase: int) -> Callable[[float, float], str]:
+    return lambda x, y: box(x, y + 3, _SWATCH, 9, f"p{phase % len(palette.PHASES)}")
+
+
+def gutter(cells: Cells, layout: Layout, peaks: list[str]) -> list[str]:
+    """Left of each lane the rank and its stages; right of its curve the peak."""
+    parts = []
+    stages = cells.schedule.placement.stage_of_chunk
+    for rank in range(layout.ranks):
+        middle = layout.cells_y(rank) + layout.rows.cells / 2
+        parts.append(label(MARGIN, middle + 4, f"rank {rank}", "rank"))
+        held = stages[rank][stages[rank] >= 0]
+        if not layout.strips:
+            text = ("stage " if held.size == 1 else "stages ") + ", ".join(map(str, held.tolist()))
+            parts.append(label(MARGIN, middle + 24, fit(text, 10, GUTTER - 8), "tick left"))
+        parts.append(label(layout.right + 8, layout.memory_y(rank) + layout.rows.memory - 4, peaks[rank], "peak"))
+    return parts

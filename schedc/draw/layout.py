@@ -1,0 +1,98 @@
+"""Where everything goes: the scale of time and the rows of a drawing, decided before anything is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.draw.cells import Cells
+
+STRIPS_ABOVE = 5000
+"""Cells beyond which a drawing has strips: no numerals, no element per cell."""
+
+MARGIN = 24.0
+GUTTER = 84.0
+"""Room left of the lanes for the rank's name, and right of them for its peak."""
+
+_ROOMY, _COMFORTABLE, _LEGIBLE = 36.0, 20.0, 14.0
+_NARROWEST, _WIDE, _WIDEST = 800.0, 3200.0, 16000.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Heights in px of the parts of one lane, from top to bottom, and the gap to the next."""
+
+    phases: float
+    cells: float
+    memory: float
+    gap: float
+
+    @property
+    def pitch(self) -> float:
+        return self.phases + self.cells + self.memory + self.gap
+
+
+LANE = Rows(phases=13, cells=24, memory=24, gap=13)
+STRIP_LANE = Rows(phases=5, cells=16, memory=18, gap=7)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """px per cost unit, the corner of the plot (the lanes without their gutters), its size, and the lane's rows."""
+
+    scale: float
+    left: float
+    top: float
+    plot_width: float
+    rows: Rows
+    ranks: int
+    strips: bool
+
+    @property
+    def right(self) -> float:
+        return self.left + self.plot_width
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.ranks * self.rows.pitch - self.rows.gap
+
+    @property
+    def width(self) -> float:
+        return self.right + GUTTER + MARGIN
+
+    def x(self, time: float) -> float:
+        return self.left + time * self.scale
+
+    def phases_y(self, rank: int) -> float:
+        return self.top + rank * self.rows.pitch
+
+    def cells_y(self, rank: int) -> float:
+        return self.phases_y(rank) + self.rows.phases
+
+    def memory_y(self, rank: int) -> float:
+        """Top of the memory curve's row; its base line is ``rows.memory`` below."""
+        return self.cells_y(rank) + self.rows.cells
+
+
+def plot_size(cells: Cells) -> tuple[float, float]:
+    """(px per cost unit, px) of the plot. The narrow quarter of the cells gets 20 px where the drawing stays
+    within 3200 px, more if all is short, and the middle one at least 14; strips have half a px per cell of the
+    longest rank, within bounds."""
+    if cells.makespan <= 0:
+        return 1.0, _NARROWEST
+    if len(cells) > STRIPS_ABOVE:
+        width = float(np.clip(np.diff(cells.rank_start).max() * 0.5, 1600.0, _WIDE))
+        return width / cells.makespan, width
+    lengths = cells.end - cells.start
+    narrow, middle = np.quantile(lengths[lengths > 0], [0.25, 0.5])
+    scale = min(_COMFORTABLE / narrow, max(_LEGIBLE / middle, _WIDE / cells.makespan), _WIDEST / cells.makespan)
+    scale = max(scale, min(_ROOMY / narrow, _NARROWEST / cells.makespan))
+    return float(scale), max(_NARROWEST, float(scale) * cells.makespan)
+
+
+def tick_step(scale: float, apart: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten whose ticks stand at least ``apart`` px from each other."""
+    least = apart / scale
+    power = 10.0 ** np.floor(np.log10(least))
+    return float(next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-12)))
