@@ -1,0 +1,213 @@
+"""The loop over one rank's instruction stream, bound once to the stages and buffers that it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from schedc.ir.program import Program
+from schedc_runtime.binding import Code
+from schedc_runtime.names import label, sentence
+from schedc_runtime.transport import Transport
+
+
+class InstructionError(Exception):
+    """An instruction failed. Names the rank, the instruction and its source line; the cause is chained.
+
+    rank, row: which instruction, as a row of the program.
+    """
+
+    def __init__(self, program: Program, rank: int, row: int, cause: BaseException) -> None:
+        self.rank, self.row = rank, row
+        self.instruction = sentence(program, row)
+        self.where = program.where(row)
+        self.reason = f"{type(cause).__name__}: {cause}"
+        super().__init__(f"rank {rank} failed at {self.instruction}\n  --> {self.where}\n  {self.reason}")
+
+
+class Deadlock(Exception):
+    """No rank of an in-process run can go on; lists what each waits for."""
+
+
+class Interval(NamedTuple):
+    """One executed step: rows ``row`` ..< ``row + rows`` of the program, and when it ran (perf_counter_ns)."""
+
+    row: int
+    rows: int
+    start: int
+    end: int
+
+
+class Executor:
+    """Runs the bound stream of one rank, step by step, as far as it can get.
+
+    transport carries the messages between stages, reductions the weight gradients of bidirectional schedules: two
+    channels, because the order of one says nothing about that of the other.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        code: Code,
+        transport: Transport,
+        reductions: Transport | None,
+        device: torch.device,
+    ) -> None:
+        self.program, self.code, self.device = program, code, device
+        self.transport = transport
+        self.reductions: Transport = transport if reductions is None else reductions
+        self.cooperative = transport.cooperative
+        self.position = len(code.steps)
+        """Index of the step that is running, or len(code.steps); read by the watchdog from its own thread."""
+        self._idle()
+
+    def _idle(self) -> None:
+        self.values: list[Any] = [None] * self.code.slots
+        self.handles: list[Any] = [None] * self.code.handles
+        self.targets: Sequence[Any] = ()
+        self.losses: dict[int, Tensor] = {}
+        self.probes: list[tuple[int, int, list[Tensor | None]]] = []
+        self.reducing: list[tuple[list[Any], list[torch.nn.Parameter], Tensor]] = []
+        self.intervals: list[Interval] | None = None
+        self.loss_scale, self.probing = 1.0, False
+        self._profile = False
+        self._started = 0
+
+    def start(
+        self,
+        inputs: Sequence[tuple[Any, ...]] | None,
+        targets: Sequence[Any] | None,
+        loss_scale: float,
+        *,
+        probing: bool = True,
+        trace: bool = False,
+        profile: bool = False,
+    ) -> None:
+        """Make ready for one step.
+
+        inputs: [M] arguments of the first stage per microbatch; needed where a first stage is held.
+        targets: [M] what the loss function gets; needed where a last stage is held.
+        loss_scale: factor of each microbatch's loss in the gradients, usually 1 / M.
+        probing: keep, per forward, a number on the device that tells whether its output is finite.
+        trace: keep start and end of each instruction. profile: mark each for torch's profiler (5.7 us apiece).
+        """
+        self._idle()
+        self.targets = targets if targets is not None else (None,) * self.program.microbatches
+        for microbatch, slot in self.code.inputs.items():
+            if inputs is None:
+                raise ValueError(f"rank {self.transport.rank} holds a first stage and needs the batch")
+            self.values[slot] = inputs[microbatch]
+        self.loss_scale, self.probing = loss_scale, probing
+        self.intervals = [] if trace else None
+        self._profile = profile
+        self.position = 0
+
+    def advance(self) -> bool:
+        """Run until the stream ends (True) or, with a cooperative transport, a WAIT cannot be served yet (False)."""
+        steps, position, count = self.code.steps, self.position, len(self.code.steps)
+        if self.intervals is not None or self._profile:
+            return self._advance_observed()
+        try:
+            while position < count:
+                self.position = position
+                handler, operands = steps[position]
+                if handler(self, operands):
+                    return False
+                position += 1
+        except Exception as error:
+            raise InstructionError(self.program, self.transport.rank, self.code.rows[position], error) from error
+        self.position = count
+        return True
+
+    def _advance_observed(self) -> bool:
+        """As `advance`, with start and end of each step, and its name for torch's profiler if wanted."""
+        steps, rows, count = self.code.steps, self.code.rows, len(self.code.steps)
+        intervals = self.intervals if self.intervals is not None else []
+        try:
+            while self.position < count:
+                position = self.position
+                handler, operands = steps[position]
+                self._started = self._started or perf_counter_ns()
+                with record_function(label(self.program, rows[position])) if self._profile else nullcontext():
+                    blocked = handler(self, operands)
+                if blocked:
+                    return False
+                intervals.append(
+                    Interval(rows[position], self.code.widths[position], self._started, perf_counter_ns())
+                )
+                self._started = 0
+                self.position = position + 1
+        except Exception as error:
+            raise InstructionError(self.program, self.transport.rank, rows[self.position], error) from error
+        return True
+
+    def finish(self) -> bool:
+        """Complete the reductions that the stream has posted; False if one must still be waited for."""
+        while self.reducing:
+            handles, parameters, theirs = self.reducing[0]
+            if self.reductions.cooperative and not all(self.reductions.ready(handle) for handle in handles):
+                return False
+            for handle in handles:
+                self.reductions.wait(handle)
+            parts = theirs.split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += part.view_as(parameter)
+            self.reducing.pop(0)
+        return True
+
+    @property
+    def row(self) -> int:
+        """The row of the program that is running, or -1."""
+        return self.code.rows[self.position] if self.position < len(self.code.rows) else -1
+
+    def put(self, slot: int, value: Any) -> None:
+        self.values[slot] = value
+
+    def take(self, slot: int) -> Any:
+        """The value of a slot, which is then empty: every value has one consumer."""
+        value = self.values[slot]
+        if value is None:
+            raise LookupError(f"the program uses {self.code.slot_names[slot]} before it is there")
+        self.values[slot] = None
+        return value
+
+    def posted(self, index: int) -> tuple[Any, tuple[Tensor, ...]]:
+        handle: tuple[Any, tuple[Tensor, ...]] | None = self.handles[index]
+        if handle is None:
+            raise LookupError("the program waits for a message that it has not posted")
+        return handle
+
+    def leftovers(self) -> list[str]:
+        """What a complete step must not leave behind: values that nobody used, messages that nobody waited for."""
+        values = [name for name, value in zip(self.code.slot_names, self.values, strict=True) if value is not None]
+        return values + [f"message {i}" for i, handle in enumerate(self.handles) if handle is not None]
+
+
+def run_together(executors: Sequence[Executor]) -> None:
+    """Run all ranks of one process to the end, round robin; `Deadlock` if none of them can go on."""
+    waiting: list[tuple[Executor, Callable[[], bool]]] = [(executor, executor.advance) for executor in executors]
+    while waiting:
+        before = [executor.position for executor, _ in waiting]
+        still = [(executor, go) for executor, go in waiting if not go()]
+        if len(still) == len(waiting) and before == [executor.position for executor, _ in still]:
+            raise Deadlock(
+                "no rank can go on:\n"
+                + "\n".join(
+                    f"  rank {x.transport.rank} waits at {sentence(x.program, x.row)}\n    --> {x.program.where(x.row)}"
+                    for x, _ in still
+                )
+            )
+        waiting = still
+    pending = list(executors)
+    while pending:
+        still_pending = [executor for executor in pending if not executor.finish()]
+        if len(still_pending) == len(pending):
+            raise Deadlock("the reductions of the copies of a stage do not meet")
+        pending = still_pending

@@ -1,0 +1,164 @@
+"""What each kind of instruction does, as one function per kind in a table; none of them decides when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from schedc.ir.program import InstructionKind
+from schedc_runtime.transport import Transfer, check_tensors
+from schedc_runtime.wire import Wire
+
+if TYPE_CHECKING:
+    from schedc_runtime.executor import Executor
+    from schedc_runtime.stage import Stage
+
+Handler = Callable[["Executor", Any], bool | None]
+"""Runs one instruction, given its operands. True means: not possible yet, come back (cooperative transports only)."""
+
+
+class Compute(NamedTuple):
+    """Operands of F, I, W and B.
+
+    read, write: slots of the value consumed and produced: inputs and outputs of a forward, gradients of outputs and
+        inputs of a backward; -1 where there is none (outer ends of the pipeline, W).
+    """
+
+    stage: Stage
+    microbatch: int
+    read: int
+    write: int
+    defer: bool
+
+
+class Cell(NamedTuple):
+    """Operands of CELL: a forward and a backward of different microbatches."""
+
+    forward: Compute
+    backward: Compute
+
+
+class Message(NamedTuple):
+    """One SEND or RECV of a posted batch.
+
+    slot: where the value to send lies; handle: where the handle is kept until the WAIT.
+    """
+
+    receive: bool
+    peer: int
+    wire: Wire
+    slot: int
+    handle: int
+
+
+class Wait(NamedTuple):
+    """Operands of WAIT. slot: where a received value is put, -1 for the wait on a sent message."""
+
+    handle: int
+    wire: Wire
+    slot: int
+
+
+class Reduce(NamedTuple):
+    """Operands of REDUCE: the stage, and the rank with its other copy."""
+
+    stage: Stage
+    peer: int
+
+
+def forward(run: Executor, op: Compute) -> None:
+    outputs = op.stage.forward(op.microbatch, run.take(op.read), run.targets[op.microbatch], run.loss_scale)
+    if op.write < 0:
+        run.losses[op.microbatch] = outputs[0]
+        return
+    run.put(op.write, outputs)
+    if run.probing:
+        run.probes.append((op.microbatch, op.stage.index, [_probe(x) for x in outputs if isinstance(x, Tensor)]))
+
+
+def backward(run: Executor, op: Compute) -> None:
+    gradients = run.take(op.read) if op.read >= 0 else ()
+    inputs = op.stage.backward(op.microbatch, gradients, defer=op.defer)
+    if op.write >= 0:
+        run.put(op.write, inputs)
+
+
+def weight(run: Executor, op: Compute) -> None:
+    op.stage.weight(op.microbatch)
+
+
+def cell(run: Executor, op: Cell) -> None:
+    """One after the other: an overlapping version takes this one's place in the table it is bound with."""
+    forward(run, op.forward)
+    backward(run, op.backward)
+
+
+def post(run: Executor, batch: tuple[Message, ...]) -> None:
+    transfers = []
+    for message in batch:
+        if message.receive:
+            tensors = message.wire.buffers(run.device)
+        else:
+            tensors = message.wire.pack(run.take(message.slot))
+            check_tensors(tensors, message.wire.specs)
+        transfers.append(Transfer(message.peer, message.receive, tensors))
+    for message, transfer, handle in zip(batch, transfers, run.transport.post(transfers), strict=True):
+        run.handles[message.handle] = (handle, transfer.tensors)
+
+
+def wait(run: Executor, op: Wait) -> bool | None:
+    handle, tensors = run.posted(op.handle)
+    if run.cooperative and not run.transport.ready(handle):
+        return True
+    run.transport.wait(handle)
+    run.handles[op.handle] = None
+    if op.slot >= 0:
+        run.put(op.slot, op.wire.unpack(tensors))
+    return None
+
+
+def reduce(run: Executor, op: Reduce) -> None:
+    """Exchange this step's weight gradients with the other copy; they are added when the stream has ended.
+
+    One tensor per dtype travels, in the order of the parameters, which both copies share.
+    """
+    parameters = [p for p in op.stage.module.parameters() if p.requires_grad]
+    groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is None:
+            # The other copy may have a gradient, and both must send the same shapes.
+            parameter.grad = torch.zeros_like(parameter)
+        groups.setdefault(parameter.dtype, []).append(parameter)
+    for group in groups.values():
+        mine = torch.cat([p.grad.reshape(-1) for p in group if p.grad is not None])
+        theirs = torch.empty_like(mine)
+        handles = run.reductions.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
+        run.reducing.append((handles, group, theirs))
+
+
+HANDLERS: Mapping[InstructionKind, Handler] = {
+    InstructionKind.F: forward,
+    InstructionKind.I: backward,
+    InstructionKind.B: backward,
+    InstructionKind.W: weight,
+    InstructionKind.CELL: cell,
+    InstructionKind.SEND: post,
+    InstructionKind.RECV: post,
+    InstructionKind.WAIT: wait,
+    InstructionKind.REDUCE: reduce,
+}
+"""One handler per kind. SEND and RECV share one: what is posted together is one step of the stream."""
+
+
+def _probe(value: Tensor) -> Tensor | None:
+    """A number on the value's device that is finite if all of the value is: cheaper than looking at each element.
+
+    Summed in float32 at least, where a sum of ordinary half-precision values does not overflow.
+    """
+    if not value.is_floating_point():
+        return None
+    narrow = value.dtype.itemsize < 4
+    return value.detach().sum(dtype=torch.float32) if narrow else value.detach().sum()

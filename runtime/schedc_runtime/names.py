@@ -1,0 +1,59 @@
+"""How instructions are called: in traces (torch's notation) and in error messages (a readable line)."""
+
+from __future__ import annotations
+
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Channel, Instruction, InstructionKind, Program
+
+_LETTER = {Channel.ACTIVATION: "F", Channel.GRADIENT: "B"}
+_NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
+_WORD = {Channel.ACTIVATION: "activation", Channel.GRADIENT: "gradient"}
+
+
+def label(program: Program, row: int) -> str:
+    """The instruction in the notation of torch's schedule files: ``0F3``, ``1RECV_F3``, ``(0F3;3B1)OVERLAP_F_B``.
+
+    As there, SEND names the stage that produced the message and RECV the stage that will use it; a WAIT is written
+    like the SEND or RECV that it completes.
+    """
+    x = program.instruction(row)
+    if x.kind is InstructionKind.CELL:
+        return f"({x.stage}F{x.microbatch};{x.stage2}{OpKind(x.backward).name}{x.microbatch2})OVERLAP_F_B"
+    if x.kind is InstructionKind.REDUCE:
+        return f"{x.stage}REDUCE_GRAD"
+    if x.channel < 0:
+        return f"{x.stage}{x.kind.name}{x.microbatch}"
+    channel, receives = Channel(x.channel), _receives(program, row, x)
+    stage = x.stage + _NEXT[channel] if receives else x.stage
+    verb = "RECV" if receives else "SEND"
+    wait = "WAIT_" if x.kind is InstructionKind.WAIT else ""
+    return f"{stage}{wait}{verb}_{_LETTER[channel]}{x.microbatch}"
+
+
+def sentence(program: Program, row: int) -> str:
+    """The instruction for people: its label, and for a message what it carries and whom it concerns."""
+    x = program.instruction(row)
+    if x.kind is InstructionKind.REDUCE:
+        return f"{label(program, row)}: sum the weight gradients of stage {x.stage} with rank {x.peer}"
+    if x.channel < 0:
+        return label(program, row)
+    what = f"{_WORD[Channel(x.channel)]} of stage {x.stage}, microbatch {x.microbatch}"
+    receives = _receives(program, row, x)
+    way = f"{'from' if receives else 'to'} rank {x.peer}"
+    verb = {
+        (InstructionKind.SEND, False): "send the",
+        (InstructionKind.RECV, True): "post the receive of the",
+        (InstructionKind.WAIT, False): "wait until the",
+        (InstructionKind.WAIT, True): "wait for the",
+    }[x.kind, receives]
+    sent = " has been sent" if (x.kind is InstructionKind.WAIT and not receives) else ""
+    return f"{label(program, row)}: {verb} {what}{sent} {way}"
+
+
+def _receives(program: Program, row: int, x: Instruction) -> bool:
+    """Whether a SEND, RECV or WAIT concerns a message to this rank: one that another rank's stage has produced."""
+    if x.kind is not InstructionKind.WAIT:
+        return x.kind is InstructionKind.RECV
+    place = program.placement
+    pipe = int(place.pipe_of_microbatch(program.microbatch[row : row + 1])[0])
+    return int(place.rank_of_stage[pipe, x.stage]) != x.rank

@@ -1,0 +1,15 @@
+"""Ways for a rank to exchange tensors with another: torch.distributed, or all ranks in one process."""
+
+from schedc_runtime.transport.base import Handle, Transfer, Transport, check_tensors
+from schedc_runtime.transport.distributed import TorchTransport
+from schedc_runtime.transport.in_process import InProcessNetwork, InProcessTransport
+
+__all__ = [
+    "Handle",
+    "InProcessNetwork",
+    "InProcessTransport",
+    "TorchTransport",
+    "Transfer",
+    "Transport",
+    "check_tensors",
+]

@@ -1,0 +1,71 @@
+"""Transport over torch.distributed: gloo between CPU processes, NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from schedc_runtime.transport.base import Transfer
+
+
+class _Posted(NamedTuple):
+    works: list[Any]
+    kept: tuple[Tensor, ...]
+    """The tensors of a send: gloo sends without a copy, so they must outlive it."""
+
+
+class TorchTransport:
+    """Sends and receives of one process group, whose group ranks are the pipeline's ranks.
+
+    timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
+        the group was made with.
+    """
+
+    cooperative = False
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        self.rank = dist.get_rank(group)
+        self._group = group
+        self._timeout = timedelta(seconds=timeout)
+        self._post_all = self._post_coalesced if dist.get_backend(group) == "nccl" else self._post_each
+
+    def post(self, batch: Sequence[Transfer]) -> list[_Posted]:
+        return self._post_all(batch)
+
+    def ready(self, handle: _Posted) -> bool:
+        return True
+
+    def wait(self, handle: _Posted) -> None:
+        for work in handle.works:
+            work.wait(self._timeout)
+
+    def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
+        """gloo: receives first, so that a peer that posts the same batch the other way round finds them."""
+        posted: list[_Posted | None] = [None] * len(batch)
+        group = self._group
+        for receive in (True, False):
+            start = group.recv if receive else group.send
+            for position, transfer in enumerate(batch):
+                if transfer.receive is receive:
+                    tensors = transfer.tensors if receive else _contiguous(transfer.tensors)
+                    posted[position] = _Posted([start([tensor], transfer.peer, 0) for tensor in tensors], tensors)
+        return [handle for handle in posted if handle is not None]
+
+    def _post_coalesced(self, batch: Sequence[Transfer]) -> list[_Posted]:
+        """NCCL: one group call per batch, or crossing messages of two ranks would hang."""
+        kept = [t.tensors if t.receive else _contiguous(t.tensors) for t in batch]
+        operations = [
+            dist.P2POp(dist.irecv if t.receive else dist.isend, tensor, group=self._group, group_peer=t.peer)
+            for t, tensors in zip(batch, kept, strict=True)
+            for tensor in tensors
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return [_Posted(works, tensors) for tensors in kept]
+
+
+def _contiguous(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple([tensor.contiguous() for tensor in tensors])
