@@ -70,10 +70,10 @@ def test_torch_reads_what_we_write() -> None:
         assert [str(schedules._Action.from_str(cell)) for cell in line.split(",")] == line.split(",")
 
 
-REFERENCE = Path(__file__).parent / "reference"
+ORDERS = Path(__file__).parent / "data" / "published_orders"
 
 
-@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.csv")), ids=lambda path: path.stem)
-def test_reference_orders_round_trip(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted(ORDERS.glob("*.csv")), ids=lambda path: path.stem)
+def test_published_orders_round_trip(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert to_torch_csv(from_torch_csv(text)).splitlines() == text.splitlines()

@@ -1,0 +1,376 @@
+"""Schedule -> Program: sends, receives and waits around the compute cells, from one global order of messages.
+
+The order. The schedule is simulated under the given costs, and its cells are sorted by (end, level, rank). A cell
+ends no earlier, and has a higher level, than every cell it waits for, so this is a linear extension of the
+dependencies, also where costs are zero. Messages are numbered in the order of the cells that produce them (of an
+overlapped pair: the activation first). Every rank posts its sends and receives in the order of these numbers:
+
+    SEND      right after its producer
+    RECV      right after the rank's previous post, but at most `LOOKAHEAD` cells before its latest place, which is
+              before the first own cell that comes after the producer in the global order
+    WAIT      for a receive right before its consumer; for a send before the first own cell that comes after the
+              message's consumer, else at the end of the stream
+    batch     messages m < m' in opposite directions between two ranks, neighbours among the posts of both, in one call
+    REDUCE    at the end of the stream, by stage
+
+Why it cannot deadlock, even if sends rendezvous and every rank's communication completes in the order of posting.
+Let a post need a message if the rank waits for it before the post. Every need of the post of m has a number below m:
+
+  * Before the post stand only own cells at or before the producer of m in the global order. What those consume was
+    produced earlier in that order, so its number is lower: this covers waits for receives.
+  * A wait for a send m' stands before an own cell c after the consumer of m'. If the post of m comes later, c comes
+    before it, hence producer(m') < consumer(m') < c <= producer(m), and m' < m.
+
+Now take the lowest message that never completes. All lower ones complete, so both ends reach its post, and nothing
+before it remains in either queue: it completes, a contradiction. So all messages complete, every wait ends, and the
+streams run to their end. A batch counts as its lower message m. The rank that sends m' posts it where SEND m' stands;
+it has no posts between m and m', and the consumer of m comes later (or the two are not batched), so that it needs only
+messages below m. Reductions come last and in order of stage on all ranks, so the lowest pending one has both its ends.
+
+`schedc.ir.verify_program` decides the same by running any Program under these rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import Timeline, simulate
+from schedc.cost.costs import Costs
+from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Channel, InstructionKind, Program
+from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+
+LOOKAHEAD = 2
+"""How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
+never waits for the post, few enough that a rank holds no more than a few empty buffers."""
+
+Number = TypeVar("Number", np.int8, np.int32)
+
+Columns = dict[str, npt.NDArray[Any] | int]
+"""Values of the instructions of one kind; a column left out is -1."""
+
+_POST, _WAIT_SEND, _WAIT_RECV, _CELL = range(4)
+"""Order of what stands in one gap, which is the place before a cell; the cell itself closes the gap."""
+
+
+def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Program:
+    """The instruction streams of a legal schedule (one that `schedc.ir.verify` accepts and that has no deadlock).
+
+    ``costs`` (default: unit costs) decide the order of messages between independent cells and where receives
+    are posted; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage whose two
+    copies live on two ranks.
+
+    Raises DiagnosticError (S302) if a stage has more than two copies, CompilerBug if the schedule is not legal.
+    """
+    costs = costs or Costs()
+    cells = Dependencies.of(schedule)
+    if cells.levels.stuck.size:
+        raise CompilerBug("insert_communication", "the schedule has a deadlock and should not have come here")
+    timeline = simulate(schedule, costs, cells)
+    order = _Order(cells, _positions(cells, timeline))
+    messages = _messages(order)
+    posts = _posts(order, messages)
+    batch = _batches(order, messages, posts, timeline, costs.p2p)
+    return _assemble(order, messages, posts, batch, _reductions(schedule))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The global order of cells, and the gaps between the cells of a rank.
+
+    position: [cells] place in the global order. Gaps are numbered over all ranks: rank r with n cells has n + 1,
+    the last one at the end of its stream.
+    """
+
+    cells: Dependencies
+    position: Int64
+
+    @cached_property
+    def _keys(self) -> Int64:
+        """[cells] ascending: ranks follow one another and the order of a rank is part of the global order."""
+        return self.cells.rank.astype(np.int64) * self.position.size + self.position
+
+    def gap_before(self, cell: Int64) -> Int64:
+        return cell + self.cells.rank[cell]
+
+    def first_gap(self, rank: Int64) -> Int64:
+        return self.cells.rank_start[rank] + rank
+
+    def last_gap(self, rank: Int64) -> Int64:
+        return self.cells.rank_start[rank + 1] + rank
+
+    def gap_after(self, rank: Int64, cell: Int64) -> Int64:
+        """The gap before the first cell of ``rank`` that comes after ``cell``, a cell of another rank."""
+        wanted = rank * self.position.size + self.position[cell]
+        return np.asarray(np.searchsorted(self._keys, wanted) + rank, np.int64)
+
+
+def _positions(cells: Dependencies, timeline: Timeline) -> Int64:
+    order = np.lexsort((cells.rank, cells.levels.of, timeline.end))
+    position = np.empty(order.size, np.int64)
+    position[order] = np.arange(order.size)
+    return position
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """All messages, in their order. Columns [messages]: cells that produce and consume, ranks, `Channel`."""
+
+    producer: Int64
+    consumer: Int64
+    source: Int64
+    destination: Int64
+    channel: Int64
+
+    def __len__(self) -> int:
+        return int(self.producer.size)
+
+
+def _messages(order: _Order) -> _Messages:
+    """One message per dependency between two ranks: row 0 of ``remote`` are activations, row 1 gradients."""
+    cells = order.cells
+    channel, consumer = np.nonzero(cells.remote)
+    producer = cells.producers[channel, consumer]
+    by_order = np.argsort(order.position[producer] * 2 + channel)
+    producer, consumer, channel = producer[by_order], consumer[by_order], channel[by_order]
+    return _Messages(
+        producer, consumer, cells.rank[producer].astype(np.int64), cells.rank[consumer].astype(np.int64), channel
+    )
+
+
+@dataclass(frozen=True)
+class _Posts:
+    """Gap of every SEND and RECV, and the message that the same rank posts next (-1: none). Columns [messages]."""
+
+    send: Int64
+    receive: Int64
+    after_send: Int64
+    after_receive: Int64
+
+
+def _posts(order: _Order, messages: _Messages) -> _Posts:
+    count = len(messages)
+    rank = np.concatenate([messages.source, messages.destination])
+    latest = np.concatenate(
+        [order.gap_before(messages.producer) + 1, order.gap_after(messages.destination, messages.producer)]
+    )
+    slack = np.repeat(np.array([0, LOOKAHEAD]), count)
+    earliest = np.maximum(latest - slack, order.first_gap(rank))
+    by_rank = np.argsort(rank * count + np.tile(np.arange(count), 2))
+    gap, after = np.empty(2 * count, np.int64), np.full(2 * count, -1)
+    # Gaps of a rank lie above those of the ranks before it, so that one running maximum serves all ranks. It never
+    # moves a SEND, nor a RECV beyond its latest place: the latest places of a rank ascend with the messages.
+    gap[by_rank] = np.maximum.accumulate(earliest[by_rank])
+    same = np.flatnonzero(rank[by_rank[1:]] == rank[by_rank[:-1]])
+    after[by_rank[same]] = by_rank[same + 1] % max(count, 1)
+    return _Posts(gap[:count], gap[count:], after[:count], after[count:])
+
+
+def _batches(order: _Order, messages: _Messages, posts: _Posts, timeline: Timeline, p2p: float) -> Int64:
+    """[messages] number of the batch, or -1; moves the receive of a batch's first message to its second's send.
+
+    Only where the second is already being received when the first is sent, and where the first, which then
+    leaves no earlier than the second, still arrives before the simulated start of its consumer.
+    """
+    batch = np.full(len(messages), -1)
+    first = np.flatnonzero((posts.after_send >= 0) & (posts.after_send == posts.after_receive))
+    second = posts.after_send[first]
+    fits = (
+        (messages.source[second] == messages.destination[first])
+        & (messages.destination[second] == messages.source[first])
+        & (messages.producer[second] < messages.consumer[first])
+        & (posts.receive[second] == posts.send[first])
+        & (timeline.end[messages.producer[second]] + p2p <= timeline.start[messages.consumer[first]])
+    )
+    first, second = first[fits], second[fits]
+    taken = _every_other(messages, first)
+    first, second = first[taken], second[taken]
+    batch[first] = batch[second] = np.arange(first.size)
+    posts.receive[first] = posts.send[second]
+    return batch
+
+
+def _every_other(messages: _Messages, first: Int64) -> npt.NDArray[np.bool_]:
+    """[first] which candidates to take where they form a chain m, m', m'': the first, the third, and so on.
+
+    Neighbours in the post order of both ranks are neighbours among all messages of these two ranks.
+    """
+    low = np.minimum(messages.source, messages.destination)
+    high = np.maximum(messages.source, messages.destination)
+    candidate = np.zeros(len(messages), bool)
+    candidate[first] = True
+    by_pair = np.lexsort((high, low))
+    chained = candidate[by_pair]
+    starts = chained & ~np.concatenate([[False], chained[:-1]])
+    index = np.arange(chained.size)
+    odd = (index - np.maximum.accumulate(np.where(starts, index, 0))) % 2
+    taken = np.zeros(len(messages), bool)
+    taken[by_pair] = chained & (odd == 0)
+    return taken[first]
+
+
+@dataclass(frozen=True)
+class _Reductions:
+    """One per rank and stage, by rank and then stage. Columns: rank, stage, peer, sequence number, serving row."""
+
+    rank: Int64
+    stage: Int64
+    peer: Int64
+    sequence: Int64
+    row: Int64
+
+
+def _reductions(schedule: Schedule) -> _Reductions:
+    place = schedule.placement
+    if place.pipes > 2:
+        message = f"stage 0 has {place.pipes} copies; gradients can be summed between two"
+        raise DiagnosticError([Diagnostic("S302", message, help="use at most two pipes", source=schedule.source)])
+    weights = np.flatnonzero((schedule.kind == OpKind.B) | (schedule.kind == OpKind.W))
+    if place.pipes < 2 or not weights.size:
+        return _Reductions(*(np.zeros((5, 0), np.int64)))
+    here, there = place.rank_of_stage.astype(np.int64)
+    apart = np.flatnonzero(here != there)
+    rank = np.concatenate([here[apart], there[apart]])
+    peer = np.concatenate([there[apart], here[apart]])
+    stage = np.tile(apart, 2)
+    last = np.zeros((place.ranks, place.stages), np.int64)
+    last[schedule.rank[weights], schedule.stage[weights]] = weights  # ascending rows: the last one stays
+    by_rank = np.lexsort((stage, rank))
+    rank, peer, stage = rank[by_rank], peer[by_rank], stage[by_rank]
+    return _Reductions(rank, stage, peer, _count_up(rank * place.ranks + peer), last[rank, stage])
+
+
+def _count_up(keys: Int64) -> Int64:
+    """[n] how many equal keys come before each."""
+    by_key = np.argsort(keys, kind="stable")
+    ordered = keys[by_key]
+    count = np.empty(keys.size, np.int64)
+    count[by_key] = np.arange(keys.size) - np.searchsorted(ordered, ordered)
+    return count
+
+
+def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, reductions: _Reductions) -> Program:
+    """All instructions in one table per kind, then sorted by gap, order inside the gap, and message."""
+    cells, schedule = order.cells, order.cells.schedule
+    all_cells, number = np.arange(len(cells)), np.arange(len(messages))
+    produced, consumed = (_serving_rows(cells, messages.channel, c) for c in (messages.producer, messages.consumer))
+    what: Columns = {
+        "stage": schedule.stage[produced],
+        "microbatch": schedule.microbatch[produced],
+        "channel": messages.channel,
+        "message": number,
+    }
+    send = what | {"peer": messages.destination, "op": messages.producer, "row": produced}
+    receive = what | {"peer": messages.source, "op": messages.consumer, "row": consumed}
+    wait_send = order.gap_after(messages.source, messages.consumer)
+    wait_receive = order.gap_before(messages.consumer)
+    last = order.last_gap(reductions.rank)
+    table = _Table(schedule)
+    table.add(_CELL, order.gap_before(all_cells), all_cells, _compute(cells) | {"op": all_cells, "row": cells.first})
+    table.add(_POST, posts.send, number, send | {"kind": InstructionKind.SEND, "batch": batch})
+    table.add(_POST, posts.receive, number, receive | {"kind": InstructionKind.RECV, "batch": batch})
+    table.add(_WAIT_SEND, wait_send, number, send | {"kind": InstructionKind.WAIT})
+    table.add(_WAIT_RECV, wait_receive, number, receive | {"kind": InstructionKind.WAIT})
+    table.add(_CELL, last, np.arange(last.size), _reduce(reductions))
+    return table.program(order)
+
+
+def _reduce(reductions: _Reductions) -> Columns:
+    return {
+        "kind": InstructionKind.REDUCE,
+        "stage": reductions.stage,
+        "peer": reductions.peer,
+        "message": reductions.sequence,
+        "row": reductions.row,
+    }
+
+
+def _serving_rows(cells: Dependencies, channel: Int64, cell: Int64) -> Int64:
+    """Rows of the ops that make or take each message: in a pair, the forward an activation, the backward a gradient."""
+    backward = (channel == Channel.GRADIENT) & (cells.second[cell] >= 0)
+    return np.where(backward, cells.second[cell], cells.first[cell])
+
+
+def _compute(cells: Dependencies) -> Columns:
+    schedule, pairs = cells.schedule, cells.pairs
+    second = np.where(pairs, cells.second, 0)
+    return {
+        "kind": np.where(pairs, InstructionKind.CELL, schedule.kind[cells.first]),
+        "stage": schedule.stage[cells.first],
+        "microbatch": schedule.microbatch[cells.first],
+        "stage2": np.where(pairs, schedule.stage[second], -1),
+        "microbatch2": np.where(pairs, schedule.microbatch[second], -1),
+        "backward": np.where(pairs, schedule.kind[second], -1),
+    }
+
+
+class _Table:
+    """Instructions while they are collected, group by group."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.keys: list[Int64] = []
+        self.groups: list[Columns] = []
+
+    def add(self, within: int, gap: Int64, rank_order: Int64, columns: Columns) -> None:
+        """Instructions that stand at place ``within`` of each ``gap``, several of them in ``rank_order``."""
+        self.keys.append((gap * (_CELL + 1) + within) * (2**31) + rank_order)
+        self.groups.append(columns)
+
+    def column(self, name: str, dtype: type[Number]) -> npt.NDArray[Number]:
+        out = np.full(sum(key.size for key in self.keys), -1, dtype)
+        start = 0
+        for key, columns in zip(self.keys, self.groups, strict=True):
+            if name in columns:
+                out[start : start + key.size] = columns[name]
+            start += key.size
+        return out
+
+    def program(self, order: _Order) -> Program:
+        schedule = self.schedule
+        key = np.concatenate(self.keys)
+        by_place = np.argsort(key, kind="stable")
+        gap = key[by_place] // (2**31 * (_CELL + 1))
+        ends = order.last_gap(np.arange(schedule.ranks))
+        row = self.column("row", np.int32)[by_place]
+        op = self.column("op", np.int32)[by_place]
+        rank_start = np.concatenate([[0], np.searchsorted(gap, ends, side="right")])
+        first_cell = np.repeat(order.cells.rank_start[:-1].astype(np.int32), np.diff(rank_start))
+
+        def int8(name: str) -> Int8:
+            return self.column(name, np.int8)[by_place]
+
+        def int32(name: str) -> Int32:
+            return self.column(name, np.int32)[by_place]
+
+        return Program(
+            name=schedule.name,
+            sizes=dict(schedule.sizes),
+            placement=schedule.placement,
+            rank_start=rank_start,
+            kind=int8("kind"),
+            stage=int32("stage"),
+            microbatch=int32("microbatch"),
+            stage2=int32("stage2"),
+            microbatch2=int32("microbatch2"),
+            backward=int8("backward"),
+            peer=int32("peer"),
+            channel=int8("channel"),
+            message=int32("message"),
+            batch=int32("batch"),
+            op=np.where(op >= 0, op - first_cell, np.int32(-1)),
+            phase=schedule.phase[row],
+            span=schedule.span[row],
+            phases=schedule.phases,
+            spans=schedule.spans,
+            doc=schedule.doc,
+            source_name=schedule.source.name if schedule.source else "",
+            source=schedule.source,
+        )
