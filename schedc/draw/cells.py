@@ -70,11 +70,14 @@ class Cells:
         return [(float(a), float(b)) for a, b in zip(ends[idle], starts[idle], strict=True)]
 
     def curve(self, rank: int) -> Curve:
-        """What a rank holds: from the start of a cell what is held inside it, from its end what is left."""
+        """What a rank holds: while a cell runs the most that is held before or inside it, then what it leaves."""
         cells = self.of_rank(rank)
+        before = np.concatenate([[0.0], self.after[cells][:-1]])
+        held = np.stack([np.maximum(before, self.inside[cells]), self.after[cells]], 1).ravel()
         times = np.stack([self.start[cells], self.end[cells]], 1).ravel()
-        held = np.stack([self.inside[cells], self.after[cells]], 1).ravel()
-        return Curve(times, held)
+        # A dip of no length, between a cell and the one right after it, is nothing that anybody could use.
+        dips = np.append((np.diff(times) <= 0) & (np.diff(held) >= 0), False)
+        return Curve(times[~dips], held[~dips])
 
     def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
         """(phase, start, end) of each run of cells of one phase; a run ends where its last cell does."""

@@ -113,6 +113,9 @@ def _ink_item(ink: int, cells: Cells) -> Item:
         numeral = label(x + _SWATCH / 2, y + 11.5, "m", f"n i{ink}", font_size="11")
         return _patch(x, y, _SWATCH, f"F{palette.shade_of(ink)}") + numeral
 
+    pipes = cells.schedule.placement.pipe_of_chunk[:, ink :: len(palette.INKS)]
+    if cells.schedule.placement.pipes > 1 and (pipes == pipes[0, 0]).all():
+        names += f" (pipe {pipes[0, 0]})"
     return Item(_SWATCH, swatch, f"microbatch of {names}" if ink == 0 else names)
 
 

@@ -13,6 +13,8 @@ from schedc.source import NOWHERE
 
 _NUMERAL, _SMALLEST = 12.0, 6.0
 _PHASE_TEXT = 9.5
+_INSET = 1.0
+"""Half the border of a pair: it is drawn inside the cell, so that neighbouring pairs keep theirs."""
 
 
 def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
@@ -74,9 +76,8 @@ def _cell(cells: Cells, c: int, layout: Layout, y: float) -> str:
     if len(rows) == 1:
         return f'<g class="cell"><title>{title}</title>{_op(cells, rows[0], start, end, layout, y)}</g>'
     parts = _op(cells, rows[0], start, middle, layout, y) + _op(cells, rows[1], middle, end, layout, y)
-    inset = 1.0
-    width = max((end - start) * layout.scale - 2 * inset, 0.5)
-    edge = box(layout.x(start) + inset, y + inset, width, layout.rows.cells - 2 * inset, "edge")
+    width = max((end - start) * layout.scale - 2 * _INSET, 0.5)
+    edge = box(layout.x(start) + _INSET, y + _INSET, width, layout.rows.cells - 2 * _INSET, "edge")
     return f'<g class="cell pair"><title>{title}</title>{parts}{edge}</g>'
 
 

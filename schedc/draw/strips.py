@@ -49,33 +49,17 @@ def strip_lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return parts
 
 
-def coarse(curve: Curve, cells: Cells, layout: Layout) -> Curve:
-    """The curve with one value per column of the grid, the highest in it, and only where the value changes."""
-    if not curve.held.size or cells.makespan <= 0:
+def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
+    """The curve with one value per px, the highest within it, and only where that changes; peaks stay."""
+    if not curve.held.size or makespan <= 0:
         return curve
-    width = cells.makespan / min(columns(layout), int(layout.plot_width))
-    column = np.floor(curve.times / width).astype(np.int64)
-    first = np.flatnonzero(np.diff(column, prepend=-1))
-    # What was held when a column began also counts for it, unless it changes right there.
-    before = np.where(first > 0, curve.held[first - 1], -np.inf)
-    before[curve.times[first] <= column[first] * width] = -np.inf
-    highest = np.maximum(np.maximum.reduceat(curve.held, first), before)
-    after = np.append(first[1:], curve.held.size) - 1
-    return _changes(_with_ends(column[first] * width, highest, curve.held[after], width))
-
-
-def _with_ends(times: Floats, highest: Floats, last: Floats, width: float) -> Curve:
-    """Each column's peak, and from its end on the value that it left behind."""
-    both = np.stack([times, times + width], 1).ravel()
-    held = np.stack([highest, last], 1).ravel()
-    # A column's end that is the next one's start is not drawn twice.
-    keep = np.append(both[1:] > both[:-1] + width * 1e-6, True)
-    return Curve(both[keep], held[keep])
-
-
-def _changes(curve: Curve) -> Curve:
-    changes = np.append(True, np.diff(curve.held) != 0)
-    return Curve(curve.times[changes], curve.held[changes])
+    count = int(layout.plot_width)
+    starts = np.arange(count) * (makespan / count)
+    known = np.searchsorted(curve.times, starts, side="right") - 1
+    highest = np.where(known >= 0, curve.held[known], 0.0)
+    np.maximum.at(highest, np.minimum(curve.times * (count / makespan), count - 1).astype(np.int64), curve.held)
+    changes = np.flatnonzero(np.diff(highest, prepend=0.0))
+    return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
 def _on(times: Floats, grid: float) -> Ints:

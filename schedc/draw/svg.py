@@ -33,7 +33,7 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
     parts, y = frame.header(
         title or schedule.name, _first_line(schedule.doc), _facts(schedule, timeline, memory), width
     )
-    held = f"memory held (full height: {quantity(highest)})"
+    held = f"{'memory' if _weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, drawn_strips, y, width)
     layout = Layout(
         scale, MARGIN + GUTTER, y + 30, plot_width, STRIP_LANE if drawn_strips else LANE, schedule.ranks, drawn_strips
@@ -44,7 +44,7 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
         parts += strips.strip_lane(cells, rank, layout) if drawn_strips else lanes.lane(cells, rank, layout)
         if drawn_strips:
             parts += lanes.phases(cells, rank, layout)
-            curve = strips.coarse(curve, cells, layout)
+            curve = strips.coarse(curve, cells.makespan, layout)
         parts += lanes.memory(curve, highest, rank, layout)
     bottom = layout.bottom + (28 if schedule.ranks > 4 else 8)
     if drawn_strips:
@@ -60,17 +60,23 @@ def _first_line(doc: str) -> str:
 
 def _facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> str:
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    pipes = schedule.placement.pipes
     return "  ·  ".join(
         [
             sizes,
-            f"{schedule.stages} stages"
-            + (f" in {schedule.placement.pipes} pipes" if schedule.placement.pipes > 1 else ""),
+            f"{schedule.stages} stages" + (f" in {pipes} pipes" if pipes > 1 else ""),
             f"makespan {quantity(timeline.makespan)}",
             f"bubble per rank {_range(timeline.bubble)}",
             f"bubble ratio {100 * timeline.bubble_ratio:.1f} %",
             f"peak activations {_range(memory.peak_activations)}",
+            *([f"peak memory {_range(memory.peak_memory)}"] if _weighted(memory) else []),
         ]
     )
+
+
+def _weighted(memory: Memory) -> bool:
+    """Whether the costs give activations a size, so that memory and their number are two things."""
+    return not np.array_equal(memory.memory_inside, memory.activations_inside)
 
 
 def _range(values: npt.NDArray[Any]) -> str:
