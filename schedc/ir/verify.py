@@ -105,7 +105,7 @@ def _first(rows: npt.NDArray[np.int64], total: int, describe: Callable[[int], Di
 def _check_columns(schedule: Schedule) -> None:
     n, start = len(schedule), schedule.rank_start
     columns = {name: getattr(schedule, name) for name in ("kind", "stage", "microbatch", "pair", "phase", "span")}
-    ranges = {"kind": (0, len(OpKind)), "pair": (-1, n), "phase": (0, len(schedule.phases)),
+    ranges = {"kind": (0, len(OpKind)), "pair": (-1, np.inf), "phase": (0, len(schedule.phases)),
               "span": (0, len(schedule.spans))}  # fmt: skip
 
     def wrong() -> Iterable[str]:
@@ -117,21 +117,22 @@ def _check_columns(schedule: Schedule) -> None:
             if column.size and not low <= column.min() <= column.max() < high:
                 yield f"column {name} leaves {low} ..< {high}"
 
-        paired = np.flatnonzero(schedule.pair >= 0)
-        first, second = paired[::2], paired[1::2]
-        if (
-            first.size != second.size
-            or (
-                (first + 1 != second)
-                | (schedule.pair[first] != schedule.pair[second])
-                | (schedule.rank[first] != schedule.rank[second])
-                | (np.bincount(schedule.pair[paired])[schedule.pair[first]] != 2)
-            ).any()
-        ):
+        if not _pairs_are_neighbours(schedule):
             yield "a pair number is not that of exactly two neighbouring ops of a rank"
 
     for message in wrong():
         raise CompilerBug("elaborate", message, dump=f"{schedule.name} at {dict(schedule.sizes)}: {n} ops")
+
+
+def _pairs_are_neighbours(schedule: Schedule) -> bool:
+    pair, rank = schedule.pair, schedule.rank
+    rows = np.flatnonzero(pair >= 0)
+    first, second = rows[::2], rows[1::2]
+    return (
+        first.size == second.size
+        and bool(((first + 1 == second) & (pair[first] == pair[second]) & (rank[first] == rank[second])).all())
+        and np.unique(pair[first]).size == first.size
+    )
 
 
 def _names_nothing(schedule: Schedule) -> list[Diagnostic]:
@@ -180,11 +181,10 @@ def _runs_once(table: _Table) -> list[Diagnostic]:
         return []
     order = np.argsort(key, kind="stable")
     again = np.flatnonzero(key[order[1:]] == key[order[:-1]])
-    first = dict(zip(order[again + 1].tolist(), order[again].tolist(), strict=True))
-    rows = np.sort(order[again + 1])
+    again = again[np.argsort(order[again + 1])]
 
-    def describe(row: int) -> Diagnostic:
-        earlier = first[row]
+    def describe(at: int) -> Diagnostic:
+        row, earlier = int(order[at + 1]), int(order[at])
         what = _name(schedule, row)
         both = schedule.kind[row] != schedule.kind[earlier]
         message = (
@@ -194,7 +194,7 @@ def _runs_once(table: _Table) -> list[Diagnostic]:
         where = table.place(earlier, f"it ran here first, as {_op(schedule, earlier)}")
         return table.finding("S205", row, message, f"this {what} is one too many", [where])
 
-    return _first(rows, rows.size, describe)
+    return _first(again, again.size, describe)
 
 
 def _is_complete(table: _Table) -> list[Diagnostic]:
