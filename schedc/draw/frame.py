@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.draw import palette
 from schedc.draw.cells import Cells
-from schedc.draw.layout import GUTTER, MARGIN, Layout, tick_step
+from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, Layout, tick_step
 from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
 from schedc.ir.ops import FACTS, OpKind
 
@@ -35,16 +35,28 @@ class Item:
         return self.swatch(x, y) + label(x + self.swatch_width + 6, y + 12, self.text, "t")
 
 
-def header(title: str, doc: str, facts: str, width: float) -> tuple[list[str], float]:
+def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[str], float]:
     """Title, first line of the documentation and the figures; and where the next row begins."""
     room = width - 2 * MARGIN
     parts = [label(MARGIN, MARGIN + 14, fit(plain(title), 18, room), "title")]
     y = MARGIN + 36
-    for text, style in ((doc, "t muted"), (facts, "t")):
+    for text, style in [(doc, "t muted"), *((row, "t") for row in _rows_of(facts, room))]:
         if text:
             parts.append(label(MARGIN, y, fit(plain(text), _SIZE, room), style))
             y += 20
     return parts, y
+
+
+def _rows_of(texts: list[str], room: float) -> list[str]:
+    """The texts, joined by dots, in as many rows as they need."""
+    rows = [texts[0]]
+    for text in texts[1:]:
+        joined = f"{rows[-1]} · {text}"
+        if text_width(joined, _SIZE) <= room:
+            rows[-1] = joined
+        else:
+            rows.append(text)
+    return rows
 
 
 def legend(cells: Cells, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
@@ -160,16 +172,26 @@ def _tint(phase: int) -> Callable[[float, float], str]:
     return lambda x, y: box(x, y + 3, _SWATCH, 9, f"p{phase % len(palette.PHASES)}")
 
 
-def gutter(cells: Cells, layout: Layout, peaks: list[str]) -> list[str]:
+def stage_texts(cells: Cells) -> list[str]:
+    """What each rank holds: ``stages 0, 7``."""
+    table = cells.schedule.placement.stage_of_chunk
+    held = [[stage for stage in row if stage >= 0] for row in table.tolist()]
+    return [("stage " if len(row) == 1 else "stages ") + ", ".join(map(str, row)) for row in held]
+
+
+def gutter_width(texts: list[str]) -> float:
+    """Room that the names left of the lanes take."""
+    return float(np.clip(max(text_width(text, 10) for text in texts) + 10, GUTTER, WIDEST_GUTTER))
+
+
+def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) -> list[str]:
     """Left of each lane the rank and its stages; right of its curve the peak."""
     parts = []
-    stages = cells.schedule.placement.stage_of_chunk
     for rank in range(layout.ranks):
         middle = layout.cells_y(rank) + layout.rows.cells / 2
         parts.append(label(MARGIN, middle + 4, f"rank {rank}", "rank"))
-        held = stages[rank][stages[rank] >= 0]
         if not layout.strips:
-            text = ("stage " if held.size == 1 else "stages ") + ", ".join(map(str, held.tolist()))
-            parts.append(label(MARGIN, middle + 24, fit(text, 10, GUTTER - 8), "tick left"))
-        parts.append(label(layout.right + 8, layout.memory_y(rank) + layout.rows.memory - 4, peaks[rank], "peak"))
+            parts.append(label(MARGIN, middle + 24, fit(stages[rank], 10, layout.left - MARGIN - 8), "tick left"))
+        base = layout.memory_y(rank) + layout.rows.memory
+        parts.append(label(layout.x(cells.makespan) + 8, base - 4, peaks[rank], "peak"))
     return parts

@@ -13,7 +13,8 @@ STRIPS_ABOVE = 5000
 
 MARGIN = 24.0
 GUTTER = 84.0
-"""Room left of the lanes for the rank's name, and right of them for its peak."""
+"""Room right of the lanes for the peaks, and at least that left of them for the names of ranks and stages."""
+WIDEST_GUTTER = 180.0
 
 _ROOMY, _COMFORTABLE, _LEGIBLE = 36.0, 20.0, 14.0
 _NARROWEST, _WIDE, _WIDEST = 800.0, 3200.0, 16000.0
@@ -76,18 +77,21 @@ class Layout:
 
 
 def plot_size(cells: Cells) -> tuple[float, float]:
-    """(px per cost unit, px) of the plot. The narrow quarter of the cells gets 20 px where the drawing stays
-    within 3200 px, more if all is short, and the middle one at least 14; strips have half a px per cell of the
-    longest rank, within bounds."""
+    """(px per cost unit, px) of the plot.
+
+    Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 3200 px, and
+    36 where all is short. Strips have half a px per cell of the longest rank, within bounds.
+    """
     if cells.makespan <= 0:
         return 1.0, _NARROWEST
     if len(cells) > STRIPS_ABOVE:
         width = float(np.clip(np.diff(cells.rank_start).max() * 0.5, 1600.0, _WIDE))
         return width / cells.makespan, width
     lengths = cells.end - cells.start
-    narrow, middle = np.quantile(lengths[lengths > 0], [0.25, 0.5])
-    scale = min(_COMFORTABLE / narrow, max(_LEGIBLE / middle, _WIDE / cells.makespan), _WIDEST / cells.makespan)
-    scale = max(scale, min(_ROOMY / narrow, _NARROWEST / cells.makespan))
+    shortest, short = np.quantile(lengths[lengths > 0], [0.05, 0.25])
+    scale = min(max(_COMFORTABLE / short, _LEGIBLE / shortest), max(_LEGIBLE / short, _WIDE / cells.makespan))
+    scale = max(scale, min(_ROOMY / short, _NARROWEST / cells.makespan))
+    scale = min(scale, _WIDEST / cells.makespan)
     return float(scale), max(_NARROWEST, float(scale) * cells.makespan)
 
 

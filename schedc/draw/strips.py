@@ -22,7 +22,7 @@ def columns(layout: Layout) -> int:
 
 
 def strip_lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
-    """One rank: idle ground, one path per fill, and a dark line over overlapped pairs.
+    """One rank: idle ground, a path per fill, and a dark line along overlapped pairs.
 
     Edges are rounded to the grid of `columns`; touching cells of one fill become one piece, and a cell narrower
     than half a column can vanish in its neighbours.
@@ -36,9 +36,12 @@ def strip_lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
     ground = box(layout.left, y, cells.makespan * layout.scale, height, "idle")
     parts = [f'<g class="strip"><title>{title}</title>{ground}']
     place = f'transform="translate({number(layout.left)} {{y}}) scale({step:.6g} 1)"'
-    for fill in np.unique(fills).tolist():
+    # All that is busy gets the commonest fill first and the others over it: edges that fall between two
+    # pixels then blend with a neighbour and never let the idle ground through.
+    kinds, counts = np.unique(fills, return_counts=True)
+    for fill in kinds[np.argsort(-counts, kind="stable")].tolist():
         name = f"{LETTERS[fill // 2]}{fill % 2}"
-        chosen = fills == fill
+        chosen = slice(None) if fill == kinds[counts.argmax()] else fills == fill
         path = _runs(starts[chosen], ends[chosen])
         parts.append(f'<path {place.format(y=number(y + height / 2))} class="s{name}" d="{path}"/>')
     paired = np.flatnonzero(cells.second[busy] >= 0) + busy.start

@@ -29,18 +29,18 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
     highest = max((curve.peak for curve in curves), default=0.0)
     drawn_strips = len(cells) > STRIPS_ABOVE
     scale, plot_width = plot_size(cells)
-    width = MARGIN + GUTTER + plot_width + GUTTER + MARGIN
+    stages = frame.stage_texts(cells)
+    left = MARGIN + (GUTTER if drawn_strips else frame.gutter_width(stages))
+    width = left + plot_width + GUTTER + MARGIN
 
     parts, y = frame.header(
         title or schedule.name, _first_line(schedule.doc), _facts(schedule, timeline, memory), width
     )
     held = f"{'memory' if _weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, drawn_strips, y, width)
-    layout = Layout(
-        scale, MARGIN + GUTTER, y + 30, plot_width, STRIP_LANE if drawn_strips else LANE, schedule.ranks, drawn_strips
-    )
+    layout = Layout(scale, left, y + 30, plot_width, STRIP_LANE if drawn_strips else LANE, schedule.ranks, drawn_strips)
     parts += key + frame.axis(cells, layout)
-    parts += frame.gutter(cells, layout, [f"peak {quantity(curve.peak)}" for curve in curves])
+    parts += frame.gutter(cells, layout, stages, [f"peak {quantity(curve.peak)}" for curve in curves])
     for rank, curve in enumerate(curves):
         parts += strips.strip_lane(cells, rank, layout) if drawn_strips else lanes.lane(cells, rank, layout)
         if drawn_strips:
@@ -59,20 +59,18 @@ def _first_line(doc: str) -> str:
     return next((line for line in doc.splitlines() if line.strip()), "")
 
 
-def _facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> str:
+def _facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-    pipes = schedule.placement.pipes
-    return "  ·  ".join(
-        [
-            sizes,
-            f"{schedule.stages} stages" + (f" in {pipes} pipes" if pipes > 1 else ""),
-            f"makespan {quantity(timeline.makespan)}",
-            f"bubble per rank {_range(timeline.bubble)}",
-            f"bubble ratio {100 * timeline.bubble_ratio:.1f} %",
-            f"peak activations {_range(memory.peak_activations)}",
-            *([f"peak memory {_range(memory.peak_memory)}"] if _weighted(memory) else []),
-        ]
-    )
+    pipes = f" in {schedule.placement.pipes} pipes" if schedule.placement.pipes > 1 else ""
+    facts = [
+        sizes,
+        f"{schedule.stages} stage{'s' * (schedule.stages != 1)}{pipes}",
+        f"makespan {quantity(timeline.makespan)}",
+        f"bubble per rank {_range(timeline.bubble)}",
+        f"bubble ratio {100 * timeline.bubble_ratio:.1f} %",
+        f"peak activations {_range(memory.peak_activations)}",
+    ]
+    return [fact for fact in facts if fact] + ([f"peak memory {_range(memory.peak_memory)}"] * _weighted(memory))
 
 
 def _weighted(memory: Memory) -> bool:
