@@ -1,0 +1,178 @@
+"""What crosses between two stages: tensor specs and constants, told in advance from one microbatch's signature.
+
+A program's messages have fixed shapes: both ends of every channel must know them before the first byte moves. Every
+rank infers all boundaries by itself, with fake tensors through all stages, so that no rank has to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import BoundaryError
+from schedc_runtime.partition.result import Partition
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor that crosses.
+
+    differentiable: a gradient comes back for it: it is of a floating type and depends on some parameter (frozen or
+    not, so that freezing does not change what is sent).
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    def matches(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` has this shape and dtype."""
+        return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is the same for every microbatch of the signature: a size, a flag, None. It is never sent."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The values between stage k - 1 and stage k, flattened: every leaf is a `TensorSpec` or a `Constant`.
+
+    Boundary 0 is the model's input, the last one its output. ``names`` are the values' names in the traced model.
+    """
+
+    entries: tuple[TensorSpec | Constant, ...]
+    tree: pytree.TreeSpec
+    names: tuple[str, ...] = ()
+
+    @cached_property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What an ACTIVATION message over this boundary carries, in order."""
+        return tuple(entry for entry in self.entries if isinstance(entry, TensorSpec))
+
+    @cached_property
+    def gradients(self) -> tuple[TensorSpec, ...]:
+        """What a GRADIENT message over this boundary carries, in order: one per differentiable tensor."""
+        return tuple(spec for spec in self.tensors if spec.differentiable)
+
+    @cached_property
+    def differentiable(self) -> tuple[int, ...]:
+        """Positions in `tensors` that have a gradient."""
+        return tuple(i for i, spec in enumerate(self.tensors) if spec.differentiable)
+
+    @cached_property
+    def _flat(self) -> bool:
+        """The values are a tuple of tensors, nothing nested and no constants: the fast, usual case."""
+        return len(self.tensors) == len(self.entries) == self.tree.num_children and self.tree.type is tuple
+
+    def pack(self, values: Any) -> tuple[Tensor, ...]:
+        """The tensors of ``values``, in order. Their number is checked; shapes are the transport's to check."""
+        leaves = values if self._flat and type(values) is tuple else pytree.tree_leaves(values)
+        if len(leaves) != len(self.entries):
+            raise BoundaryError(f"{len(leaves)} values where {len(self.entries)} were expected ({', '.join(self.names)})")
+        if self._flat:
+            return tuple(leaves)
+        return tuple(
+            leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec)
+        )
+
+    def unpack(self, tensors: Sequence[Tensor]) -> Any:
+        """The values again, constants put back between the ``tensors``."""
+        if self._flat:
+            return tuple(tensors)
+        rest = iter(tensors)
+        leaves = [entry.value if isinstance(entry, Constant) else next(rest) for entry in self.entries]
+        return pytree.tree_unflatten(leaves, self.tree)
+
+    def check(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Raise if ``tensors`` are not of this boundary's shapes and dtypes; ``what`` names them."""
+        for position, (spec, tensor) in enumerate(zip(self.tensors, tensors, strict=True)):
+            if not spec.matches(tensor):
+                raise BoundaryError(f"{what}: tensor {position} is {TensorSpec.of(tensor)}, expected {spec}")
+
+
+def infer_boundaries(
+    partition: Partition, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> tuple[Boundary, ...]:
+    """The boundaries of all stages for one microbatch: entry k is the input of stage k, the last the model's output.
+
+    args, kwargs: of the model's forward for ONE microbatch; a `TensorSpec` may stand for a tensor, whose values are
+    not looked at. No memory is taken and nothing is computed; parameters may be on the meta device. The result
+    depends on shapes, dtypes and non-tensor values only, so that every rank gets the same.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    device = _device(partition.modules)
+    with mode, torch.enable_grad():
+        values = pytree.tree_map(lambda leaf: _fake(leaf, device), partition.bind(args, kwargs or {}))
+        boundaries = [_boundary(values, partition.inputs)]
+        for index, module in enumerate(partition.modules):
+            values = _propagate(module, index, values, device)
+            names = partition.values[index] if index + 1 < len(partition.modules) else ("output",)
+            boundaries.append(_boundary(values, names))
+    return tuple(boundaries)
+
+
+def _propagate(module: nn.Module, index: int, values: Any, device: torch.device) -> Any:
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    fakes = {
+        name: torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=device,
+            requires_grad=isinstance(value, nn.Parameter) and _can_differ(value.dtype),
+        )
+        for name, value in named
+    }  # fmt: skip
+    try:
+        return torch.func.functional_call(module, fakes, tuple(values), tie_weights=False)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise BoundaryError(
+            f"stage {index}: what it computes depends on the values of its input ({error}), so that the shape of its"
+            " output cannot be told in advance",
+            "keep data-dependent shapes inside one block, give that block's output a fixed shape, and count tokens"
+            " with one_hot(...).sum(0) rather than bincount",
+        ) from error
+    except Exception as error:
+        shapes = ", ".join(str(TensorSpec.of(v)) if isinstance(v, Tensor) else repr(v) for v in pytree.tree_leaves(values))
+        raise BoundaryError(
+            f"stage {index} fails on inputs of the shapes ({shapes}): {type(error).__name__}: {error}",
+            "the same error is to be expected from the whole model on one microbatch of this shape; check the sizes"
+            " of the batch and the model",
+        ) from error
+
+
+def _boundary(values: Any, names: tuple[str, ...]) -> Boundary:
+    leaves, tree = pytree.tree_flatten(values)
+    entries = tuple(TensorSpec.of(leaf) if isinstance(leaf, Tensor) else Constant(leaf) for leaf in leaves)
+    return Boundary(entries, tree, names)
+
+
+def _fake(leaf: Any, device: torch.device) -> Any:
+    if isinstance(leaf, (Tensor, TensorSpec)):
+        return torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device=device)
+    return leaf
+
+
+def _device(modules: Sequence[nn.Module]) -> torch.device:
+    """Where the parameters live that are not on the meta device; the CPU if none are."""
+    real = (p.device for module in modules for p in module.parameters() if p.device.type != "meta")
+    return next(real, torch.device("cpu"))
+
+
+def _can_differ(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

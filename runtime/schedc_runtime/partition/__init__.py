@@ -1,0 +1,68 @@
+"""A model cut into pipeline stages, under its own parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from schedc_runtime.partition.balance import choose_cuts
+from schedc_runtime.partition.blocks import find_blocks
+from schedc_runtime.partition.decoder import is_decoder, partition_decoder
+from schedc_runtime.partition.result import Partition, forward_inputs, refuse_shared, refuse_wrapped
+from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
+from schedc_runtime.partition.trace import trace
+
+__all__ = ["Partition", "partition"]
+
+
+def partition(
+    model: nn.Module,
+    stages: int,
+    *,
+    costs: Sequence[float] | None = None,
+    split_points: Sequence[str] | None = None,
+    blocks: str | None = None,
+    inputs: Sequence[str] | None = None,
+) -> Partition:
+    """Cut ``model`` into ``stages`` parts at block boundaries.
+
+    Blocks are the elements of the list called ``blocks`` (by default the largest, see `find_blocks`). What runs
+    before the first block is in the first stage, what runs after the last one in the last. With fewer blocks than
+    stages some stages are empty and pass on what they get.
+
+    costs: one number per block in the order they run, any unit, or two more for what is before and after; by
+        default the number of parameters. The largest stage is made as small as can be.
+    split_points: names of the blocks that begin stage 1, 2, ...; in place of balancing.
+    inputs: names of the forward arguments that a batch brings; by default those without a default value. Others
+        keep their defaults.
+
+    The stages are made of the model's own modules: training them trains the model. Hugging Face decoders, whose
+    forward cannot be traced, go through `partition_decoder`. Raises `PartitionError`.
+    """
+    refuse_wrapped(model)
+    if is_decoder(model):
+        result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs)
+    else:
+        result = _partition_traced(model, stages, costs, split_points, blocks, inputs)
+    refuse_shared(result.modules)
+    return result
+
+
+def _partition_traced(
+    model: nn.Module,
+    stages: int,
+    costs: Sequence[float] | None,
+    split_points: Sequence[str] | None,
+    blocks: str | None,
+    inputs: Sequence[str] | None,
+) -> Partition:
+    names = forward_inputs(model, inputs)
+    known = list(find_blocks(model, blocks))
+    traced = trace(model, known, names)
+    calls = block_calls(traced.graph, known)
+    called = [str(node.target) for node in calls]
+    cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points)
+    modules, values = split(model, traced, assign(traced.graph, calls, cuts), stages)
+    bounds = [0, *cuts, len(called)]
+    return Partition(modules, names, values, tuple(tuple(called[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)))

@@ -1,0 +1,101 @@
+"""Where to cut a row of blocks into stages: the largest stage as small as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc_runtime.errors import PartitionError
+
+Floats = npt.NDArray[np.float64]
+
+
+def balance(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:
+    """[stages - 1] number of blocks before each cut, so that the cost of the largest stage is least.
+
+    costs: one per block, any unit. first, last: what the first stage (embedding) and the last (norm, head) carry in
+    addition. Among all cuts with the least largest stage, those with the least sum of squares are taken, which
+    spreads blocks evenly and leaves a stage empty only when there are too few. A dynamic program over
+    (stage, blocks so far), O(stages x blocks) vector operations.
+    """
+    before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+    stage_cost = before[:, None] - before[None, :]
+    heaviest = _solve(stage_cost, stages, first, last, limit=np.inf, combine=np.maximum)[1]
+    # Sums of floats differ in their last bits with the order of adding; a relative slack keeps equal costs equal.
+    limit = heaviest * (1 + 1e-12)
+    return _solve(stage_cost, stages, first, last, limit=limit, combine=np.add)[0]
+
+
+def _solve(
+    stage_cost: Floats, stages: int, first: float, last: float, *, limit: float, combine: np.ufunc
+) -> tuple[list[int], float]:
+    """Best cuts and their value, where a plan's value is its stages' combined: the maximum, or the sum of squares."""
+    blocks = stage_cost.shape[0] - 1
+    allowed = np.tri(blocks + 1, dtype=bool)
+    total = np.full(blocks + 1, np.inf)
+    total[0] = 0.0
+    choices = []
+    for stage in range(stages):
+        cost = stage_cost + first * (stage == 0) + last * (stage == stages - 1)
+        value = cost if combine is np.maximum else cost**2
+        value = np.where(allowed & (cost <= limit), value, np.inf)
+        candidates = combine(total[None, :], value)
+        choices.append(np.argmin(candidates, axis=1))
+        total = np.min(candidates, axis=1)
+    cuts = [blocks]
+    for choice in reversed(choices[1:]):
+        cuts.append(int(choice[cuts[-1]]))
+    return cuts[:0:-1], float(total[blocks])
+
+
+def cut_at(names: Sequence[str], stages: int, split_points: Sequence[str]) -> list[int]:
+    """[stages - 1] number of blocks before each cut, for explicit ``split_points``: blocks that begin a stage."""
+    if len(split_points) != stages - 1:
+        raise PartitionError(
+            f"{len(split_points)} split points make {len(split_points) + 1} stages, not {stages}",
+            "give one name per stage but the first: the block that begins it",
+        )
+    unknown = [name for name in split_points if name not in names]
+    if unknown:
+        raise PartitionError(f"split point `{unknown[0]}` is not a block", f"blocks: {', '.join(names)}")
+    cuts = [names.index(name) for name in split_points]
+    if cuts != sorted(cuts):
+        raise PartitionError(
+            f"split points {list(split_points)} are not in the order in which the model runs them",
+            f"that order is: {', '.join(name for name in names if name in split_points)}",
+        )
+    return cuts
+
+
+def choose_cuts(
+    names: Sequence[str],
+    parameters: Sequence[float],
+    stages: int,
+    costs: Sequence[float] | None,
+    split_points: Sequence[str] | None,
+) -> list[int]:
+    """The cuts as asked for.
+
+    names: [blocks]. parameters: [blocks + 2] number of parameters before the blocks, of each, and after them.
+    costs: in place of ``parameters``; [blocks] leaves what is before and after out of the balance.
+    """
+    if stages < 1:
+        raise PartitionError(f"{stages} stages asked for", "a model has at least one stage")
+    if split_points is not None:
+        return cut_at(names, stages, split_points)
+    if costs is None:
+        chosen = list(parameters)
+    elif len(costs) == len(names):
+        chosen = [0.0, *costs, 0.0]
+    elif len(costs) == len(names) + 2:
+        chosen = list(costs)
+    else:
+        raise PartitionError(
+            f"{len(costs)} costs for {len(names)} blocks",
+            f"one per block ({', '.join(names)}), or two more: what is before the first block and after the last",
+        )
+    if not all(np.isfinite(cost) and cost >= 0 for cost in chosen):
+        raise PartitionError(f"costs {list(chosen)} are not all finite and >= 0")
+    return balance(chosen[1:-1], stages, chosen[0], chosen[-1])

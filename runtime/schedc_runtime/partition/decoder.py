@@ -1,0 +1,174 @@
+"""The stage adapter of Hugging Face decoders, whose forward cannot be traced: no code per architecture.
+
+A decoder is a module with ``embed_tokens``, ``layers`` and ``norm`` (Llama, Mistral, Qwen, Mixtral, DeepSeek and what
+follows them), alone or under a language model head. Each stage calls its own part of these in order:
+
+    first: embed_tokens     every: rotary_emb, masks, its layers     last: norm, lm_head
+
+Rotary embeddings and masks depend on sizes, positions and the padding mask only: every stage makes its own, so that
+only the hidden state and those inputs travel. That the adapter is the model's forward is checked when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.balance import choose_cuts
+from schedc_runtime.partition.blocks import parameter_count
+from schedc_runtime.partition.result import Partition
+
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
+def is_decoder(model: nn.Module) -> bool:
+    """Whether ``model`` is a Hugging Face decoder, with or without a head."""
+    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__) and (
+        _decoder_name(model) is not None
+    )
+
+
+def _decoder_name(model: nn.Module) -> str | None:
+    """Qualified name of the part with the layers: "" or what transformers calls the base model."""
+    for name in ("", str(getattr(model, "base_model_prefix", ""))):
+        part = getattr(model, name, None) if name else model
+        if isinstance(part, nn.Module) and all(hasattr(part, piece) for piece in ("embed_tokens", "layers", "norm")):
+            return name
+    return None
+
+
+class DecoderStage(nn.Module):
+    """Layers ``layers`` of a decoder, with the embedding before or the norm and head after them where asked.
+
+    forward(hidden or input_ids, *others): the others are those of attention_mask and position_ids that the batch
+    brings, in the order of ``inputs``. Returns (hidden, *others), or on the last stage the logits; without a head,
+    the hidden state.
+    """
+
+    def __init__(self, model: Any, inputs: Sequence[str], layers: range, *, first: bool, last: bool) -> None:
+        super().__init__()
+        prefix = _decoder_name(model)
+        decoder = getattr(model, prefix) if prefix else model
+        self.path = f"{prefix}." if prefix else ""
+        self.config = decoder.config
+        self.inputs, self.numbers, self.first, self.last = tuple(inputs), layers, first, last
+        self.head = "lm_head" if prefix and last and hasattr(model, "lm_head") else None
+        names = [*(["embed_tokens"] if first else []), *(f"layers.{i}" for i in layers), *(["norm"] if last else [])]
+        if hasattr(decoder, "rotary_emb") and len(layers):
+            names.append("rotary_emb")
+        for name in names:
+            _graft(self, self.path + name, decoder.get_submodule(name))
+        if self.head:
+            _graft(self, self.head, model.lm_head)
+
+    def part(self, name: str) -> nn.Module:
+        """The decoder's submodule ``name``."""
+        return self.get_submodule(self.path + name)
+
+    def forward(self, hidden: Tensor, *others: Any) -> Any:
+        if self.first:
+            hidden = self.part("embed_tokens")(hidden)
+        if len(self.numbers):
+            hidden = self._layers(hidden, dict(zip(self.inputs[1:], others, strict=True)))
+        if not self.last:
+            return (hidden, *others)
+        hidden = self.part("norm")(hidden)
+        return self.get_submodule(self.head)(hidden) if self.head else hidden
+
+    def _layers(self, hidden: Tensor, given: dict[str, Any]) -> Tensor:
+        from transformers.masking_utils import create_masks_for_generate
+
+        positions = given.get("position_ids")
+        if positions is None:
+            positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        masks = create_masks_for_generate(
+            config=self.config,
+            inputs_embeds=hidden,
+            attention_mask=given.get("attention_mask"),
+            past_key_values=None,
+            position_ids=positions,
+        )
+        shared: dict[str, Any] = {"position_ids": positions}
+        if self.path + "rotary_emb" in dict(self.named_modules()):
+            shared["position_embeddings"] = self.part("rotary_emb")(hidden, position_ids=positions)
+        kinds = getattr(self.config, "layer_types", None)
+        for number in self.numbers:
+            mask = masks[kinds[number]] if isinstance(masks, dict) and kinds else masks
+            result = self.part(f"layers.{number}")(hidden, attention_mask=mask, **shared)
+            hidden = result[0] if isinstance(result, tuple) else result
+        return hidden
+
+
+def _graft(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Register ``module`` under its qualified name, with empty modules on the way."""
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        if parent not in owner._modules:
+            owner.add_module(parent, nn.Module())
+        owner = owner.get_submodule(parent)
+    owner.add_module(name, module)
+
+
+def partition_decoder(
+    model: Any,
+    stages: int,
+    *,
+    costs: Sequence[float] | None = None,
+    split_points: Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
+) -> Partition:
+    """`partition` for Hugging Face decoders. ``inputs`` may add attention_mask (2-D) and position_ids.
+
+    Raises `PartitionError` if the adapter does not compute what the model's own forward does.
+    """
+    names = tuple(inputs or _INPUTS[:1])
+    if unknown := [name for name in names if name not in _INPUTS]:
+        raise PartitionError(f"inputs {unknown} of a Hugging Face decoder", f"possible here: {', '.join(_INPUTS)}")
+    if names[0] != "input_ids":
+        raise PartitionError(f"inputs={list(names)} of a Hugging Face decoder", "name input_ids first")
+    path = _decoder_name(model)
+    decoder = getattr(model, path) if path else model
+    layers = [f"{path}.layers.{i}" if path else f"layers.{i}" for i in range(len(decoder.layers))]
+    weights = [float(parameter_count(layer)) for layer in decoder.layers]
+    head = parameter_count(decoder.norm) + (parameter_count(model.lm_head) if path and hasattr(model, "lm_head") else 0)
+    cuts = choose_cuts(layers, [parameter_count(decoder.embed_tokens), *weights, head], stages, costs, split_points)
+    bounds = [0, *cuts, len(layers)]
+    modules = tuple(
+        DecoderStage(model, names, range(bounds[k], bounds[k + 1]), first=k == 0, last=k == stages - 1)
+        for k in range(stages)
+    )
+    _check_equal(model, modules, names)
+    values = (("hidden_states", *names[1:]),) * (stages - 1)
+    return Partition(modules, names, values, tuple(tuple(layers[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)))
+
+
+def _check_equal(model: Any, modules: Sequence[nn.Module], inputs: Sequence[str]) -> None:
+    """Raise unless the stages, one after the other, give what the model gives, on a few tokens in evaluation mode."""
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        return
+    device = next(model.parameters()).device
+    tokens = torch.arange(8, device=device).remainder(model.config.vocab_size).reshape(1, 8)
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "position_ids": torch.arange(8, device=device)[None]}
+    batch = {name: batch[name] for name in inputs}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = model(**batch, use_cache=False)[0]
+            values: Any = tuple(batch.values())
+            for module in modules:
+                values = module(*values)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if values.shape != expected.shape or not torch.allclose(values, expected, rtol=1e-3, atol=1e-5):
+        raise PartitionError(
+            f"{type(model).__name__} computes more around its layers than embedding, rotary embedding, mask, norm and"
+            " head: the stages do not give what the model gives",
+            "write the model as nn.Sequential(first, *layers, last) with the missing steps in `first` and `last`",
+        )

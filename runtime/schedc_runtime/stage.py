@@ -1,0 +1,194 @@
+"""One stage of the model: the forward, input gradient and weight gradient of one microbatch. It never decides when.
+
+    forward(m)                F    keeps what the backward of m needs
+    backward(m, defer=False)  B    frees it, weight gradients included
+    backward(m, defer=True)   I    frees the graph, keeps the weight work of m
+    weight(m)                 W    runs that work
+
+Every stage is cut off from its neighbours: its inputs are detached leaves, its outputs are given away detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.boundary import Boundary
+from schedc_runtime.errors import StageError
+from schedc_runtime.weightgrad import WeightSink, install, uninstall
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""loss_fn(output of the model, target) -> scalar, for one microbatch."""
+
+
+class _Held(NamedTuple):
+    """What the backward of a microbatch needs."""
+
+    inputs: tuple[Tensor, ...]
+    """The differentiable inputs: leaves that collect the gradients to send back."""
+    outputs: tuple[Tensor, ...]
+    """The differentiable outputs with their graph; on the last stage the scaled loss alone."""
+    needs: tuple[bool, ...]
+    """Of the outputs: whether anything in this stage wants its gradient."""
+
+
+class Stage:
+    """A stage module with the state of the microbatches in flight.
+
+    module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `Partition`).
+    index, stages: this stage's number and how many there are.
+    loss_fn: of the last stage; without one the last stage gives its output away like any other.
+
+    `bind` must have been called with the boundaries of the current input signature before `forward`.
+    """
+
+    def __init__(self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None) -> None:
+        self.module, self.index, self.stages = module, index, stages
+        self.loss_fn = loss_fn if index == stages - 1 else None
+        self.losses: dict[int, Tensor] = {}
+        """Loss of each microbatch, detached and not scaled; on the last stage. The caller clears it: `take_losses`."""
+        self._held: dict[int, _Held] = {}
+        self._input: Boundary
+        self._output: Boundary
+        self._sink = WeightSink()
+        install(module, self._sink)
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.stages - 1
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Microbatches whose forward has run and whose backward (B or I) has not."""
+        return tuple(sorted(self._held))
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Microbatches whose weight gradients are deferred."""
+        return tuple(sorted(self._sink.pending))
+
+    def bind(self, input: Boundary, output: Boundary) -> None:
+        """Set what crosses on both sides, for the input signature of the microbatches to come."""
+        self.check_empty()
+        self._input, self._output = input, output
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[Tensor], target: Any = None, loss_scale: float = 1.0
+    ) -> tuple[Tensor, ...]:
+        """F: the tensors of the output boundary, detached; they may be sent, but must not be written to.
+
+        inputs: the tensors of the input boundary, in order; not written to, and held until the backward has run.
+        target: what ``loss_fn`` gets as its second argument, on the last stage. loss_scale: factor of the loss
+        that is differentiated (1 / microbatches for a mean); `losses` keeps the loss without it.
+        With gradients switched off (evaluation) nothing is kept.
+        """
+        if not torch.is_grad_enabled():
+            result = self.module(*self._input.unpack(inputs))
+            if self.loss_fn is not None and target is not None:
+                self.losses[microbatch] = self.loss_fn(result, target)
+            return self._output.pack(result)
+        if microbatch in self._held:
+            raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+        leaves = self._detach(inputs)
+        result = self.module(*self._input.unpack(leaves))
+        outputs = self._output.pack(result)
+        differentiable = tuple(outputs[i] for i in self._output.differentiable)
+        if self.loss_fn is not None:
+            loss = self.loss_fn(result, target)
+            _check_loss(loss)
+            self.losses[microbatch] = loss.detach()
+            differentiable = (loss * loss_scale,)
+        # The first stage's inputs are the batch: nobody asks for their gradient.
+        wanted = tuple(leaves[i] for i in self._input.differentiable)
+        self._held[microbatch] = _Held(wanted, differentiable, tuple(t.requires_grad for t in differentiable))
+        return tuple([t.detach() for t in outputs])
+
+    def backward(
+        self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False
+    ) -> tuple[Tensor, ...]:
+        """B, or with ``defer`` I: the gradient of each differentiable input, zeros where nothing depends on it.
+
+        output_grads: one per differentiable output (`Boundary.gradients`), None for zero; empty on a stage that
+        forms the loss. They are not written to. The microbatch's graph is freed.
+        """
+        held = self._pop(microbatch)
+        if self.loss_fn is not None:
+            output_grads = tuple([torch.ones_like(loss) for loss in held.outputs])
+        elif len(output_grads) != len(held.outputs):
+            raise StageError(f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs")
+        if defer:
+            self._sink.defer(microbatch)
+        try:
+            self._differentiate(held, output_grads)
+        finally:
+            self._sink.at_once()
+        return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in held.inputs])
+
+    def weight(self, microbatch: int) -> None:
+        """W: compute the deferred weight gradients of ``microbatch`` and add them to ``parameter.grad``."""
+        if microbatch not in self._sink.pending:
+            raise StageError(f"stage {self.index}: microbatch {microbatch} has no deferred weight gradients")
+        self._sink.flush(microbatch)
+
+    def take_losses(self) -> dict[int, Tensor]:
+        """Loss of each microbatch since the last call, not scaled."""
+        losses, self.losses = self.losses, {}
+        return losses
+
+    def check_empty(self) -> None:
+        """Raise unless every microbatch has been through F, B or I, and W."""
+        if self._held or self._sink.pending:
+            raise StageError(
+                f"stage {self.index} still holds microbatches {list(self.in_flight)} (no backward yet) and"
+                f" {list(self.pending)} (no weight gradients yet)",
+                "finish the step, or call reset() to give it up",
+            )
+
+    def reset(self) -> None:
+        """Forget every microbatch in flight, as after a step that failed."""
+        self._held.clear()
+        self._sink.pending.clear()
+        self._sink.at_once()
+        self.losses = {}
+
+    def release(self) -> None:
+        """Give the module back as it was before this stage was made of it; the stage is not usable afterwards."""
+        self.reset()
+        uninstall(self.module)
+
+    def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The inputs as leaves of this stage's own graph, those with a gradient marked so."""
+        leaves = [t.detach() for t in inputs]
+        for position in self._input.differentiable:
+            leaves[position].requires_grad_()
+        return tuple(leaves)
+
+    def _pop(self, microbatch: int) -> _Held:
+        if microbatch not in self._held:
+            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
+        return self._held.pop(microbatch)
+
+    @staticmethod
+    def _differentiate(held: _Held, output_grads: Sequence[Tensor | None]) -> None:
+        # A frozen stage, or an output that nothing here depends on, takes no part.
+        pairs = [
+            (output, grad)
+            for output, grad, needed in zip(held.outputs, output_grads, held.needs, strict=True)
+            if needed and grad is not None
+        ]
+        if pairs:
+            torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+
+
+def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
+    """The mean over all microbatches, whatever order they came in: summed in ascending microbatch order."""
+    return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise StageError(f"loss_fn returned {shown}", "return a scalar tensor: the mean over one microbatch")

@@ -1,0 +1,193 @@
+"""Weight gradients as work items: computed at once in B, or queued in I and computed in W, with the same bits.
+
+The gradient of a linear or embedding weight needs only what went in and the gradient of what came out; nothing
+waits for it. So these layers get a forward of their own (on the instance; `uninstall` takes it away again) whose
+backward returns no weight gradient but hands a `WeightWork` to the stage's `WeightSink`:
+
+    B: the sink runs it at once            W: queued by I, run later, in the order I queued it
+
+Both run the same function in the same order per weight, therefore I + W and B give the same bits. After I the graph
+is gone and only (input, output gradient) of each layer are held. Biases, norms and every other layer stay with
+autograd: their gradients appear in I. So do these layers' own where deferring is not known to be right (`_plain`).
+
+Zero Bubble Pipeline Parallelism (Qi et al., 2023), section 2, for the split of backward into I and W.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from schedc_runtime.errors import StageError
+
+
+class WeightWork(NamedTuple):
+    """One weight gradient yet to be computed: ``parameter.grad += compute(inputs, grad)``."""
+
+    parameter: nn.Parameter
+    compute: Callable[[Tensor, Tensor, nn.Parameter, Any], Tensor]
+    inputs: Tensor
+    grad: Tensor
+    options: Any = None
+
+    def run(self) -> None:
+        """Compute the gradient and add it to the parameter's."""
+        parameter = self.parameter
+        grad = self.compute(self.inputs, self.grad, parameter, self.options)
+        if parameter.grad is None:
+            parameter.grad = grad
+        else:
+            parameter.grad.add_(grad)
+
+
+class WeightSink:
+    """Where the layers of one stage put their weight work. One per stage object, never shared."""
+
+    def __init__(self) -> None:
+        self.queue: deque[WeightWork] | None = None
+        """What collects work while a backward defers it; None: work runs at once."""
+        self.pending: dict[int, deque[WeightWork]] = {}
+        """Deferred work by microbatch."""
+
+    def defer(self, microbatch: int) -> None:
+        """From here on keep the work, as that of ``microbatch``."""
+        self.queue = self.pending[microbatch] = deque()
+
+    def at_once(self) -> None:
+        """From here on run the work when it comes."""
+        self.queue = None
+
+    def put(self, work: WeightWork) -> None:
+        """Run or keep ``work``, as the backward in progress has it."""
+        if self.queue is None:
+            work.run()
+        else:
+            self.queue.append(work)
+
+    def flush(self, microbatch: int) -> None:
+        """W: run what was deferred for ``microbatch``, letting go of each item as it is done."""
+        work = self.pending.pop(microbatch)
+        while work:
+            work.popleft().run()
+
+
+def install(module: nn.Module, sink: WeightSink) -> None:
+    """Give every linear and embedding layer inside ``module`` a forward that hands its weight work to ``sink``."""
+    for name, layer in module.named_modules():
+        if isinstance(layer.__dict__.get("forward"), _Deferring):
+            raise StageError(
+                f"layer `{name}` already belongs to another stage object",
+                "build every stage from its own copy of the model (copy.deepcopy), or release() the old stage first",
+            )
+        if (forward := _FORWARDS.get(type(layer))) and "forward" not in layer.__dict__:
+            layer.__dict__["forward"] = forward(layer, sink)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Undo `install`: every layer has the forward of its class again."""
+    for layer in module.modules():
+        if isinstance(layer.__dict__.get("forward"), _Deferring):
+            del layer.__dict__["forward"]
+
+
+class _Deferring:
+    """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
+
+    def __init__(self, layer: Any, sink: WeightSink) -> None:
+        self.layer, self.sink = layer, sink
+
+
+class _LinearForward(_Deferring):
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self.layer
+        weight = layer.weight
+        if _plain(weight, input):
+            return functional.linear(input, weight, layer.bias)
+        output: Tensor = _Linear.apply(input, weight, layer.bias, self.sink)
+        return output
+
+
+class _EmbeddingForward(_Deferring):
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self.layer
+        weight = layer.weight
+        if _plain(weight, weight) or layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+            return functional.embedding(
+                input, weight, layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
+            )
+        output: Tensor = _Embedding.apply(input, weight, layer.padding_idx, self.sink)
+        return output
+
+
+_FORWARDS: dict[type, type[_Deferring]] = {nn.Linear: _LinearForward, nn.Embedding: _EmbeddingForward}
+"""By exact class: a subclass may compute something else."""
+
+
+def _plain(weight: Tensor, input: Tensor) -> bool:
+    """Whether the weight's gradient is left to autograd: frozen, not a plain parameter, hooked, or cast on the way."""
+    return (
+        not weight.requires_grad
+        or not torch.is_grad_enabled()
+        or type(weight) is not nn.Parameter
+        or bool(weight._backward_hooks)
+        or bool(getattr(weight, "_post_accumulate_grad_hooks", None))
+        or torch.is_autocast_enabled(input.device.type)
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """``functional.linear`` whose weight gradient goes to a sink.
+
+    The weight is an input, so that the output needs a gradient even when nothing before it does (a first stage,
+    or one behind frozen stages); its gradient is returned as None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: nn.Parameter, bias: Tensor | None, sink: WeightSink) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.weight, ctx.sink = weight, sink
+        return functional.linear(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        input, weight = ctx.saved_tensors
+        needs_input, _, needs_bias, _ = ctx.needs_input_grad
+        flat = grad.reshape(-1, grad.shape[-1])
+        input_grad = flat.mm(weight).view(input.shape) if needs_input else None
+        bias_grad = flat.sum(0) if needs_bias else None
+        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input, flat))
+        return input_grad, None, bias_grad, None
+
+
+def _linear_grad(input: Tensor, grad: Tensor, weight: nn.Parameter, _: None) -> Tensor:
+    """[out, in] as autograd computes it: the same product in the same order, hence the same bits."""
+    return grad.t().mm(input.reshape(-1, input.shape[-1]))
+
+
+class _Embedding(torch.autograd.Function):
+    """``functional.embedding`` whose weight gradient goes to a sink."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, weight: nn.Parameter, padding: int | None, sink: WeightSink) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.weight, ctx.padding, ctx.sink = weight, -1 if padding is None else padding, sink
+        return functional.embedding(index, weight, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        (index,) = ctx.saved_tensors
+        ctx.sink.put(WeightWork(ctx.weight, _embedding_grad, index, grad, ctx.padding))
+        return None, None, None, None
+
+
+def _embedding_grad(index: Tensor, grad: Tensor, weight: nn.Parameter, padding: int) -> Tensor:
+    """[rows, width], dense: the rows of ``grad`` summed by index, but for the padding row."""
+    return torch.ops.aten.embedding_dense_backward(grad, index, weight.shape[0], padding, False)  # type: ignore[no-any-return]
