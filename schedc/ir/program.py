@@ -12,7 +12,7 @@ import numpy as np
 
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
-from schedc.ir.schedule import Int8, Int32, Int64
+from schedc.ir.schedule import Int8, Int32, Int64, Schedule
 from schedc.source import NOWHERE, Source, Span
 
 
@@ -127,10 +127,21 @@ class Program:
         return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
 
     def instruction(self, row: int) -> Instruction:
-        columns = (self.stage, self.microbatch, self.stage2, self.microbatch2, self.backward, self.peer,
-                   self.channel, self.message, self.batch, self.op)
-        return Instruction(int(self.rank[row]), InstructionKind(int(self.kind[row])),
-                           *(int(column[row]) for column in columns))
+        columns = (
+            self.stage,
+            self.microbatch,
+            self.stage2,
+            self.microbatch2,
+            self.backward,
+            self.peer,
+            self.channel,
+            self.message,
+            self.batch,
+            self.op,
+        )
+        return Instruction(
+            int(self.rank[row]), InstructionKind(int(self.kind[row])), *(int(column[row]) for column in columns)
+        )
 
     def instructions(self, rank: int) -> Iterator[Instruction]:
         """The instruction stream of one rank."""
@@ -154,3 +165,33 @@ class Program:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def computation(program: Program) -> tuple[Schedule, Int64]:
+    """What a program computes, as a Schedule, and the instruction of each of its ops: [ops] rows of the program.
+
+    The two ops of a CELL share its phase and its span.
+    """
+    compute = np.flatnonzero(program.kind <= InstructionKind.CELL)
+    cell = program.kind[compute] == InstructionKind.CELL
+    row = np.repeat(compute, 1 + cell)
+    second = np.zeros(row.size, bool)
+    second[1:] = row[1:] == row[:-1]
+    first_kind = np.where(cell, np.int8(OpKind.F), program.kind[compute])
+    schedule = Schedule(
+        name=program.name,
+        sizes=program.sizes,
+        placement=program.placement,
+        rank_start=np.searchsorted(row, program.rank_start),
+        kind=np.where(second, program.backward[row], np.repeat(first_kind, 1 + cell)),
+        stage=np.where(second, program.stage2[row], program.stage[row]),
+        microbatch=np.where(second, program.microbatch2[row], program.microbatch[row]),
+        pair=np.where(np.repeat(cell, 1 + cell), np.repeat(np.cumsum(cell) - 1, 1 + cell), -1).astype(np.int32),
+        phase=program.phase[row],
+        span=program.span[row],
+        phases=program.phases,
+        spans=program.spans,
+        doc=program.doc,
+        source=program.source,
+    )
+    return schedule, row
