@@ -86,12 +86,12 @@ class Boundary:
         """The tensors of ``values``, in order. Their number is checked; shapes are the transport's to check."""
         leaves = values if self._flat and type(values) is tuple else pytree.tree_leaves(values)
         if len(leaves) != len(self.entries):
-            raise BoundaryError(f"{len(leaves)} values where {len(self.entries)} were expected ({', '.join(self.names)})")
+            raise BoundaryError(
+                f"{len(leaves)} values where {len(self.entries)} were expected ({', '.join(self.names)})"
+            )
         if self._flat:
             return tuple(leaves)
-        return tuple(
-            leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec)
-        )
+        return tuple(leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec))
 
     def unpack(self, tensors: Sequence[Tensor]) -> Any:
         """The values again, constants put back between the ``tensors``."""
@@ -148,7 +148,9 @@ def _propagate(module: nn.Module, index: int, values: Any, device: torch.device)
             " with one_hot(...).sum(0) rather than bincount",
         ) from error
     except Exception as error:
-        shapes = ", ".join(str(TensorSpec.of(v)) if isinstance(v, Tensor) else repr(v) for v in pytree.tree_leaves(values))
+        shapes = ", ".join(
+            str(TensorSpec.of(v)) if isinstance(v, Tensor) else repr(v) for v in pytree.tree_leaves(values)
+        )
         raise BoundaryError(
             f"stage {index} fails on inputs of the shapes ({shapes}): {type(error).__name__}: {error}",
             "the same error is to be expected from the whole model on one microbatch of this shape; check the sizes"

@@ -118,7 +118,9 @@ class Stage:
         if self.loss_fn is not None:
             output_grads = tuple([torch.ones_like(loss) for loss in held.outputs])
         elif len(output_grads) != len(held.outputs):
-            raise StageError(f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs")
+            raise StageError(
+                f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs"
+            )
         if defer:
             self._sink.defer(microbatch)
         try:

@@ -109,7 +109,7 @@ class _LinearForward(_Deferring):
         weight = layer.weight
         if _plain(weight, input):
             return functional.linear(input, weight, layer.bias)
-        output: Tensor = _Linear.apply(input, weight, layer.bias, self.sink)
+        output: Tensor = _Linear.apply(input, weight, layer.bias, self.sink)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -119,9 +119,17 @@ class _EmbeddingForward(_Deferring):
         weight = layer.weight
         if _plain(weight, weight) or layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
             return functional.embedding(
-                input, weight, layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
+                input,
+                weight,
+                layer.padding_idx,
+                layer.max_norm,
+                layer.norm_type,
+                layer.scale_grad_by_freq,
+                layer.sparse,
             )
-        output: Tensor = _Embedding.apply(input, weight, layer.padding_idx, self.sink)
+        output: Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
+            input, weight, layer.padding_idx, self.sink
+        )
         return output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -65,4 +66,4 @@ def _partition_traced(
     cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points)
     modules, values = split(model, traced, assign(traced.graph, calls, cuts), stages)
     bounds = [0, *cuts, len(called)]
-    return Partition(modules, names, values, tuple(tuple(called[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)))
+    return Partition(modules, names, values, tuple(tuple(called[a:b]) for a, b in pairwise(bounds)))

@@ -12,6 +12,7 @@ only the hidden state and those inputs travel. That the adapter is the model's f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ def partition_decoder(
     )
     _check_equal(model, modules, names)
     values = (("hidden_states", *names[1:]),) * (stages - 1)
-    return Partition(modules, names, values, tuple(tuple(layers[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)))
+    return Partition(modules, names, values, tuple(tuple(layers[a:b]) for a, b in pairwise(bounds)))
 
 
 def _check_equal(model: Any, modules: Sequence[nn.Module], inputs: Sequence[str]) -> None:
@@ -153,22 +154,31 @@ def _check_equal(model: Any, modules: Sequence[nn.Module], inputs: Sequence[str]
         return
     device = next(model.parameters()).device
     tokens = torch.arange(8, device=device).remainder(model.config.vocab_size).reshape(1, 8)
-    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "position_ids": torch.arange(8, device=device)[None]}
+    batch = {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "position_ids": torch.arange(8, device=device)[None],
+    }
     batch = {name: batch[name] for name in inputs}
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            expected = model(**batch, use_cache=False)[0]
+            expected, again = (model(**batch, use_cache=False)[0] for _ in range(2))
             values: Any = tuple(batch.values())
             for module in modules:
                 values = module(*values)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    if values.shape != expected.shape or not torch.allclose(values, expected, rtol=1e-3, atol=1e-5):
+    # The same operations on the same values: equal, but for what the model differs from itself (atomic sums).
+    if values.shape != expected.shape or _distance(values, expected) > 4 * _distance(again, expected):
         raise PartitionError(
             f"{type(model).__name__} computes more around its layers than embedding, rotary embedding, mask, norm and"
             " head: the stages do not give what the model gives",
             "write the model as nn.Sequential(first, *layers, last) with the missing steps in `first` and `last`",
         )
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())

@@ -116,9 +116,7 @@ def _stage_module(
     return _graph_module(model, graph, traced.constants, stage)
 
 
-def _graph_module(
-    model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], stage: int
-) -> fx.GraphModule:
+def _graph_module(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], stage: int) -> fx.GraphModule:
     targets = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
     attributes = {
         target: constants[target] if target in constants else _attribute(model, target) for target in targets

@@ -42,7 +42,7 @@ def trace(model: nn.Module, blocks: Sequence[str], inputs: Sequence[str]) -> Tra
     for training in (True, False):
         with _mode(model, through, training):
             traces.append(_trace_once(model, through, inputs))
-    _merge_modes(*traces, owner=type(model).__name__)
+    _merge_modes(traces[0], traces[1], type(model).__name__)
     return traces[0]
 
 
@@ -104,7 +104,6 @@ def _trace_once(model: nn.Module, through: frozenset[str], inputs: Sequence[str]
     finally:
         # fx leaves tensors that the code made by itself as attributes on the user's model: take them off again.
         constants = {name: model.__dict__.pop(name) for name in set(vars(model)) - attributes}
-    graph.eliminate_dead_code()
     return Traced(graph, constants)
 
 
@@ -113,7 +112,8 @@ def _user_line(error: BaseException, model: nn.Module, through: frozenset[str]) 
     files = {inspect.getsourcefile(type(model.get_submodule(name))) for name in through}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files and "torch" not in frame.filename.split("/")[-3:]:
-            return f"\n  --> {frame.filename}:{frame.lineno}: {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
+            text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"\n  --> {frame.filename}:{frame.lineno}: {text}"
     return ""
 
 
@@ -150,7 +150,8 @@ def _merge_modes(training: Traced, evaluation: Traced, owner: str) -> None:
 
     if not same:
         raise PartitionError(
-            f"{owner}.forward takes another path in training than in evaluation mode, in its code between blocks", _REMEDY
+            f"{owner}.forward takes another path in training than in evaluation mode, in its code between blocks",
+            _REMEDY,
         )
     with graph.inserting_before(next(iter(graph.nodes))):
         mode.append(graph.create_node("get_attr", "training"))

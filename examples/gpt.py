@@ -1,0 +1,79 @@
+"""A small GPT: what the examples train and the tests partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a `GPT`. ``tied``: the head's weight is the token embedding's."""
+
+    vocab: int = 128
+    width: int = 64
+    heads: int = 4
+    blocks: int = 8
+    context: int = 128
+    dropout: float = 0.0
+    tied: bool = False
+
+
+class Block(nn.Module):
+    """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.query_key_value = nn.Linear(config.width, 3 * config.width)
+        self.projection = nn.Linear(config.width, config.width)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.projection(self.attention(self.attention_norm(x))))
+        x = x + self.dropout(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
+        return x
+
+    def attention(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        shape = (batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = self.query_key_value(x).view(shape).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        joined: Tensor = mixed.transpose(1, 2).reshape(batch, tokens, width)
+        return joined
+
+
+class GPT(nn.Module):
+    """Token and position embedding, blocks, norm, head: [batch, tokens] int64 to [batch, tokens, vocab] logits."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.blocks)])
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.token_embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of [batch, tokens, vocab] logits against [batch, tokens] targets."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
