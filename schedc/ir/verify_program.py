@@ -1,0 +1,225 @@
+"""The invariants of a `Program`, one function each: that its messages match and that it runs to its end.
+
+Run on every Program that comes from a file. What `insert_communication` makes is right by the proof in that module,
+so `compile` does not run it; the tests do, for every shipped schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Channel, InstructionKind, Program
+from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
+from schedc.ir.rendezvous import Link, run
+from schedc.ir.schedule import Schedule
+from schedc.ir.verify import verify
+from schedc.ir.verify_messages import GROUPS
+
+CELL = InstructionKind.CELL
+Bools = npt.NDArray[np.bool_]
+
+
+def verify_program(program: Program) -> list[Diagnostic]:
+    """Everything that is wrong with a program; empty if any transport that keeps the order of posts can run it.
+
+    Each group of checks relies on the ones before it, so the first group that finds something ends the search.
+    Computation is judged by `schedc.ir.verify` (S2xx), messages by `schedc.ir.verify_messages`. The last check runs
+    the program under the strictest rules: a send completes only with its receive, and each rank's messages complete
+    in the order of posting.
+    """
+    table = ProgramTable(program)
+    for group in ((_columns,), (_computation,), *GROUPS, (_cells_served, _reductions), (_runs,)):
+        if found := [diagnostic for invariant in group for diagnostic in invariant(table)]:
+            return found
+    return []
+
+
+_FIELDS: dict[str, tuple[InstructionKind, ...]] = {
+    "stage2": (CELL,),
+    "microbatch2": (CELL,),
+    "backward": (CELL,),
+    "peer": (SEND, RECV, WAIT, REDUCE),
+    "channel": (SEND, RECV, WAIT),
+    "message": (SEND, RECV, WAIT, REDUCE),
+}
+"""Which kinds have a field; in all others it is -1. ``batch`` is optional in SEND and RECV."""
+
+
+def _columns(table: ProgramTable) -> list[Diagnostic]:
+    """S319: columns fit each other, and every field that applies is in range and every other one is -1."""
+    program, n = table.program, len(table.program)
+    columns = ("stage", "microbatch", *_FIELDS, "batch", "op", "phase", "span")
+    if wrong := [name for name in columns if getattr(program, name).shape != (n,)]:
+        return [Diagnostic("S319", f"column {wrong[0]} has not one value per instruction ({n})", source=program.source)]
+    start = program.rank_start
+    if start.shape != (program.ranks + 1,) or start[0] != 0 or start[-1] != n or (np.diff(start) < 0).any():
+        message = f"rank_start does not split {n} instructions over {program.ranks} ranks"
+        return [Diagnostic("S319", message, source=program.source)]
+    outside = (program.span < 0) | (program.span >= len(program.spans))
+    outside |= (program.phase < 0) | (program.phase >= len(program.phases))
+    if outside.any():  # before anything is described, which looks the place up
+        where = int(np.flatnonzero(outside)[0])
+        return [Diagnostic("S319", f"phase or span of instruction {where} does not exist", source=program.source)]
+    if (bad := np.flatnonzero((program.kind < 0) | (program.kind > REDUCE))).size:
+        message = f"instruction {bad[0]} has kind {program.kind[bad[0]]}, which does not exist"
+        return [Diagnostic("S319", message, source=program.source)]
+    found: list[Diagnostic] = []
+    for name, wrong_rows in _field_errors(program):
+        rows = np.flatnonzero(wrong_rows)
+
+        def describe(row: int, name: str = name) -> Diagnostic:
+            kind = InstructionKind(int(program.kind[row])).name
+            rank = int(program.rank[row])
+            text = f"{name} {getattr(program, name)[row]} is not possible in a {kind}"
+            note = f"rank {rank}, instruction {row - int(start[rank])}"
+            place = Label(program.spans[program.span[row]])
+            return Diagnostic("S319", text, place, notes=(note,), source=program.source)
+
+        found += table.findings(rows, describe)
+    return found
+
+
+def _field_errors(program: Program) -> list[tuple[str, Bools]]:
+    kind, n = program.kind, len(program)
+    limits = {
+        "stage": program.stages, "microbatch": program.microbatches, "stage2": program.stages,
+        "microbatch2": program.microbatches, "backward": len(OpKind), "peer": program.ranks,
+        "channel": len(Channel), "message": 2**31, "batch": 2**31, "op": n,
+    }  # fmt: skip
+    has = {name: np.isin(kind, kinds) for name, kinds in _FIELDS.items()}
+    has |= {"stage": np.ones(n, bool), "microbatch": kind != REDUCE, "op": kind != REDUCE}
+    has["batch"] = np.isin(kind, (SEND, RECV)) & (program.batch >= 0)
+    errors = []
+    for name, applies in has.items():
+        column = getattr(program, name)
+        errors.append((name, np.where(applies, (column < 0) | (column >= limits[name]), column != -1)))
+    errors.append(("backward", (kind == CELL) & ~np.isin(program.backward, (OpKind.B, OpKind.I))))
+    errors.append(("peer", has["peer"] & (program.peer == program.rank)))
+    return errors
+
+
+def _computation(table: ProgramTable) -> list[Diagnostic]:
+    """S2xx: everything is computed once, where its stage lives and after what it takes from the same rank."""
+    schedule, _ = table.computation
+    return verify(schedule if (schedule.kind != OpKind.F).any() else _with_backwards(schedule))
+
+
+def _with_backwards(schedule: Schedule) -> Schedule:
+    """An evaluation program's schedule with every backward at the end of its rank, last stages first: a training
+    schedule that is legal if and only if the forwards are."""
+    stages, microbatches = schedule.stages, schedule.microbatches
+    stage = np.repeat(np.arange(stages, dtype=np.int32)[::-1], microbatches)
+    microbatch = np.tile(np.arange(microbatches, dtype=np.int32), stages)
+    home = schedule.placement.rank_of(stage, microbatch)
+    by_rank = np.argsort(np.concatenate([schedule.rank, home]), kind="stable")
+
+    def column(forwards: npt.NDArray[np.int32], backwards: npt.NDArray[np.int32] | int) -> npt.NDArray[np.int32]:
+        added = np.broadcast_to(np.asarray(backwards, np.int32), stage.shape)
+        return np.concatenate([forwards, added])[by_rank].astype(forwards.dtype)
+
+    counts = np.bincount(home, minlength=schedule.ranks)
+    return replace(
+        schedule,
+        rank_start=schedule.rank_start + np.concatenate([[0], np.cumsum(counts)]),
+        kind=column(schedule.kind.astype(np.int32), OpKind.B).astype(np.int8),
+        stage=column(schedule.stage, stage),
+        microbatch=column(schedule.microbatch, microbatch),
+        pair=column(schedule.pair, -1),
+        phase=column(schedule.phase, 0),
+        span=column(schedule.span, 0),
+    )
+
+
+def _cells_served(table: ProgramTable) -> list[Diagnostic]:
+    """S319: the op column names the cell that an instruction serves."""
+    program, (producer, consumer) = table.program, table.flows
+    compute = np.flatnonzero(program.kind <= CELL)
+    cell = np.full(len(program), -1)
+    before = np.searchsorted(compute, program.rank_start)
+    cell[compute] = np.arange(compute.size) - np.repeat(before[:-1], np.diff(before))
+    expected = cell.copy()
+    expected[table.send] = cell[producer[table.slot(table.send)]]
+    expected[table.receive] = cell[consumer[table.slot(table.receive)]]
+    judged = program.kind != WAIT  # a wait has the op of its post: S315
+    wrong = np.flatnonzero(judged & (program.op != expected))
+
+    def describe(row: int) -> Diagnostic:
+        message = f"this instruction serves cell {expected[row]} of its rank, not cell {program.op[row]}"
+        return table.finding("S319", row, message)
+
+    return table.findings(wrong, describe)
+
+
+def _reductions(table: ProgramTable) -> list[Diagnostic]:
+    """S318: the copies of a stage on two ranks are summed once, after their last weight gradient, in one order."""
+    program, rows = table.program, table.rows(REDUCE)
+    rank, place = program.rank, program.placement
+    schedule, op_row = table.computation
+    weights = np.isin(schedule.kind, (OpKind.B, OpKind.W))
+    last = np.full((program.ranks, program.stages), -1)
+    last[rank[op_row[weights]], schedule.stage[weights]] = op_row[weights]
+    wanted = np.full((program.ranks, program.stages), -1)
+    if place.pipes == 2 and weights.any():
+        here, there = place.rank_of_stage
+        apart = np.flatnonzero(here != there)
+        wanted[here[apart], apart], wanted[there[apart], apart] = there[apart], here[apart]
+    peer = wanted[rank[rows], program.stage[rows]]
+    wrong = rows[(peer != program.peer[rows]) | (last[rank[rows], program.stage[rows]] > rows)]
+    count = np.zeros_like(wanted)
+    np.add.at(count, (rank[rows], program.stage[rows]), 1)
+    found = table.findings(wrong, lambda row: table.finding(
+        "S318", row, f"stage {program.stage[row]} cannot be summed here with rank {program.peer[row]}",
+        help="sum a stage with the rank of its other copy, after its last weight gradient"))  # fmt: skip
+    found += [
+        Diagnostic("S318", f"rank {r} sums stage {s} {count[r, s]} times instead of {int(wanted[r, s] >= 0)}",
+                   source=program.source)
+        for r, s in np.argwhere(count != (wanted >= 0))[:SHOWN].tolist()
+    ]  # fmt: skip
+    if found:
+        return found
+    low, high = np.minimum(rank[rows], program.peer[rows]), np.maximum(rank[rows], program.peer[rows])
+    order = rows[np.lexsort((rows, rank[rows], high, low))]
+    sequence = np.lexsort((program.message[rows], rank[rows], high, low))
+    first, second = (order[rank[order] < program.peer[order]], order[rank[order] > program.peer[order]])
+    unequal = first[
+        (program.stage[first] != program.stage[second]) | (program.message[first] != program.message[second])
+    ]
+    unsorted = order[order != rows[sequence]]
+    return table.findings(np.concatenate([unequal, unsorted])[:1], lambda row: table.finding(
+        "S318", row, f"ranks {rank[row]} and {program.peer[row]} do not sum their stages in one order"))  # fmt: skip
+
+
+def _runs(table: ProgramTable) -> list[Diagnostic]:
+    """S310: the run under rendezvous and in-order completion ends."""
+    program = table.program
+    stall = run(program, table.send, table.receive)
+    if stall is None:
+        return []
+    trail = [_link(table, link) for link in stall.cycle]
+    row = stall.cycle[0].waits
+    ranks = " <- ".join(f"rank {program.rank[link.waits]}" for link in (*stall.cycle, stall.cycle[0]))
+    others = tuple(Label(program.spans[program.span[link.waits]], "and this one") for link in stall.cycle[1:])
+    return [
+        Diagnostic(
+            "S310",
+            f"{stall.ranks} ranks wait for each other for ever",
+            Label(program.spans[program.span[row]], "an instruction of this op waits"),
+            tuple(label for label in others if label.span.line),
+            (f"the shortest circle of waits: {ranks}", *trail),
+            help="post receives before the waits that hold up their sender",
+            source=program.source,
+        )
+    ]
+
+
+def _link(table: ProgramTable, link: Link) -> str:
+    waits, holds = table.name(link.waits), table.name(link.holds)
+    place = table.program.where(link.waits)
+    if link.blocked:
+        return f"rank {table.program.rank[link.waits]} stands at {waits} for {place}, before {holds}"
+    return f"{holds} completes only after {waits}, for {place}"
