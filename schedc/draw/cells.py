@@ -80,15 +80,26 @@ class Cells:
         return Curve(times[~dips], held[~dips])
 
     def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
-        """(phase, start, end) of each run of cells of one phase; a run ends where its last cell does."""
+        """(number in `phase_names`, start, end) of each run of cells of one phase; it ends where its last cell does."""
         cells = self.of_rank(rank)
-        phase = self.schedule.phase[self.first[cells]]
+        phase = self.phase[cells]
         if phase.size == 0:
             return []
         at = np.flatnonzero(np.diff(phase, prepend=-1))
         last = np.append(at[1:], phase.size) - 1
         starts, ends = self.start[cells][at], self.end[cells][last]
         return [(int(p), float(a), float(b)) for p, a, b in zip(phase[at], starts, ends, strict=True)]
+
+    @cached_property
+    def phase_names(self) -> list[str]:
+        """The phases, each name once: a source may write several parts of one phase."""
+        return list(dict.fromkeys(self.schedule.phases))
+
+    @cached_property
+    def phase(self) -> Int64:
+        """[c] number in `phase_names` of each cell's phase."""
+        number = {name: i for i, name in enumerate(self.phase_names)}
+        return np.array([number[name] for name in self.schedule.phases])[self.schedule.phase[self.first]]
 
 
 def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> Cells:

@@ -36,7 +36,7 @@ class Item:
 
 
 def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[str], float]:
-    """Title, first line of the documentation and the figures; and where the next row begins."""
+    """Title, first sentence of the documentation and the figures; and where the next row begins."""
     room = width - 2 * MARGIN
     parts = [label(MARGIN, MARGIN + 14, fit(plain(title), 18, room), "title")]
     y = MARGIN + 36
@@ -137,9 +137,8 @@ def _shade_item(shade: int, cells: Cells) -> Item:
 
 
 def _phase_marks(cells: Cells) -> list[Item]:
-    schedule = cells.schedule
-    used = [p for p in np.unique(schedule.phase).tolist() if schedule.phases[p]]
-    items = [Item(_SWATCH, _tint(p), fit(plain(schedule.phases[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
+    used = [p for p in np.unique(cells.phase).tolist() if cells.phase_names[p]]
+    items = [Item(_SWATCH, _tint(p), fit(plain(cells.phase_names[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
     if len(used) > _MOST_PHASES:
         items.append(Item(0, lambda x, y: "", f"and {len(used) - _MOST_PHASES} more phases"))
     return items

@@ -31,7 +31,7 @@ def phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
     parts = []
     y, height = layout.phases_y(rank), layout.rows.phases - 2
     for phase, start, end in cells.phase_runs(rank):
-        if not (name := plain(cells.schedule.phases[phase])):
+        if not (name := plain(cells.phase_names[phase])):
             continue
         x, width = layout.x(start), (end - start) * layout.scale
         strip = box(x, y, max(width - 1, 0.5), height, f"p{phase % len(PHASES)}")
@@ -86,7 +86,7 @@ def _op(cells: Cells, row: int, start: float, end: float, layout: Layout, y: flo
     width = (end - start) * layout.scale
     rect = box(layout.x(start), y, width, layout.rows.cells, f"{LETTERS[cells.schedule.kind[row]]}{shade_of(chunk)}")
     text = str(cells.schedule.microbatch[row])
-    size = min(_NUMERAL, np.floor(2 * (width - 3) / text_width(text, 1.0)) / 2)
+    size = min(_NUMERAL, np.floor(2 * (width - 2) / text_width(text, 1.0)) / 2)
     if size < _SMALLEST:
         return rect
     middle = layout.x((start + end) / 2)

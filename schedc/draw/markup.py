@@ -20,7 +20,7 @@ def number(value: float) -> str:
 
 def quantity(value: float) -> str:
     """A measured value for people: six significant digits, no exponent where none is needed."""
-    return f"{value:.6g}" if abs(value) < 1e6 or value != round(value) else str(round(value))
+    return str(round(value)) if 1e6 <= abs(value) < 1e12 and value == round(value) else f"{value:.6g}"
 
 
 def plain(text: str) -> str:

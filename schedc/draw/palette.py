@@ -5,15 +5,15 @@ from __future__ import annotations
 from schedc.ir.ops import OpKind
 
 FILLS: dict[OpKind, tuple[str, str]] = {
-    OpKind.F: ("#f7b267", "#b3540d"),
-    OpKind.I: ("#d3e7a4", "#5f7a1a"),
+    OpKind.F: ("#f7b267", "#b2530c"),
+    OpKind.I: ("#d3e7a4", "#5b7518"),
     OpKind.W: ("#a8c8f0", "#2f62a8"),
     OpKind.B: ("#7fc48a", "#23733a"),
 }
 """Fill of each kind in two shades: pale under the dark inks, deep under the light ones. The hues are those of
 the DualPipe figures: forward orange, both backwards green, weight gradient blue."""
 
-INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#ffeaa6")
+INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colour of the numeral, by chunk: even ones stand on the pale shade, odd ones on the deep. Chunks beyond the
 fourth start again, since no fifth ink is told apart at a glance; the hover text always names the stage."""
 

@@ -34,7 +34,7 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
     width = left + plot_width + GUTTER + MARGIN
 
     parts, y = frame.header(
-        title or schedule.name, _first_line(schedule.doc), _facts(schedule, timeline, memory), width
+        title or schedule.name, _first_sentence(schedule.doc), _facts(schedule, timeline, memory), width
     )
     held = f"{'memory' if _weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, drawn_strips, y, width)
@@ -49,14 +49,19 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
         parts += lanes.memory(curve, highest, rank, layout)
     bottom = layout.bottom + (28 if schedule.ranks > 4 else 8)
     if drawn_strips:
-        note = f"{len(cells)} cells as strips: numerals and hover text left out, touching cells of one colour merged"
+        grid = cells.makespan / strips.columns(layout)
+        note = (
+            f"{len(cells)} cells as strips: numerals and hover text left out, touching cells of one colour merged, "
+            f"edges rounded to {grid:.2g} of time"
+        )
         parts.append(label(MARGIN, bottom + 14, note, "t muted"))
         bottom += 20
     return _document(parts, width, bottom + MARGIN / 2, title or schedule.name, schedule.doc)
 
 
-def _first_line(doc: str) -> str:
-    return next((line for line in doc.splitlines() if line.strip()), "")
+def _first_sentence(doc: str) -> str:
+    head, stop, _ = " ".join(doc.split()).partition(". ")
+    return head + stop.strip()
 
 
 def _facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
