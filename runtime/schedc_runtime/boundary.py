@@ -138,7 +138,10 @@ def _propagate(module: nn.Module, index: int, values: Any, device: torch.device)
         )
         for name, value in named
     }  # fmt: skip
+    shape_only = getattr(module, "shape_only", None)
     try:
+        if shape_only is not None:
+            module.shape_only = True  # type: ignore[assignment]
         return torch.func.functional_call(module, fakes, tuple(values), tie_weights=False)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise BoundaryError(
@@ -153,9 +156,12 @@ def _propagate(module: nn.Module, index: int, values: Any, device: torch.device)
         )
         raise BoundaryError(
             f"stage {index} fails on inputs of the shapes ({shapes}): {type(error).__name__}: {error}",
-            "the same error is to be expected from the whole model on one microbatch of this shape; check the sizes"
-            " of the batch and the model",
+            "if the whole model fails on such a microbatch too, mend the sizes of the batch or the model; if only here,"
+            " an operation cannot run on fake tensors: keep values out of control flow",
         ) from error
+    finally:
+        if shape_only is not None:
+            module.shape_only = shape_only
 
 
 def _boundary(values: Any, names: tuple[str, ...]) -> Boundary:

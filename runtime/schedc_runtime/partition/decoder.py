@@ -48,7 +48,12 @@ class DecoderStage(nn.Module):
     forward(hidden or input_ids, *others): the others are those of attention_mask and position_ids that the batch
     brings, in the order of ``inputs``. Returns (hidden, *others), or on the last stage the logits; without a head,
     the hidden state.
+
+    shape_only: leave the layers out, which keep the shape and type of the hidden state. Boundaries are inferred so:
+    fake tensors can neither be routed to experts by their values nor multiplied by every kernel there is.
     """
+
+    shape_only = False
 
     def __init__(self, model: Any, inputs: Sequence[str], layers: range, *, first: bool, last: bool) -> None:
         super().__init__()
@@ -73,7 +78,7 @@ class DecoderStage(nn.Module):
     def forward(self, hidden: Tensor, *others: Any) -> Any:
         if self.first:
             hidden = self.part("embed_tokens")(hidden)
-        if len(self.numbers):
+        if len(self.numbers) and not self.shape_only:
             hidden = self._layers(hidden, dict(zip(self.inputs[1:], others, strict=True)))
         if not self.last:
             return (hidden, *others)
