@@ -158,10 +158,10 @@ class Require:
 
 @dataclass(frozen=True, slots=True)
 class PipePlace:
-    """``down(M/2): stage s on rank s`` in ``place pipes``."""
+    """``down(M/2): stage s on rank s`` in ``place pipes``; of a ``map``, nameless and with all microbatches (None)."""
 
     name: str
-    microbatches: Expr
+    microbatches: Expr | None
     variable: str
     rank: Expr
     span: Span
@@ -169,7 +169,10 @@ class PipePlace:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``place linear``, ``place loop(v)``, ``place map(2*P) { stage s on rank ... }``, ``place pipes { ... }``."""
+    """``place linear``, ``place loop(v)``, ``place map(2*P) { stage s on rank ... }``, ``place pipes { ... }``.
+
+    ``arguments`` of map and pipes: the number of stages (of pipes it may be left out: one stage per rank).
+    """
 
     form: str
     arguments: tuple[Expr, ...]
@@ -209,7 +212,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTree:
-    """One ``schedule name(sizes) { ... }``."""
+    """One ``schedule name(sizes) { ... }``. ``span`` is that of its name."""
 
     name: str
     doc: str
@@ -217,8 +220,16 @@ class ScheduleTree:
     requires: tuple[Require, ...]
     lets: tuple[Let, ...]
     functions: tuple[Function, ...]
-    place: Place | None
+    places: tuple[Place, ...]
     ranks: tuple[RankBlock, ...]
     claims: tuple[Claim, ...]
     span: Span
     source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class FileTree:
+    """A whole file. ``edition`` is that of the language, 1 where no ``sched`` line says so."""
+
+    edition: int
+    schedules: tuple[ScheduleTree, ...]

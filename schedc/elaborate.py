@@ -1,0 +1,137 @@
+"""`elaborate`: the tree of a schedule and its sizes to the `Schedule`, by array arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.check import check
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.evaluate import RANK, Evaluator, Scope
+from schedc.expand import Expander, Item, unpack
+from schedc.ir.ops import FACTS
+from schedc.ir.placement import Placement
+from schedc.ir.schedule import Int64, Schedule
+from schedc.numbering import Unnumbered, number
+from schedc.place import build_placement
+from schedc.sizes import bind_sizes, role, unmet
+from schedc.syntax import tree as t
+
+
+def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
+    """The order of every rank at ``sizes`` (missing ones take their defaults).
+
+    Raises `DiagnosticError` with codes S1. Whether the order is complete and runs is for `verify` to say.
+    """
+    if findings := check(tree):
+        raise DiagnosticError(findings)
+    bound = bind_sizes(tree, sizes)
+    evaluator = Evaluator(tree.source, bound, {function.name: function for function in tree.functions})
+    scope = _file_scope(tree, evaluator, bound)
+    ranks, microbatches = bound[role(tree, "ranks").name], bound[role(tree, "microbatches").name]
+    placement = build_placement(tree.places[0], ranks, microbatches, evaluator, scope)
+    block = tree.ranks[0]
+    every = np.arange(ranks, dtype=np.int64)
+    expander = Expander(evaluator, placement)
+    rows = expander.body(block.body, Scope(ranks, {block.variable: every, RANK: every}, scope), "")
+    starts = np.concatenate([[0], np.cumsum(rows.per_lane(ranks))]).astype(np.int64)
+    return _assemble(tree, bound, placement, expander.items, rows.codes, starts)
+
+
+def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
+    """The sizes and the values of the `let`s outside of the rank block, the `require`s tested on the way."""
+    scope = Scope(1, dict(sizes))
+    failed: list[Diagnostic] = []
+    for item in sorted([*tree.lets, *tree.requires], key=lambda item: item.span):
+        if isinstance(item, t.Require):
+            if not evaluator.value(item.condition, scope):
+                failed.append(unmet(tree, item, sizes))
+        elif not failed:  # a let may rely on what was required above it
+            scope.names[item.name] = evaluator.value(item.value, scope)
+    if failed:
+        raise DiagnosticError(failed)
+    return scope
+
+
+def _assemble(
+    tree: t.ScheduleTree,
+    sizes: Mapping[str, int],
+    placement: Placement,
+    items: list[Item],
+    codes: Int64,
+    starts: Int64,
+) -> Schedule:
+    """Number the microbatches rank by rank and write the columns."""
+    item, chunk, microbatch = unpack(codes)
+    kind = np.array([i.kind for i in items], np.int8)[item] if items else np.empty(0, np.int8)
+    faults = _Faults(tree, sizes, items)
+    stage_of, pipe_of = placement.stage_of_chunk, placement.pipe_of_chunk
+    first = np.asarray(placement.first_microbatch, np.int64)
+    stage = np.empty(codes.size, np.int32)
+    for rank in range(placement.ranks):
+        own = slice(int(starts[rank]), int(starts[rank + 1]))
+        numbered = number(Unnumbered(kind[own], chunk[own], microbatch[own]))
+        faults.starved(rank, item[own], numbered.starved)
+        known = np.maximum(numbered.chunk, 0)  # a starved W has no chunk, and is reported
+        pipe = pipe_of[rank][known]
+        faults.too_many(rank, item[own], known, numbered.microbatch, (first[1:] - first[:-1])[pipe])
+        stage[own] = stage_of[rank][known]
+        microbatch[own] = numbered.microbatch + first[pipe]
+    faults.report()
+    half = np.array([i.half for i in items], np.int8)[item] if items else kind
+    phases = tuple(dict.fromkeys(i.phase for i in items)) or ("",)
+    return Schedule(
+        name=tree.name,
+        sizes=dict(sizes),
+        placement=placement,
+        rank_start=starts,
+        kind=kind,
+        stage=stage,
+        microbatch=microbatch.astype(np.int32),
+        pair=np.where(half > 0, np.cumsum(half == 1) - 1, -1).astype(np.int32),
+        phase=np.array([phases.index(i.phase) for i in items], np.int32)[item] if items else stage,
+        span=item.astype(np.int32),
+        phases=phases,
+        spans=tuple(i.span for i in items) or (tree.span,),
+        doc=tree.doc,
+        source=tree.source,
+    )
+
+
+@dataclass
+class _Faults:
+    """Ops that can take no microbatch: the first of each op of the text, over the ranks."""
+
+    tree: t.ScheduleTree
+    sizes: Mapping[str, int]
+    items: list[Item]
+
+    def __post_init__(self) -> None:
+        self.found: dict[tuple[str, int], Diagnostic] = {}
+
+    def starved(self, rank: int, item: Int64, rows: Int64) -> None:
+        for row in rows[:1].tolist():
+            message = "a weight gradient with no input gradient pending"
+            self._add("S119", rank, int(item[row]), message, "each W takes the oldest I before it that no W has taken")
+
+    def too_many(self, rank: int, item: Int64, chunk: Int64, microbatch: Int64, count: Int64) -> None:
+        beyond = microbatch >= count
+        if not beyond.any():
+            return
+        _, first = np.unique(item[beyond], return_index=True)
+        for row in np.flatnonzero(beyond)[first].tolist():
+            op = self.items[int(item[row])]
+            message = f"{FACTS[op.kind].name} number {microbatch[row] + 1} of chunk {chunk[row]}, which has {count[row]} microbatches"
+            self._add("S118", rank, int(item[row]), message, "count what the phases before it do at these sizes")
+
+    def _add(self, code: str, rank: int, item: int, message: str, help: str) -> None:
+        if (code, item) not in self.found:
+            where = ", ".join([f"rank {rank}", *(f"{name} = {value}" for name, value in self.sizes.items())])
+            label = Label(self.items[item].span, f"({where})")
+            self.found[code, item] = Diagnostic(code, f"{message} ({where})", label, help=help, source=self.tree.source)
+
+    def report(self) -> None:
+        if self.found:
+            raise DiagnosticError(sorted(self.found.values(), key=lambda d: d.primary.span)[:10])

@@ -1,0 +1,232 @@
+"""The body of a rank block to the rows of all ranks at once: loops multiply lanes, never run.
+
+A *lane* is a rank, or one iteration of the loops around a statement on a rank. A statement gives every lane some
+rows; a row is one number that packs the op in the text, its chunk and its explicit microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schedc.evaluate import RANK, Evaluator, Scope, Value
+from schedc.ir.ops import OpKind
+from schedc.ir.placement import Placement
+from schedc.ir.schedule import Int64
+from schedc.source import Span
+from schedc.syntax import tree as t
+
+MAX_OPS = 20_000_000
+"""Ops of a schedule, over all ranks; also the iterations of one loop."""
+
+_CHUNK_SHIFT, _MICROBATCH_SHIFT = 20, 36
+_ITEM_MASK = (1 << _CHUNK_SHIFT) - 1
+_CHUNK_MASK = (1 << (_MICROBATCH_SHIFT - _CHUNK_SHIFT)) - 1
+
+
+@dataclass(frozen=True)
+class Item:
+    """One op of the text. ``half``: 1 the first op of a pair, 2 the second, 0 a single op."""
+
+    kind: OpKind
+    phase: str
+    span: Span
+    half: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of some lanes, lane by lane; ``counts`` is the number of rows of each lane, or of every lane."""
+
+    codes: Int64
+    counts: Value
+
+    def per_lane(self, lanes: int) -> Int64:
+        return np.broadcast_to(np.asarray(self.counts, np.int64), (lanes,))
+
+
+def unpack(codes: Int64) -> tuple[Int64, Int64, Int64]:
+    """Item, chunk and microbatch of each row; -1 for a chunk or a microbatch that was not written."""
+    return codes & _ITEM_MASK, ((codes >> _CHUNK_SHIFT) & _CHUNK_MASK) - 1, (codes >> _MICROBATCH_SHIFT) - 1
+
+
+@dataclass
+class Expander:
+    """Expands statements. ``items`` grows with the ops of the text; ``rows`` counts the ops made so far."""
+
+    evaluator: Evaluator
+    placement: Placement
+    items: list[Item] = field(default_factory=list)
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        held = (self.placement.stage_of_chunk >= 0).sum(axis=1).astype(np.int64)
+        self.held: Value = int(held[0]) if (held == held[0]).all() else held
+        """Chunks of every rank, or of each."""
+
+    def body(self, statements: Sequence[t.Statement], scope: Scope, phase: str) -> Rows:
+        """The rows of a sequence of statements; each lane runs them in order."""
+        parts: list[Rows] = []
+        for statement in statements if scope.lanes else ():
+            self.evaluator.spend(scope.lanes, statement.span)
+            match statement:
+                case t.Let(name=name, value=value):
+                    scope.names[name] = self.evaluator.value(value, scope)
+                case t.OpItem():
+                    parts.append(self._op(statement, scope, phase, 0))
+                case t.PairItem(first=first, second=second):
+                    forward, backward = (first, second) if first.kind == "F" else (second, first)
+                    parts.append(self._op(forward, scope, phase, 1))
+                    parts.append(self._op(backward, scope, phase, 2))
+                case t.Phase(name=name, body=body):
+                    parts.append(self.body(body, scope.inside(), name))
+                case t.Repeat(count=count, body=body):
+                    times = self.evaluator.value(count, scope)
+                    parts.append(self._loop(statement, times, None, body, scope, phase))
+                case t.For(start=start, stop=stop, body=body):
+                    first_value = self.evaluator.value(start, scope)
+                    times = self.evaluator.value(stop, scope) - first_value
+                    parts.append(self._loop(statement, times, first_value, body, scope, phase))
+                case t.If():
+                    parts.append(self._if(statement, scope, phase))
+        return in_sequence(parts, scope.lanes)
+
+    def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> Rows:
+        self.rows += scope.lanes
+        if self.rows > MAX_OPS:
+            message = f"the schedule has more than {MAX_OPS:,} ops"
+            self.evaluator.fail("S120", message, op.span, help="use smaller sizes")
+        code: Value = len(self.items)
+        self.items.append(Item(OpKind[op.kind], phase, op.span, half))
+        code = code + ((self._chunk(op, scope) + 1) << _CHUNK_SHIFT)
+        if op.microbatch is not None:
+            code = code + ((self._microbatch(op, op.microbatch, scope) + 1) << _MICROBATCH_SHIFT)
+        return Rows(np.full(scope.lanes, code) if isinstance(code, int) else code, 1)
+
+    def _chunk(self, op: t.OpItem, scope: Scope) -> Value:
+        """The chunk of an op; -1 only for a W that takes the oldest of any chunk."""
+        held = self.held if isinstance(self.held, int) else self.held[scope.lookup(RANK)]
+        require = self.evaluator.require_all
+        if op.chunk is None:
+            if op.kind == "W" and op.microbatch is None:
+                return -1
+            help = f"say which: {op.kind}0, {op.kind}1 or {op.kind}[expression]"
+            require(held == 1, "S110", lambda at: f"a rank with {at(held)} chunks, and none is named", op.span, scope,
+                    help)  # fmt: skip
+            return 0
+        chunk = self.evaluator.value(op.chunk, scope)
+        inside = (chunk >= 0) & (chunk < held) if isinstance(chunk, np.ndarray) else 0 <= chunk and chunk < held
+        require(inside, "S117", lambda at: f"chunk {at(chunk)} of a rank with {at(held)} (numbered from 0)",
+                op.chunk.span, scope, "a digit or [expression] after an op is its chunk; `@` names a microbatch")  # fmt: skip
+        return chunk
+
+    def _microbatch(self, op: t.OpItem, expr: t.Expr, scope: Scope) -> Value:
+        microbatch = self.evaluator.value(expr, scope)
+        count = self.placement.microbatches
+        inside = (microbatch >= 0) & (microbatch < count) if isinstance(microbatch, np.ndarray) else (
+            0 <= microbatch < count
+        )
+        self.evaluator.require_all(
+            inside, "S118", lambda at: f"microbatch {at(microbatch)} of {count} (numbered from 0)", expr.span, scope
+        )
+        return microbatch
+
+    def _loop(
+        self,
+        loop: t.Repeat | t.For,
+        times: Value,
+        first: Value | None,
+        body: Sequence[t.Statement],
+        scope: Scope,
+        phase: str,
+    ) -> Rows:
+        """``times`` copies of each lane, one per iteration, that run ``body``; with ``first``, of a counting loop."""
+        total = self._iterations(loop, times, scope)
+        names: dict[str, Value] = {}
+        if isinstance(loop, t.For) and first is not None:
+            names[loop.name] = _counted(first, times, total, scope.lanes)
+        rows = self.body(body, scope.repeated(times, total, names), phase)
+        if isinstance(rows.counts, int):
+            return Rows(rows.codes, times * rows.counts)
+        ends = np.concatenate([[0], np.cumsum(rows.counts)])
+        lanes = np.concatenate([[0], np.cumsum(np.broadcast_to(times, (scope.lanes,)))])
+        return Rows(rows.codes, np.diff(ends[lanes]))
+
+    def _iterations(self, loop: t.Repeat | t.For, times: Value, scope: Scope) -> int:
+        """How often the body runs over all lanes, refused before anything is made if it is too often."""
+        span = loop.count.span if isinstance(loop, t.Repeat) else loop.span
+        said = "repeat is" if isinstance(loop, t.Repeat) else "the length of the range is"
+        help = "clip it with max(0, ...), or state the sizes it needs with `require`"
+        self.evaluator.require_all(times >= 0, "S115", lambda at: f"{said} {at(times)}", span, scope, help)
+        total = int(times.sum()) if isinstance(times, np.ndarray) else times * scope.lanes
+        if total > MAX_OPS:
+            message = f"this loop runs {total:,} times, more than the {MAX_OPS:,} ops a schedule may have"
+            self.evaluator.fail("S120", message, span, help="use smaller sizes")
+        return total
+
+    def _if(self, statement: t.If, scope: Scope, phase: str) -> Rows:
+        condition = self.evaluator.value(statement.condition, scope)
+        if isinstance(condition, int):
+            return self.body(statement.then if condition else statement.otherwise, scope.inside(), phase)
+        parts: list[Rows] = []
+        for lanes, body in (
+            (np.flatnonzero(condition), statement.then),
+            (np.flatnonzero(condition == 0), statement.otherwise),
+        ):
+            rows = self.body(body, scope.only(lanes), phase)
+            counts = np.zeros(scope.lanes, np.int64)
+            counts[lanes] = rows.counts
+            parts.append(Rows(rows.codes, counts))
+        return in_sequence(parts, scope.lanes)
+
+
+def _counted(first: Value, times: Value, total: int, lanes: int) -> Int64:
+    """The loop variable of each iteration: ``first``, ``first + 1``, ... on every lane."""
+    if isinstance(times, int) and isinstance(first, int):
+        return np.tile(np.arange(first, first + times, dtype=np.int64), lanes)
+    each = np.broadcast_to(np.asarray(times, np.int64), (lanes,))
+    begin = np.cumsum(each) - each
+    return np.arange(total, dtype=np.int64) + np.repeat(first - begin, each)
+
+
+def in_sequence(parts: Sequence[Rows], lanes: int) -> Rows:
+    """The rows of ``parts`` one after the other on every lane."""
+    if not parts or not lanes:
+        return Rows(np.empty(0, np.int64), 0)
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part.counts, int) for part in parts):
+        blocks = [part.codes.reshape(lanes, -1) for part in parts if part.codes.size]
+        total = sum(int(part.counts) for part in parts)
+        return Rows(np.concatenate(blocks, axis=1).ravel() if blocks else np.empty(0, np.int64), total)
+    counts = np.stack([part.per_lane(lanes) for part in parts])
+    rows = int(counts.sum())
+    if counts.size * 16 < rows:
+        return Rows(_by_slices(parts, counts), counts.sum(axis=0))
+    return Rows(_by_scatter(parts, counts, rows), counts.sum(axis=0))
+
+
+def _by_slices(parts: Sequence[Rows], counts: Int64) -> Int64:
+    """Join by copying whole runs: for few, long runs."""
+    ends = np.cumsum(counts, axis=1)
+    starts = ends - counts
+    return np.concatenate(
+        [
+            part.codes[starts[j, lane] : ends[j, lane]]
+            for lane in range(counts.shape[1])
+            for j, part in enumerate(parts)
+        ]
+    )
+
+
+def _by_scatter(parts: Sequence[Rows], counts: Int64, rows: int) -> Int64:
+    """Join by computing where each row goes: for many short runs."""
+    by_lane = counts.T.ravel()
+    begin = (np.cumsum(by_lane) - by_lane).reshape(counts.shape[::-1]).T
+    joined = np.empty(rows, np.int64)
+    for j, part in enumerate(parts):
+        own = np.cumsum(counts[j]) - counts[j]
+        joined[np.arange(part.codes.size) + np.repeat(begin[j] - own, counts[j])] = part.codes
+    return joined

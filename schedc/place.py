@@ -1,0 +1,90 @@
+"""The `place` line of a schedule and its sizes to a `Placement`, within the limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from schedc.evaluate import Evaluator, Scope, Value
+from schedc.ir import placement
+from schedc.ir.placement import IntArray, Placement
+from schedc.source import Span
+from schedc.syntax import tree as t
+
+MAX_STAGES = 16_384
+
+
+def build_placement(place: t.Place, ranks: int, microbatches: int, evaluator: Evaluator, scope: Scope) -> Placement:
+    """The placement that ``place`` describes; faults are S123."""
+    arguments = [_scalar(evaluator.value(argument, scope)) for argument in place.arguments]
+    stages = _stages(place.form, arguments, ranks)
+    if not 0 < stages <= MAX_STAGES or (place.form == "map" and stages < ranks):
+        least = ranks if place.form in ("map", "pipes") else 1
+        evaluator.fail("S123", f"{stages} stages; legal are {least} to {MAX_STAGES:,}", place.span)
+    match place.form:
+        case "linear":
+            return placement.linear(ranks, microbatches)
+        case "loop":
+            return placement.loop(ranks, microbatches, arguments[0])
+        case "v":
+            return placement.v_shape(ranks, microbatches)
+        case "waves":
+            return placement.waves(ranks, microbatches, arguments[0])
+        case _:
+            return _routed(place, stages, ranks, microbatches, evaluator, scope)
+
+
+def _stages(form: str, arguments: list[int], ranks: int) -> int:
+    match form:
+        case "loop":
+            return ranks * arguments[0]
+        case "v":
+            return 2 * ranks
+        case "waves":
+            return 2 * ranks * arguments[0]
+        case "map" | "pipes" if arguments:
+            return arguments[0]
+        case _:
+            return ranks
+
+
+def _routed(
+    place: t.Place, stages: int, ranks: int, microbatches: int, evaluator: Evaluator, scope: Scope
+) -> Placement:
+    """`map` and `pipes`: each route says where the stages of one pipe lie, and which share of the microbatches it has."""
+    routes, shares = [], []
+    for pipe in place.pipes:
+        routes.append(_route(pipe, stages, ranks, evaluator, scope))
+        own = microbatches if pipe.microbatches is None else _scalar(evaluator.value(pipe.microbatches, scope))
+        if own < 1:
+            evaluator.fail("S123", f"pipe `{pipe.name}` has {own} microbatches", pipe.span)
+        shares.append(own)
+    if sum(shares) != microbatches:
+        said = " + ".join(map(str, shares))
+        evaluator.fail("S123", f"the pipes have {said} microbatches, not {microbatches}", place.span)
+    built = Placement(np.stack(routes), (0, *np.cumsum(shares).tolist()), ranks)
+    held = np.bincount(built.rank_of_stage.ravel(), minlength=ranks)
+    if not held.all():
+        evaluator.fail("S123", f"rank {int(np.argmin(held))} holds no stage", place.span)
+    return built
+
+
+def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, scope: Scope) -> IntArray:
+    """[stages] the rank of each stage of one pipe."""
+    inner = Scope(stages, {pipe.variable: np.arange(stages, dtype=np.int64)}, scope, lambda: _no_lanes(pipe.span))
+    value: Any = np.broadcast_to(np.asarray(evaluator.value(pipe.rank, inner), np.int64), (stages,))
+    wrong = np.flatnonzero((value < 0) | (value >= ranks))
+    if wrong.size:
+        stage = int(wrong[0])
+        evaluator.fail("S123", f"stage {stage} is placed on rank {int(value[stage])}, which does not exist", pipe.rank.span)
+    return np.asarray(value, np.int32)
+
+
+def _no_lanes(span: Span) -> Any:
+    raise AssertionError(f"only scalars are visible where stages are placed, {span}")
+
+
+def _scalar(value: Value) -> int:
+    assert isinstance(value, int), "no lanes are known before the rank block"
+    return value

@@ -1,0 +1,97 @@
+"""The sizes of a schedule: from the caller, from defaults, within bounds, and what to try when a `require` fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.evaluate import MAX_VALUE, Evaluator, Scope
+from schedc.place import MAX_STAGES
+from schedc.syntax import tree as t
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "ranks": (1, 4_096),
+    "microbatches": (1, 65_536),
+    "chunks": (1, MAX_STAGES),
+    "count": (0, MAX_VALUE),
+}
+"""Least and largest value of a size, by its role."""
+
+_TRIES = 256
+
+
+def role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
+    """The one parameter with that role (`check` has made sure of ranks and microbatches)."""
+    return next(parameter for parameter in tree.parameters if parameter.role == wanted)
+
+
+def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]:
+    """Every parameter with its value. All unknown, missing and illegal sizes are reported together."""
+    found: list[Diagnostic] = []
+    bound: dict[str, int] = {}
+    names = [parameter.name for parameter in tree.parameters]
+    for name in given:
+        if name not in names:
+            message = f"`{tree.name}` has no size `{name}`"
+            found.append(
+                Diagnostic("S111", message, Label(tree.span), help=did_you_mean(name, names), source=tree.source)
+            )
+    for parameter in tree.parameters:
+        value = given.get(parameter.name, parameter.default)
+        least, largest = BOUNDS[parameter.role]
+        label = Label(parameter.span, f"a number of {parameter.role}" if parameter.role != "count" else "")
+        if value is None:
+            message = f"the size `{parameter.name}` has no default and was not given"
+            help = f"give it: -D {parameter.name}={least if parameter.role != 'ranks' else 4}"
+            found.append(Diagnostic("S112", message, label, help=help, source=tree.source))
+        elif not least <= value <= largest:
+            message = f"{parameter.name} = {value} is not between {least} and {largest:,}"
+            found.append(Diagnostic("S113", message, label, source=tree.source))
+        else:
+            bound[parameter.name] = int(value)
+    if found:
+        raise DiagnosticError(found)
+    return bound
+
+
+def unmet(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
+    """What to say of a `require` that does not hold."""
+    where = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    message = f"`{tree.name}` requires {require.text}, which does not hold for {where}"
+    hints = (_hint(tree, sizes, parameter) for parameter in _most_easily_changed(tree))
+    help = next((hint for hint in hints if hint), "")
+    return Diagnostic("S114", message, Label(require.span, f"({where})"), help=help, source=tree.source)
+
+
+def _most_easily_changed(tree: t.ScheduleTree) -> Iterator[t.SizeParameter]:
+    order = ("microbatches", "count", "chunks", "ranks")
+    yield from sorted(tree.parameters, key=lambda parameter: order.index(parameter.role))
+
+
+def _hint(tree: t.ScheduleTree, sizes: Mapping[str, int], parameter: t.SizeParameter) -> str:
+    """The nearest larger, else the nearest smaller value of one size with which every `require` holds."""
+    value, (least, largest) = sizes[parameter.name], BOUNDS[parameter.role]
+    for word, candidates in (
+        ("smallest", range(value + 1, min(largest, value + _TRIES) + 1)),
+        ("largest", range(value - 1, max(least, value - _TRIES) - 1, -1)),
+    ):
+        for candidate in candidates:
+            if _meets(tree, {**sizes, parameter.name: candidate}):
+                side = "above" if word == "smallest" else "below"
+                return f"the {word} {parameter.name} {side} {value} that works is {candidate}"
+    return ""
+
+
+def _meets(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
+    """Whether every `require` holds; the `let`s between them are evaluated as far as they can be."""
+    evaluator = Evaluator(tree.source, sizes, {function.name: function for function in tree.functions})
+    scope = Scope(1, dict(sizes))
+    try:
+        for item in sorted([*tree.lets, *tree.requires], key=lambda item: item.span):
+            if isinstance(item, t.Let):
+                scope.names[item.name] = evaluator.value(item.value, scope)
+            elif not evaluator.value(item.condition, scope):
+                return False
+    except DiagnosticError:
+        return False
+    return True

@@ -1,0 +1,177 @@
+"""Grammar rules to tree nodes: one method per rule of grammar.lark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lark import Token, Transformer, v_args
+
+from schedc.source import Source, Span
+from schedc.syntax import tree as t
+from schedc.syntax.tokens import span_of
+
+Children = Sequence[Any]
+
+
+@v_args(inline=True)
+class Build(Transformer[Token, t.FileTree]):
+    """Builds the tree while the parser reduces; ``source`` is the file being parsed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = Source("", "")
+
+    def text(self, span: Span) -> str:
+        """The source text of ``span`` on one line."""
+        lines = [self.source.line(number) for number in range(span.line, span.end_line + 1)]
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return " ".join(" ".join(lines).split())
+
+    # ---- files and schedules
+
+    def start(self, *children: Any) -> t.FileTree:
+        edition = children[0] if children and isinstance(children[0], int) else 1
+        return t.FileTree(edition, tuple(c for c in children if isinstance(c, t.ScheduleTree)))
+
+    def edition(self, _: Token, number: Token) -> int:
+        return int(number)
+
+    def schedule(self, *children: Any) -> t.ScheduleTree:
+        head = next(i for i, c in enumerate(children) if isinstance(c, Token) and c.type == "SCHEDULE")
+        name, parameters, *items, _ = children[head + 1 :]
+        doc = "\n".join(line[2:].removeprefix(" ").rstrip() for line in children[:head])
+        of = _by_type([part for item in items for part in (item if isinstance(item, tuple) else (item,))])
+        return t.ScheduleTree(
+            str(name), doc, parameters, of(t.Require), of(t.Let), of(t.Function), of(t.Place), of(t.RankBlock),
+            of(t.Claim), span_of(name), self.source,
+        )
+
+    def parameters(self, *parameters: t.SizeParameter | None) -> tuple[t.SizeParameter, ...]:
+        return tuple(p for p in parameters if p is not None)
+
+    def parameter(self, name: Token, role: Token, default: Token | None) -> t.SizeParameter:
+        span = span_of(name).to(span_of(default or role))
+        return t.SizeParameter(str(name), str(role), None if default is None else int(default), span)
+
+    def require(self, _: Token, *conditions: t.Expr) -> tuple[t.Require, ...]:
+        return tuple(t.Require(c, self.text(c.span), c.span) for c in conditions)
+
+    def let(self, word: Token, name: Token, value: t.Expr) -> t.Let:
+        return t.Let(str(name), value, span_of(word).to(value.span))
+
+    def function(self, word: Token, name: Token, parameters: tuple[str, ...], body: t.Expr) -> t.Function:
+        return t.Function(str(name), parameters, body, span_of(word).to(body.span))
+
+    def names(self, *names: Token | None) -> tuple[str, ...]:
+        return tuple(str(name) for name in names if name is not None)
+
+    def rank(self, word: Token, name: Token, block: tuple[Any, Span]) -> t.RankBlock:
+        return t.RankBlock(str(name), block[0], span_of(word).to(span_of(name)))
+
+    def claim(self, word: Token, claim: t.Expr, condition: t.Expr | None) -> t.Claim:
+        span = span_of(word).to((condition or claim).span)
+        return t.Claim(claim, condition, self.text(claim.span), self.text(condition.span) if condition else "", span)
+
+    # ---- placement
+
+    def place(self, word: Token, form: Token, *rest: Any) -> t.Place:
+        arguments = next((r for r in rest if isinstance(r, _Arguments)), None)
+        routes: tuple[t.PipePlace, ...] = next((r for r in rest if type(r) is tuple), ())
+        end = arguments.span if arguments else span_of(form)
+        return t.Place(str(form), tuple(arguments or ()), routes, span_of(word).to(end))
+
+    def routes(self, *routes: Any) -> tuple[t.PipePlace, ...]:
+        return tuple(routes[:-1])
+
+    def pipe(self, name: Token, microbatches: t.Expr, variable: Token, _: Token, rank: t.Expr) -> t.PipePlace:
+        return t.PipePlace(str(name), microbatches, str(variable), rank, span_of(name).to(rank.span))
+
+    def map(self, word: Token, variable: Token, _: Token, rank: t.Expr) -> t.PipePlace:
+        return t.PipePlace("", None, str(variable), rank, span_of(word).to(rank.span))
+
+    # ---- statements
+
+    def block(self, *children: Any) -> tuple[tuple[t.Statement, ...], Span]:
+        return tuple(children[:-1]), span_of(children[-1])
+
+    def op_whole(self, letter: Token, at: t.Expr | None) -> t.OpItem:
+        return t.OpItem(str(letter), None, at, _to(letter, at))
+
+    def op_digit(self, word: Token, at: t.Expr | None) -> t.OpItem:
+        span = span_of(word)
+        digits = Span(span.line, span.column + 1, span.end_line, span.end_column)
+        chunk = t.Int(int(word[1:6]), digits)  # a longer number has been reported by the token checks
+        return t.OpItem(word[0], chunk, at, _to(word, at))
+
+    def op_index(self, letter: Token, chunk: t.Expr, close: Token, at: t.Expr | None) -> t.OpItem:
+        return t.OpItem(str(letter), chunk, at, span_of(letter).to(at.span if at else span_of(close)))
+
+    def pair(self, first: t.OpItem, second: t.OpItem) -> t.PairItem:
+        return t.PairItem(first, second, first.span.to(second.span))
+
+    def phase(self, word: Token, name: Token, body: Any) -> t.Phase:
+        statements = body[0] if isinstance(body, tuple) else (body,)
+        return t.Phase(str(name), statements, span_of(word).to(span_of(name)))
+
+    def repeat(self, word: Token, count: t.Expr, block: tuple[Any, Span]) -> t.Repeat:
+        return t.Repeat(count, block[0], span_of(word).to(count.span))
+
+    def for_(self, word: Token, name: Token, start: t.Expr, stop: t.Expr, block: tuple[Any, Span]) -> t.For:
+        return t.For(str(name), start, stop, block[0], span_of(word).to(stop.span))
+
+    def if_(self, word: Token, condition: t.Expr, block: tuple[Any, Span], *other: Any) -> t.If:
+        otherwise = () if other[-1] is None else other[-1][0] if isinstance(other[-1], tuple) else (other[-1],)
+        return t.If(condition, block[0], otherwise, span_of(word).to(condition.span))
+
+    # ---- values
+
+    def integer(self, number: Token) -> t.Int:
+        return t.Int(int(number[-20:]), span_of(number))  # longer ones have been reported by the token checks
+
+    def decimal(self, number: Token) -> t.Int:
+        return t.Int(float(number), span_of(number))
+
+    def name(self, name: Token) -> t.Name:
+        return t.Name(str(name), span_of(name))
+
+    def unary(self, operator: Token, operand: t.Expr) -> t.Unary:
+        return t.Unary(str(operator), operand, span_of(operator).to(operand.span))
+
+    def binary(self, left: t.Expr, operator: Token, right: t.Expr) -> t.Binary:
+        return t.Binary(str(operator), left, right, left.span.to(right.span))
+
+    def conditional(self, then: t.Expr, condition: t.Expr, _: Token, otherwise: t.Expr) -> t.Conditional:
+        return t.Conditional(condition, then, otherwise, then.span.to(otherwise.span))
+
+    def call(self, name: Token, arguments: _Arguments) -> t.Call:
+        return t.Call(str(name), tuple(arguments), span_of(name).to(arguments.span))
+
+    def index(self, name: Token, index: t.Expr, close: Token) -> t.Index:
+        return t.Index(str(name), index, span_of(name).to(span_of(close)))
+
+    def parenthesis(self, _: Token, inner: t.Expr, __: Token) -> t.Expr:
+        return inner
+
+    def arguments(self, *children: Any) -> _Arguments:
+        return _Arguments([c for c in children[:-1] if c is not None], span_of(children[-1]))
+
+
+class _Arguments(tuple[t.Expr, ...]):
+    """Arguments, and the place of the parenthesis that closes them."""
+
+    span: Span
+
+    def __new__(cls, values: Sequence[t.Expr], span: Span) -> _Arguments:
+        made = super().__new__(cls, values)
+        made.span = span
+        return made
+
+
+def _to(first: Token, last: t.Expr | None) -> Span:
+    return span_of(first).to(last.span) if last else span_of(first)
+
+
+def _by_type(items: Sequence[Any]) -> Any:
+    return lambda kind: tuple(item for item in items if isinstance(item, kind))

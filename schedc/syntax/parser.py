@@ -1,0 +1,128 @@
+"""`parse`: the text of a file to its tree, or all of its syntax errors at once."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedToken
+from lark.lexer import Lexer
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.source import Source, Span
+from schedc.syntax.build import Build
+from schedc.syntax.messages import unexpected
+from schedc.syntax.tokens import Tokens, scan, span_of
+from schedc.syntax.tree import FileTree
+
+EDITION = 1
+"""The one edition of the language that there is."""
+
+_MAX_ERRORS = 10
+_QUIET = 3
+"""Tokens that must pass after a recovery before an error is believed to be a new one."""
+
+_RESUME = frozenset(
+    {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE", "SCHEDULE", "RBRACE",
+     "OP", "OP_DIGIT"}
+)  # fmt: skip
+"""Tokens that begin something of their own: parsing goes on there after an error."""
+
+
+@cache
+def _grammar() -> tuple[Lark, Build]:
+    """The LALR tables (about 45 ms to build, once per process) and the builder that they call."""
+    build = Build()
+    text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return Lark(text, parser="lalr", lexer="basic", transformer=build), build
+
+
+def parse(source: Source) -> FileTree:
+    """The tree of ``source``. Raises `DiagnosticError` with every syntax error found (codes S0)."""
+    lark, build = _grammar()
+    lexer: Lexer = lark.parser.lexer  # type: ignore[attr-defined]
+    tokens = scan(source, lexer)
+    if tokens.fatal:
+        raise DiagnosticError(tokens.findings)
+    build.source = source
+    tree, errors = _run(lark.parse_interactive(), tokens, source)
+    findings = _in_order(tokens, errors) or _about_file(tree, tokens, source)
+    if findings or tree is None:
+        raise DiagnosticError(findings)
+    return tree
+
+
+def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[FileTree | None, list[Diagnostic]]:
+    """Feed all tokens. After an error skip to where something new begins, and leave what was open before it."""
+    errors: list[Diagnostic] = []
+    last = Token("$END", "", 0, 1, 1, 1, 1, 0)
+    i, believed, items = 0, 0, tokens.items
+    while i < len(items) and len(errors) < _MAX_ERRORS:
+        try:
+            parser.feed_token(items[i])
+            i += 1
+        except UnexpectedToken:
+            if i >= believed:
+                errors.append(unexpected(items, i, parser.accepts(), source))
+            resumed = _resume(parser, tokens, i + (1 if i < believed else 0))
+            believed, i = max(resumed, i + 1) + _QUIET, resumed
+    if errors:
+        return None, errors
+    end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
+    try:
+        return parser.feed_token(end), errors
+    except UnexpectedToken:
+        return None, [unexpected([*items, end], len(items), parser.accepts(), source)]
+
+
+def _resume(parser: InteractiveParser, tokens: Tokens, start: int) -> int:
+    """The next token that parsing can go on with, the parser's stack cut back to where it is legal."""
+    i = start
+    while i < len(tokens.items):
+        kind = tokens.items[i].type
+        if i in tokens.partner:
+            i = tokens.partner[i] + 1
+        elif kind in _RESUME and _cut_back(parser, kind):
+            return i
+        else:
+            i += 1
+    return i
+
+
+def _cut_back(parser: InteractiveParser, kind: str) -> bool:
+    """Drop open constructs until ``kind`` is legal; False, and nothing dropped, if it never is."""
+    state = parser.parser_state
+    states, values = list(state.state_stack), list(state.value_stack)
+    while kind not in parser.accepts():
+        if len(state.state_stack) == 1:
+            state.state_stack[:], state.value_stack[:] = states, values
+            return False
+        state.state_stack.pop()
+        state.value_stack.pop()
+    return True
+
+
+def _in_order(tokens: Tokens, errors: list[Diagnostic]) -> list[Diagnostic]:
+    """All findings by place. Errors after a bracket without partner, or where a bad word is, would only repeat it."""
+    broken = min((d.primary.span for d in tokens.findings if d.code == "S003"), default=None)
+    known = {d.primary.span for d in tokens.findings}
+    fresh = [
+        d for d in errors if d.primary.span not in known and (broken is None or d.primary.span < broken)
+    ]
+    return sorted([*tokens.findings, *fresh], key=lambda d: d.primary.span)
+
+
+def _about_file(tree: FileTree | None, tokens: Tokens, source: Source) -> list[Diagnostic]:
+    """What is wrong with a file whose form is right: its edition, or that it holds nothing."""
+    if tree is None:
+        return []
+    if tree.edition != EDITION:
+        label = Label(span_of(tokens.items[1]), "an edition this compiler does not know")
+        message = f"language edition {tree.edition} is not known"
+        return [Diagnostic("S007", message, label, help=f"write `sched {EDITION}`", source=source)]
+    if not tree.schedules:
+        help = "begin one with `schedule name(P: ranks = 4, M: microbatches = 8) {`"
+        return [Diagnostic("S009", "the file holds no schedule", Label(Span(1, 1, 1, 1)), help=help, source=source)]
+    return []

@@ -1,0 +1,244 @@
+"""Text to tokens, with every limit on hostile input checked before anything is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from lark import Token
+from lark.lexer import Lexer, LexerThread
+
+from schedc.diagnostics import Diagnostic, Label
+from schedc.source import Source, Span
+
+MAX_FILE = 1 << 20
+MAX_TOKENS = 200_000
+MAX_NESTING = 64
+MAX_OPERATORS = 200
+MAX_NAME = 64
+MAX_INT = 2**31 - 1
+MAX_FINDINGS = 20
+"""Findings of one kind of check; more of them help nobody."""
+
+_CLOSES = {"RPAR": "LPAR", "RBRACE": "LBRACE", "RSQB": "LSQB"}
+_OPENS = frozenset(_CLOSES.values())
+_OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
+_IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
+_STRAY_HELP = {
+    ";": "statements need no separator",
+    "..": "a range is written a ..< b, without its end",
+    "!": "write not",
+    "^": "there is no power operator",
+    "|": "write or",
+    '"': "there are no strings",
+}
+
+
+@dataclass
+class Tokens:
+    """The tokens of a file, the place of each bracket's partner, and what was found wrong so far."""
+
+    items: list[Token]
+    findings: list[Diagnostic] = field(default_factory=list)
+    partner: dict[int, int] = field(default_factory=dict)
+    indent: dict[int, int] = field(default_factory=dict)
+    """Of each opening bracket, the column where its line begins."""
+    fatal: bool = False
+    """A limit was passed: the tokens must not be parsed."""
+
+
+def span_of(token: Token) -> Span:
+    """The place of a token."""
+    return Span(token.line or 0, token.column or 0, token.end_line or 0, token.end_column or 0)
+
+
+def scan(source: Source, lexer: Lexer) -> Tokens:
+    """The tokens of ``source`` without comments, adapted as the head of the grammar says."""
+    if len(source.text) > MAX_FILE or len(source.text.encode(errors="replace")) > MAX_FILE:
+        return _too_large("the file is larger than 1 MiB", Span(1, 1, 1, 1), source)
+    raw = list(islice(LexerThread.from_text(lexer, source.text).lex(None), MAX_TOKENS + 1))  # type: ignore[arg-type]
+    if len(raw) > MAX_TOKENS:
+        return _too_large(f"the file has more than {MAX_TOKENS:,} tokens", span_of(raw[-1]), source)
+    tokens = Tokens([])
+    for token in _without_plans(_known(raw, tokens, source), tokens, source):
+        tokens.items.append(token)
+    tokens.items = _without_loose_docs(tokens.items)
+    _tell_ifs_apart(tokens.items)
+    _match_brackets(tokens, source)
+    if deep := _too_deep(tokens, source):
+        tokens.findings, tokens.fatal = [deep], True
+    tokens.findings += islice(_bad_words(tokens.items, source), MAX_FINDINGS)
+    return tokens
+
+
+def _too_large(message: str, span: Span, source: Source) -> Tokens:
+    finding = Diagnostic("S004", message, Label(span, "the limit is here"), source=source)
+    return Tokens([], [finding], fatal=True)
+
+
+def _known(raw: Sequence[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
+    """The tokens that the language has; the others are reported and dropped."""
+    strays = 0
+    for token in raw:
+        if token.type != "UNKNOWN":
+            yield token
+            continue
+        strays += 1
+        if strays <= MAX_FINDINGS and not _inside_plan(tokens.items):
+            text = str(token) if len(token) <= 20 else f"{token[:20]}…"
+            help = next((said for mark, said in _STRAY_HELP.items() if token.startswith(mark)), "")
+            label = Label(span_of(token), "not a character of the language")
+            tokens.findings.append(Diagnostic("S002", f"unexpected `{text}`", label, help=help, source=source))
+
+
+def _inside_plan(items: Sequence[Token]) -> bool:
+    return bool(items) and items[-1].type == "PLAN"
+
+
+def _without_plans(stream: Iterator[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
+    """Refuse each `plan` block and leave its tokens out."""
+    depth = 0
+    plan: Token | None = None
+    for token in stream:
+        if token.type == "PLAN" and depth == 0 and plan is None:
+            plan = token
+            tokens.findings.append(
+                Diagnostic(
+                    "S008",
+                    "plans are not part of this edition",
+                    Label(span_of(token), "a plan starts here"),
+                    help="keep the schedule and leave the plan out",
+                    source=source,
+                )
+            )
+        depth += {"LBRACE": 1, "RBRACE": -1}.get(token.type, 0)
+        if plan is None:
+            yield token
+        elif depth <= 0 and token.type == "RBRACE":
+            plan = None
+
+
+def _without_loose_docs(items: list[Token]) -> list[Token]:
+    """Doc comments belong to the schedule that follows them; elsewhere they are comments."""
+    kept: list[Token] = []
+    follows_doc = False
+    for token in reversed(items):
+        follows_doc = token.type == "SCHEDULE" or (token.type == "DOC" and follows_doc)
+        if token.type != "DOC" or follows_doc:
+            kept.append(token)
+    return kept[::-1]
+
+
+def _tell_ifs_apart(items: list[Token]) -> None:
+    """Turn each `if` that a block follows into IF_BLOCK: `else` came first for the `if` of a conditional value."""
+    open_ifs: list[int] = []
+    for i, token in enumerate(items):
+        if token.type == "IF":
+            open_ifs.append(i)
+        elif token.type == "ELSE" and open_ifs and items[i - 1].type != "RBRACE":
+            open_ifs.pop()
+        elif token.type == "LBRACE":
+            for opened in open_ifs:
+                items[opened] = Token.new_borrow_pos("IF_BLOCK", "if", items[opened])
+            open_ifs.clear()
+
+
+def _match_brackets(tokens: Tokens, source: Source) -> None:
+    """Pair the brackets; report the first that has no partner."""
+    opened: list[int] = []
+    suspect: int | None = None
+    indent = 0
+    for i, token in enumerate(tokens.items):
+        first_on_line = i == 0 or tokens.items[i - 1].line != token.line
+        indent = (token.column or 0) if first_on_line else indent
+        if token.type in _OPENS:
+            tokens.indent[i] = indent
+            opened.append(i)
+        elif token.type in _CLOSES:
+            if not opened or tokens.items[opened[-1]].type != _CLOSES[token.type]:
+                tokens.findings.append(_unmatched(tokens.items, i, opened, source))
+                return
+            start = opened.pop()
+            tokens.partner[start] = i
+            if suspect is None and first_on_line and indent < tokens.indent[start]:
+                suspect = start  # a brace that closes left of its opener's line was meant for an outer one
+    if opened:
+        token = tokens.items[opened[-1] if suspect is None else suspect]
+        label = Label(span_of(token), "opened here")
+        message = f"this `{token}` is never closed"
+        tokens.findings.append(Diagnostic("S003", message, label, help=_close(token), source=source))
+
+
+def _close(token: Token) -> str:
+    return f"add the closing `{ {'LPAR': ')', 'LBRACE': '}', 'LSQB': ']'}[token.type] }`"
+
+
+def _unmatched(items: Sequence[Token], i: int, opened: Sequence[int], source: Source) -> Diagnostic:
+    token = items[i]
+    if not opened:
+        label = Label(span_of(token), "closes nothing")
+        return Diagnostic("S003", f"this `{token}` closes nothing", label, help="remove it", source=source)
+    opener = items[opened[-1]]
+    return Diagnostic(
+        "S003",
+        f"this `{token}` does not close `{opener}`",
+        Label(span_of(token), "found here"),
+        (Label(span_of(opener), "opened here"),),
+        help=_close(opener),
+        source=source,
+    )
+
+
+def _too_deep(tokens: Tokens, source: Source) -> Diagnostic | None:
+    """The first place with too many brackets or blocks inside each other, or too long an expression."""
+    depth, carried, operators = 0, 0, 0
+    weights: list[int] = []
+    items = tokens.items
+    for i, token in enumerate(items):
+        kind = token.type
+        if kind in _OPENS:
+            weights.append(1 + (carried if kind == "LBRACE" else 0))
+            depth += weights[-1]
+            carried = carried if kind != "LBRACE" else 0
+        elif kind in _CLOSES and weights:
+            weight = weights.pop()
+            depth -= weight
+            if kind == "RBRACE":  # an `else if` is a block inside the `else` of the block before
+                chain = [t.type for t in items[i + 1 : i + 3]] == ["ELSE", "IF_BLOCK"]
+                carried = weight if chain else 0
+        operators = 0 if kind not in _IN_EXPRESSIONS else operators + (kind in _OPERATORS)
+        if depth > MAX_NESTING:
+            message = f"more than {MAX_NESTING} levels of nesting"
+            return Diagnostic("S004", message, Label(span_of(token), "one level too deep"), source=source)
+        if operators > MAX_OPERATORS:
+            message = f"an expression of more than {MAX_OPERATORS} operators"
+            help = "name parts of it with let"
+            return Diagnostic("S004", message, Label(span_of(token), "too long"), help=help, source=source)
+    return None
+
+
+def _bad_words(items: Sequence[Token], source: Source) -> Iterator[Diagnostic]:
+    """Numbers and names that are too long, and names that begin with a digit."""
+    for i, token in enumerate(items):
+        said = _fault_of_word(token, items[i - 1].type if i else "")
+        if said:
+            code, message, help = said
+            yield Diagnostic(code, message, Label(span_of(token)), help=help, source=source)
+
+
+def _fault_of_word(token: Token, before: str) -> tuple[str, str, str] | None:
+    """Code, message and help; None for a good word."""
+    if token.type in ("INT", "DECIMAL"):
+        whole = token.split(".")[0].lstrip("0")
+        if len(whole) > 10 or int(whole or "0") > MAX_INT or len(token) > 32:
+            return "S005", "this number is too large", f"numbers go up to {MAX_INT}"
+    elif token.type == "OP_DIGIT" and len(token) > 6:
+        return "S005", "this chunk number is too large", ""
+    elif len(token) > MAX_NAME and token.type in ("NAME", "NUMBERED_WORD"):
+        return "S006", f"this name is longer than {MAX_NAME} characters", ""
+    elif token.type == "NUMBERED_WORD" and before != "SCHEDULE":
+        digits = token[: len(token) - len(token.lstrip("0123456789"))]
+        help = f"a name begins with a letter; a product is written {digits}*{token[len(digits):]}"
+        return "S006", f"`{token}` is neither a number nor a name", help
+    return None

@@ -1,0 +1,41 @@
+"""The names that the language itself defines: roles, placements, functions, cost symbols and metrics."""
+
+from __future__ import annotations
+
+from schedc.ir.ops import LETTERS
+
+OP_LETTERS = frozenset(LETTERS)
+"""The op kinds; such a letter, alone or followed by digits, is never a name."""
+
+ROLES = ("ranks", "microbatches", "chunks", "count")
+"""What a size parameter may be."""
+
+PLACEMENTS: dict[str, tuple[int, int]] = {
+    "linear": (0, 0),
+    "loop": (1, 1),
+    "v": (0, 0),
+    "waves": (1, 1),
+    "map": (1, 1),
+    "pipes": (0, 1),
+}
+"""Each placement with the least and the largest number of its arguments."""
+
+BUILTINS: dict[str, tuple[int, int]] = {"min": (2, 8), "max": (2, 8), "abs": (1, 1), "ceildiv": (2, 2)}
+"""Each function of the language with the least and the largest number of its arguments."""
+
+COST_SYMBOLS = ("F", "I", "W", "B", "FB", "p2p")
+"""What a claim may say about costs: times per chunk, and the latency of one message."""
+
+METRICS = (
+    "makespan",
+    "bubble",
+    "span_bubble",
+    "bubble_ratio",
+    "span_bubble_ratio",
+    "peak_activations",
+    "peak_activations_between",
+)
+"""What a claim may speak of; without an index the largest over the ranks."""
+
+FIRST_STATEMENT = ("phase", "repeat", "for", "if", "let")
+"""The words that a statement of a rank block may begin with; the other statements are ops."""
