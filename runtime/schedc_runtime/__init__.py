@@ -1,1 +1,5 @@
-"""The runtime that trains a model with a program compiled by schedc. The only place that imports torch."""
+"""Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`."""
+
+from schedc_runtime.pipeline import Pipeline
+
+__all__ = ["Pipeline"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait
-from schedc_runtime.wire import Wire
+from schedc_runtime.transport import Spec
 
 if TYPE_CHECKING:
+    from schedc_runtime.boundary import Boundary
     from schedc_runtime.stage import Stage
 
 _POSTS = (InstructionKind.SEND, InstructionKind.RECV)
@@ -44,7 +45,7 @@ class _Binder:
     program: Program
     rank: int
     stages: Mapping[tuple[int, int], Stage]
-    wires: Mapping[tuple[Channel, int], Wire]
+    boundaries: Sequence[Boundary]
     handlers: Mapping[InstructionKind, Handler]
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
@@ -80,9 +81,16 @@ class _Binder:
         return self.handle_of.setdefault(message, len(self.handle_of))
 
     def message(self, x: Instruction) -> Message:
-        wire = self.wires[Channel(x.channel), x.stage]
         slot = self.slot(x.channel, x.stage, x.microbatch)
-        return Message(x.kind is InstructionKind.RECV, x.peer, wire, slot, self.handle(x.message))
+        return Message(x.kind is InstructionKind.RECV, x.peer, self.specs(x), slot, self.handle(x.message))
+
+    def specs(self, x: Instruction) -> tuple[Spec, ...]:
+        """Shapes and dtypes of a message; boundary k lies before stage k."""
+        if x.channel == Channel.ACTIVATION:
+            carried = self.boundaries[x.stage + 1].tensors
+        else:
+            carried = self.boundaries[x.stage].gradients
+        return tuple([(spec.shape, spec.dtype) for spec in carried])
 
     def operands(self, x: Instruction, received: set[int]) -> Any:
         match x.kind:
@@ -90,9 +98,8 @@ class _Binder:
                 backward = self.compute(OpKind(x.backward), x.stage2, x.microbatch2)
                 return Cell(self.compute(OpKind.F, x.stage, x.microbatch), backward)
             case InstructionKind.WAIT:
-                wire = self.wires[Channel(x.channel), x.stage]
                 slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in received else -1
-                return Wait(self.handle(x.message), wire, slot)
+                return Wait(self.handle(x.message), slot)
             case InstructionKind.REDUCE:
                 pipe = next(p for (p, stage) in self.stages if stage == x.stage)
                 return Reduce(self.stages[pipe, x.stage], x.peer)
@@ -104,15 +111,16 @@ def bind(
     program: Program,
     rank: int,
     stages: Mapping[tuple[int, int], Stage],
-    wires: Mapping[tuple[Channel, int], Wire],
+    boundaries: Sequence[Boundary],
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
 ) -> Code:
     """The code of ``rank``.
 
-    stages: the stages that it holds, by (pipe, stage). wires: what a message carries, by its channel and the stage
-    that produced it. handlers: another table puts another implementation in place, such as an overlapped cell.
+    stages: the stages that it holds, by (pipe, stage). boundaries: what crosses before each stage and after the last,
+    which is what messages carry. handlers: another table puts another implementation in place, such as an overlapped
+    cell.
     """
-    binder = _Binder(program, rank, stages, wires, handlers)
+    binder = _Binder(program, rank, stages, boundaries, handlers)
     steps: list[tuple[Handler, Any]] = []
     rows: list[int] = []
     widths: list[int] = []

@@ -47,8 +47,8 @@ class Interval(NamedTuple):
 class Executor:
     """Runs the bound stream of one rank, step by step, as far as it can get.
 
-    transport carries the messages between stages, reductions the weight gradients of bidirectional schedules: two
-    channels, because the order of one says nothing about that of the other.
+    One transport carries the messages between stages and the reductions between copies of a stage: a program posts its
+    reductions after all messages, in one order on all ranks.
     """
 
     def __init__(
@@ -56,22 +56,20 @@ class Executor:
         program: Program,
         code: Code,
         transport: Transport,
-        reductions: Transport | None,
         device: torch.device,
     ) -> None:
         self.program, self.code, self.device = program, code, device
         self.transport = transport
-        self.reductions: Transport = transport if reductions is None else reductions
         self.cooperative = transport.cooperative
         self.position = len(code.steps)
         """Index of the step that is running, or len(code.steps); read by the watchdog from its own thread."""
-        self._idle()
+        self.reset()
 
-    def _idle(self) -> None:
+    def reset(self) -> None:
+        """Forget the step."""
         self.values: list[Any] = [None] * self.code.slots
         self.handles: list[Any] = [None] * self.code.handles
         self.targets: Sequence[Any] = ()
-        self.losses: dict[int, Tensor] = {}
         self.probes: list[tuple[int, int, list[Tensor | None]]] = []
         self.reducing: list[tuple[list[Any], list[torch.nn.Parameter], Tensor]] = []
         self.intervals: list[Interval] | None = None
@@ -97,7 +95,7 @@ class Executor:
         probing: keep, per forward, a number on the device that tells whether its output is finite.
         trace: keep start and end of each instruction. profile: mark each for torch's profiler (5.7 us apiece).
         """
-        self._idle()
+        self.reset()
         self.targets = targets if targets is not None else (None,) * self.program.microbatches
         for microbatch, slot in self.code.inputs.items():
             if inputs is None:
@@ -138,9 +136,7 @@ class Executor:
                     blocked = handler(self, operands)
                 if blocked:
                     return False
-                intervals.append(
-                    Interval(rows[position], self.code.widths[position], self._started, perf_counter_ns())
-                )
+                intervals.append(Interval(rows[position], self.code.widths[position], self._started, perf_counter_ns()))
                 self._started = 0
                 self.position = position + 1
         except Exception as error:
@@ -151,11 +147,11 @@ class Executor:
         """Complete the reductions that the stream has posted; False if one must still be waited for."""
         while self.reducing:
             handles, parameters, theirs = self.reducing[0]
-            if self.reductions.cooperative and not all(self.reductions.ready(handle) for handle in handles):
+            if self.transport.cooperative and not all(self.transport.ready(handle) for handle in handles):
                 return False
             for handle in handles:
-                self.reductions.wait(handle)
-            parts = theirs.split([p.numel() for p in parameters])
+                self.transport.wait(handle)
+            parts = torch.split(theirs, [p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
                 assert parameter.grad is not None
                 parameter.grad += part.view_as(parameter)
@@ -166,9 +162,6 @@ class Executor:
     def row(self) -> int:
         """The row of the program that is running, or -1."""
         return self.code.rows[self.position] if self.position < len(self.code.rows) else -1
-
-    def put(self, slot: int, value: Any) -> None:
-        self.values[slot] = value
 
     def take(self, slot: int) -> Any:
         """The value of a slot, which is then empty: every value has one consumer."""

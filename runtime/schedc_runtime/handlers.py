@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from schedc.ir.program import InstructionKind
-from schedc_runtime.transport import Transfer, check_tensors
-from schedc_runtime.wire import Wire
+from schedc_runtime.transport import Spec, Transfer, check_tensors
 
 if TYPE_CHECKING:
     from schedc_runtime.executor import Executor
@@ -44,12 +43,13 @@ class Cell(NamedTuple):
 class Message(NamedTuple):
     """One SEND or RECV of a posted batch.
 
+    specs: what the boundary between the two stages says that it carries.
     slot: where the value to send lies; handle: where the handle is kept until the WAIT.
     """
 
     receive: bool
     peer: int
-    wire: Wire
+    specs: tuple[Spec, ...]
     slot: int
     handle: int
 
@@ -58,7 +58,6 @@ class Wait(NamedTuple):
     """Operands of WAIT. slot: where a received value is put, -1 for the wait on a sent message."""
 
     handle: int
-    wire: Wire
     slot: int
 
 
@@ -71,19 +70,17 @@ class Reduce(NamedTuple):
 
 def forward(run: Executor, op: Compute) -> None:
     outputs = op.stage.forward(op.microbatch, run.take(op.read), run.targets[op.microbatch], run.loss_scale)
-    if op.write < 0:
-        run.losses[op.microbatch] = outputs[0]
-        return
-    run.put(op.write, outputs)
+    if op.write >= 0:
+        run.values[op.write] = outputs
     if run.probing:
-        run.probes.append((op.microbatch, op.stage.index, [_probe(x) for x in outputs if isinstance(x, Tensor)]))
+        run.probes.append((op.microbatch, op.stage.index, [_probe(x) for x in outputs]))
 
 
 def backward(run: Executor, op: Compute) -> None:
     gradients = run.take(op.read) if op.read >= 0 else ()
     inputs = op.stage.backward(op.microbatch, gradients, defer=op.defer)
     if op.write >= 0:
-        run.put(op.write, inputs)
+        run.values[op.write] = inputs
 
 
 def weight(run: Executor, op: Compute) -> None:
@@ -100,10 +97,11 @@ def post(run: Executor, batch: tuple[Message, ...]) -> None:
     transfers = []
     for message in batch:
         if message.receive:
-            tensors = message.wire.buffers(run.device)
+            # New ones each time: they become inputs of a stage, which keeps them until its backward.
+            tensors = tuple([torch.empty(shape, dtype=dtype, device=run.device) for shape, dtype in message.specs])
         else:
-            tensors = message.wire.pack(run.take(message.slot))
-            check_tensors(tensors, message.wire.specs)
+            tensors = run.take(message.slot)
+            check_tensors(tensors, message.specs)
         transfers.append(Transfer(message.peer, message.receive, tensors))
     for message, transfer, handle in zip(batch, transfers, run.transport.post(transfers), strict=True):
         run.handles[message.handle] = (handle, transfer.tensors)
@@ -116,7 +114,7 @@ def wait(run: Executor, op: Wait) -> bool | None:
     run.transport.wait(handle)
     run.handles[op.handle] = None
     if op.slot >= 0:
-        run.put(op.slot, op.wire.unpack(tensors))
+        run.values[op.slot] = tensors
     return None
 
 
@@ -135,7 +133,7 @@ def reduce(run: Executor, op: Reduce) -> None:
     for group in groups.values():
         mine = torch.cat([p.grad.reshape(-1) for p in group if p.grad is not None])
         theirs = torch.empty_like(mine)
-        handles = run.reductions.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
+        handles = run.transport.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
         run.reducing.append((handles, group, theirs))
 
 

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _START_TIMEOUT = 120.0
 
@@ -55,7 +56,7 @@ class Pool:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._requests: list[IO[bytes]] = []
         self._answers: list[IO[bytes]] = []
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
 
     def run(self, case: str, *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
         """The result of every rank, by rank; `CaseFailed` if any rank did not return one within ``timeout`` s."""
@@ -98,7 +99,7 @@ class Pool:
     def _ensure_started(self) -> None:
         if self._workers:
             return
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         path = os.pathsep.join(p for p in sys.path if p)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
         for rank in range(self.world_size):
@@ -109,8 +110,10 @@ class Pool:
             self._workers.append(
                 subprocess.Popen(
                     command + [str(x) for x in sizes],
-                    pass_fds=(request_in, answer_out), env=environment, start_new_session=True,
-                )  # fmt: skip
+                    pass_fds=(request_in, answer_out),
+                    env=environment,
+                    start_new_session=True,
+                )
             )
             os.close(request_in)
             os.close(answer_out)
@@ -145,7 +148,7 @@ def pool(world_size: int) -> Pool:
 def _serve(rank: int, world_size: int, port: int, requests: IO[bytes], answers: IO[bytes]) -> None:
     """A worker: join the others, then answer requests until the pipe closes."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_START_TIMEOUT)
     )

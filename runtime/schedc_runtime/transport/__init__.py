@@ -1,6 +1,14 @@
 """Ways for a rank to exchange tensors with another: torch.distributed, or all ranks in one process."""
 
-from schedc_runtime.transport.base import Handle, Transfer, Transport, check_tensors
+from schedc_runtime.transport.base import (
+    Handle,
+    MessageMismatch,
+    Spec,
+    Transfer,
+    Transport,
+    TransportError,
+    check_tensors,
+)
 from schedc_runtime.transport.distributed import TorchTransport
 from schedc_runtime.transport.in_process import InProcessNetwork, InProcessTransport
 
@@ -8,8 +16,11 @@ __all__ = [
     "Handle",
     "InProcessNetwork",
     "InProcessTransport",
+    "MessageMismatch",
+    "Spec",
     "TorchTransport",
     "Transfer",
     "Transport",
+    "TransportError",
     "check_tensors",
 ]

@@ -12,6 +12,10 @@ Handle = Any
 """What `Transport.post` returns for one transfer; opaque to everyone else."""
 
 
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor in a message."""
+
+
 class Transfer(NamedTuple):
     """One message: the tensors of one stage boundary for one microbatch, to or from one rank.
 
@@ -49,11 +53,15 @@ class Transport(Protocol):
         ...
 
 
+class TransportError(Exception):
+    """The network failed: a connection closed, or a wait that took too long. Often not the cause but its echo."""
+
+
 class MessageMismatch(Exception):
     """A tensor is not what the boundary between two stages says it is."""
 
 
-def check_tensors(tensors: Sequence[Tensor], specs: Sequence[tuple[torch.Size | tuple[int, ...], torch.dtype]]) -> None:
+def check_tensors(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> None:
     """Raise `MessageMismatch`, naming both sides, unless every tensor has the shape and dtype of its spec.
 
     Runs before a message is sent: with gloo, a receive buffer that is too small aborts the receiving process and one

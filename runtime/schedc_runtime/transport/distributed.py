@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc_runtime.transport.base import Transfer
+from schedc_runtime.transport.base import Transfer, TransportError
 
 
 class _Posted(NamedTuple):
@@ -34,14 +34,24 @@ class TorchTransport:
         self._post_all = self._post_coalesced if dist.get_backend(group) == "nccl" else self._post_each
 
     def post(self, batch: Sequence[Transfer]) -> list[_Posted]:
-        return self._post_all(batch)
+        try:
+            return self._post_all(batch)
+        except RuntimeError as error:
+            raise TransportError(str(error)) from None
 
     def ready(self, handle: _Posted) -> bool:
         return True
 
     def wait(self, handle: _Posted) -> None:
-        for work in handle.works:
-            work.wait(self._timeout)
+        try:
+            for work in handle.works:
+                work.wait(self._timeout)
+        except RuntimeError as error:
+            # Whoever keeps the traceback must not keep the works: gloo's connections stay open as long as one
+            # lives, and closing them is what wakes the other ranks.
+            work = None
+            handle.works.clear()
+            raise TransportError(str(error)) from None
 
     def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
         """gloo: receives first, so that a peer that posts the same batch the other way round finds them."""

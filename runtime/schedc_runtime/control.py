@@ -1,0 +1,172 @@
+"""What ranks tell each other beside the messages of the program: agreements, failures, and where each one stands.
+
+Everything is JSON in the store that the processes met at (no pickle). A failure is looked for whenever a rank waits
+here, so that all report its cause and not its echo, "connection closed by peer".
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from schedc_runtime.errors import RuntimeFault
+
+_SLICE = 0.5
+"""Seconds between two looks for a failed peer while waiting for an answer."""
+_FAILED = "failed"
+
+
+class PeerFailure(RuntimeFault):
+    """Another rank failed, which stopped this one. rank: which; the message holds that rank's own error."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} failed, and with it the step:\n{text}")
+
+
+class StepTimeout(RuntimeFault):
+    """A rank waited too long. The message names what every rank waits on, or where it was last seen."""
+
+
+class Failure(NamedTuple):
+    """One rank's report. cause: whether it failed by itself, rather than by waiting for others."""
+
+    rank: int
+    cause: bool
+    text: str
+
+
+class Control:
+    """One rank's end. ``position()`` says where the rank stands; a thread publishes it every ``interval`` seconds.
+
+    store: a torch.distributed Store (its type stub lacks half of its methods), or None for a pipeline in a single process, where there is nobody to tell.
+    timeout: seconds that `gather` waits for the slowest rank.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int, timeout: float, position: Callable[[], str]) -> None:
+        self.rank, self.ranks, self.timeout = rank, ranks, timeout
+        self._store = store
+        self._round = 0
+        self._interval = min(1.0, timeout / 5)
+        self._stop = threading.Event()
+        if store is not None:
+            store.set_timeout(timedelta(seconds=_SLICE))
+            arguments = (store.clone(), rank, self._interval, _weakly(position), self._stop)
+            threading.Thread(target=_report_positions, args=arguments, daemon=True, name="schedc-watchdog").start()
+        weakref.finalize(self, self._stop.set)
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """The ``value`` (JSON) of every rank, by rank. ``what`` names the occasion in errors.
+
+        Raises `PeerFailure` if a rank failed instead of coming here, `StepTimeout` if one did not come in time.
+        """
+        if self._store is None:
+            return [value]
+        self._round += 1
+        prefix = f"round/{self._round}/"
+        keys = [f"{prefix}{rank}" for rank in range(self.ranks)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        answers = self._wait_all(keys, what)
+        if self._round > 1:
+            # Everyone is in this round, hence has read the one before.
+            self._store.delete_key(f"round/{self._round - 1}/{self.rank}")
+        return [json.loads(answer) for answer in answers]
+
+    def publish_failure(self, cause: bool, text: str) -> None:
+        """Tell the others that this rank has failed."""
+        if self._store is not None:
+            failure = Failure(self.rank, cause, text)
+            self._store.append(_FAILED, json.dumps(failure) + "\n")
+
+    def failure(self, wait: float = 0.0) -> Failure | None:
+        """The first cause that any rank has published, within ``wait`` seconds."""
+        deadline = time.monotonic() + wait
+        while self._store is not None:
+            if self._store.check([_FAILED]):
+                lines = self._store.get(_FAILED).decode().splitlines()
+                failures = [Failure(*json.loads(line)) for line in lines]
+                if causes := [failure for failure in failures if failure.cause]:
+                    return causes[0]
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.05)
+        return None
+
+    def positions(self) -> str:
+        """A line per rank: where it stands, or that it no longer reports and where it was last seen.
+
+        Takes two looks at each rank's reports, far enough apart that a live rank has reported again in between.
+        """
+        if self._store is None:
+            return ""
+        before = self._reports()
+        time.sleep(2.5 * self._interval)
+        lines = []
+        for rank, (old, new) in enumerate(zip(before, self._reports(), strict=True)):
+            if new is None:
+                lines.append(f"  rank {rank} has never reported: its process died early or is stopped")
+            elif old is not None and old["count"] == new["count"] and rank != self.rank:
+                lines.append(f"  rank {rank} no longer reports: dead or stopped; last seen at {new['at']}")
+            else:
+                lines.append(f"  rank {rank} is at {new['at']}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Stop publishing the position."""
+        self._stop.set()
+
+    def _reports(self) -> list[dict[str, Any] | None]:
+        assert self._store is not None
+        keys = [f"position/{rank}" for rank in range(self.ranks)]
+        return [json.loads(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+
+    def _wait_all(self, keys: list[str], what: str) -> list[bytes]:
+        assert self._store is not None
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                if self._store.has_extended_api():
+                    return list(self._store.multi_get(keys))
+                return [self._store.get(key) for key in keys]
+            except dist.DistStoreError:
+                if (failure := self.failure()) is not None:
+                    raise PeerFailure(failure.rank, failure.text) from None
+                if time.monotonic() > deadline:
+                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                    names = ", ".join(f"rank {rank}" for rank in missing)
+                    raise StepTimeout(
+                        f"{names} did not come to {what} within {self.timeout:g} s\n{self.positions()}"
+                    ) from None
+
+
+def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
+    """``position`` (a bound method) without keeping its object alive, which a thread would do for ever."""
+    reference = weakref.WeakMethod(position)
+
+    def call() -> str | None:
+        method = reference()
+        return None if method is None else method()
+
+    return call
+
+
+def _report_positions(
+    store: Any, rank: int, interval: float, position: Callable[[], str | None], stop: threading.Event
+) -> None:
+    """The watchdog: publishes where the rank stands, also while its main thread is stuck in Python or in a wait."""
+    count = 0
+    while not stop.wait(interval):
+        at, count = position(), count + 1
+        if at is None:
+            return
+        try:
+            store.set(f"position/{rank}", json.dumps({"count": count, "at": at}))
+        except (dist.DistError, RuntimeError):
+            return  # the store is gone: the process that holds it has ended, and with it the run

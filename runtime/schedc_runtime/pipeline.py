@@ -1,0 +1,489 @@
+"""What a trainer embeds: a model, a compiled program and a loss function become a training step."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schedc.ir.program import InstructionKind, Program
+from schedc.passes.forward_only import forward_only
+from schedc_runtime.binding import bind
+from schedc_runtime.boundary import Boundary, infer_boundaries
+from schedc_runtime.control import Control, PeerFailure, StepTimeout
+from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
+from schedc_runtime.executor import Executor, Interval, run_together
+from schedc_runtime.names import sentence
+from schedc_runtime.network import Network
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
+from schedc_runtime.stage import LossFunction, Stage, mean_loss
+from schedc_runtime.transport import TransportError
+
+_SIGNATURES_KEPT = 16
+"""Bound streams kept, one per input signature and mode: batches of changing length must not grow without bound."""
+
+Held = dict[tuple[int, int], Stage]
+"""The stages of one rank, by (pipe, stage)."""
+
+
+class NonFiniteLoss(RuntimeFault):
+    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value."""
+
+    def __init__(self, loss: float, microbatch: int, stage: int, stages: int) -> None:
+        self.microbatch, self.stage = microbatch, stage
+        where = f"stage {stage} was the first to produce a value that is not finite, for microbatch {microbatch}"
+        if stage == stages:
+            where = f"all stages produced finite values; the loss function did not, for microbatch {microbatch}"
+            self.stage = stages - 1
+        super().__init__(
+            f"the loss is {loss}: {where}",
+            "this step's gradients are spoilt: zero them before the next step",
+        )
+
+
+_AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
+"""What every rank raises alike, with no message under way: the pipeline stays usable."""
+
+
+class PipelineBroken(RuntimeFault):
+    """The pipeline has failed before and its messages are no longer in step."""
+
+
+class Leftovers(Exception):
+    """A program that ends before everything it produced has been used: not one that the compiler made."""
+
+
+class Pipeline:
+    """Trains ``model`` by the instruction streams of ``program``, one process per rank.
+
+        program = schedc.compile("dualpipev", P=4, M=16)
+        pipe = Pipeline(model, program, loss_fn=loss_fn)
+        loss = pipe.step(batch, targets)
+
+    Every rank builds the whole model, equal on all ranks (same seed), and keeps the stages that the program places on
+    it. Parameters and optimizer are ordinary torch; gradients add up until they are zeroed, as ever.
+
+    loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
+    costs, split_points, blocks, inputs: how the model is cut; see `partition`.
+    group: the process group of the pipeline's ranks (default: all processes); its backend carries the messages.
+    in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank.
+    timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
+    check_finite: name the stage and microbatch that made the loss NaN or infinite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: Program,
+        *,
+        loss_fn: LossFunction,
+        costs: Sequence[float] | None = None,
+        split_points: Sequence[str] | None = None,
+        blocks: str | None = None,
+        inputs: Sequence[str] | None = None,
+        group: dist.ProcessGroup | None = None,
+        in_process: bool = False,
+        timeout: float = 300.0,
+        check_finite: bool = True,
+        release_others: bool = False,
+    ) -> None:
+        self.program = program
+        self.check_finite = check_finite
+        # First, since other ranks take part in it: whatever fails below then fails on its own.
+        self._network = Network(program, group, in_process, timeout)
+        self.partition = _cut(model, program, costs, split_points, blocks, inputs)
+        self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
+        self._device = _device_of(model)
+        self._local = self._network.local
+        # A stage with two copies in one process needs parameters of its own for the second.
+        copies = 1 if len(self._local) < program.ranks else program.placement.pipes
+        modules = [self.partition.modules, *(deepcopy(self.partition.modules) for _ in range(1, copies))]
+        self._stages = {rank: _stages_of(modules, program, rank, loss_fn) for rank in self._local}
+        self._evaluation: Program | None = None
+        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
+        self._boundaries: tuple[Boundary, ...] | None = None
+        self._running: list[Executor] = []
+        self._activity = "idle, between steps"
+        self._steps = 0
+        self._broken = ""
+        self.intervals: dict[int, list[Interval]] = {}
+        """Of the last step that was traced: per local rank, when each instruction ran."""
+        rank = self._local[0]
+        self._control = Control(self._network.store, rank, self._network.processes, timeout, self._position)
+        if release_others:
+            self.partition.release_others({stage for rank in self._local for _, stage in self._stages[rank]})
+        self._introduce()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank on the pipeline axis; 0 if all ranks are here."""
+        return self._local[0]
+
+    def step(
+        self, batch: Any = None, targets: Any = None, *, scale: float = 1.0, trace: bool = False, profile: bool = False
+    ) -> Tensor:
+        """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
+
+        batch: a tensor, a tuple (positional arguments of the model) or a dict (keywords), of tensors that are split
+            along dimension 0 and of plain values. Needed on ranks that hold a first stage; others may pass None.
+        targets: given to ``loss_fn``, split likewise. Needed where a last stage is held.
+        scale: factor of the gradients, such as 1 / n when accumulating over n steps. The loss is without it.
+        trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
+
+        Returns the mean loss over the microbatches, on every rank. Raises the same error on every rank:
+        `BatchRefused` before anything is sent, `NonFiniteLoss`, `PeerFailure`, `StepTimeout`; an error of this rank's
+        own instruction is an `InstructionError`.
+        """
+        with torch.enable_grad():
+            return self._run("step", self.program, batch, targets, scale, trace, profile)
+
+    def evaluate(self, batch: Any = None, targets: Any = None) -> Tensor:
+        """The mean loss without training: the forward-only program, dropout off, nothing kept for a backward."""
+        if self._evaluation is None:
+            self._evaluation = forward_only(self.program)
+        with torch.no_grad(), self._evaluating():
+            return self._run("evaluate", self._evaluation, batch, targets, 1.0, False, False)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of the stages held here, each once, under the model's own names."""
+        seen: set[int] = set()
+        for stage in self._held():
+            for name, parameter in stage.module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the stages held here."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the stages held here."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Put the stages held here into training (or evaluation) mode; `evaluate` needs no call of this."""
+        for stage in self._held():
+            stage.module.train(mode)
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the stages held here, under the model's own names."""
+        return {name: value for stage in self._held() for name, value in stage.module.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
+        """Load the local part of a state dict of the whole model, or of this rank.
+
+        strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
+        """
+        wanted = {name for stage in self._held() for name in stage.module.state_dict()}
+        missing, unknown = sorted(wanted - state.keys()), sorted(state.keys() - self._names.keys())
+        if strict and (missing or unknown):
+            raise RuntimeFault(f"state dict does not fit: missing {missing}, unknown {unknown}", "or pass strict=False")
+        for stage in self._held():
+            part = {name: state[name] for name in stage.module.state_dict() if name in state}
+            stage.module.load_state_dict(part, strict=False)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole model's state on the CPU of rank 0, under the model's own names and in its order; {} elsewhere.
+
+        A collective: all ranks must call it, between steps.
+        """
+        owner = {
+            name: int(self.program.placement.rank_of_stage[0, stage])
+            for stage, module in enumerate(self.partition.modules)
+            for name in module.state_dict()
+        }
+        mine = self.state_dict()
+        if len(self._local) == self.program.ranks:
+            return {name: mine[name].detach().cpu() for name in self._names if name in mine}
+        with self._guarded("gathering the state dict"):
+            self._control.gather("full_state_dict", None)
+            return self._network.gather_tensors(
+                {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
+            )
+
+    def close(self) -> None:
+        """Give the model back as it was and leave the process group."""
+        self._control.close()
+        self._forget()
+        for stage in self._held():
+            stage.release()
+        self._network.close()
+
+    def _held(self) -> Iterator[Stage]:
+        return (stage for rank in self._local for stage in self._stages[rank].values())
+
+    def _introduce(self) -> None:
+        """All ranks must run the same program on the same model: a mistake here would be a hang later."""
+        x = self.program
+        mine = [
+            _digest(x.rank_start, x.kind, x.stage, x.microbatch, x.peer, x.message, x.batch),
+            _digest([(name, *spec) for name, spec in self._names.items()]),
+        ]
+        for rank, other in enumerate(self._control.gather("building the pipeline", mine)):
+            for what, a, b in zip(("program", "model"), mine, other, strict=True):
+                if a != b:
+                    raise RuntimeFault(
+                        f"ranks {self.rank} and {rank} were given a different {what}",
+                        f"build the same {what} on every rank of a pipeline",
+                    )
+
+    def _run(
+        self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
+    ) -> Tensor:
+        if self._broken:
+            raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
+        self._steps += 1
+        with self._guarded(f"starting {call} {self._steps}"):
+            signature = self._agree(call, batch, targets, scale)
+            executors = self._executors(program, *signature)
+            inputs, parts = self._split(batch, targets)
+        with self._guarded(f"{call} {self._steps}"), self._this_step_alone():
+            self._running = executors
+            for executor in executors:
+                executor.start(
+                    inputs, parts, scale / program.microbatches,
+                    probing=self.check_finite, trace=trace, profile=profile,
+                )  # fmt: skip
+            self._execute(executors)
+            if trace:
+                self.intervals = {x.transport.rank: x.intervals or [] for x in executors}
+        with self._guarded("the end of the step: sharing the loss"):
+            return self._share_loss(executors)
+
+    def _execute(self, executors: list[Executor]) -> None:
+        if self._network.in_process:
+            run_together(executors)
+        else:
+            executors[0].advance()
+            executors[0].finish()
+        if left := [item for executor in executors for item in executor.leftovers()]:
+            raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
+        for stage in self._held():
+            stage.check_empty()
+
+    def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> tuple[Any, str]:
+        """The batch's signature, known to all ranks, and the key of what is bound for it."""
+        mine = Request(
+            signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
+            {"call": call, "scale": scale},
+        )  # fmt: skip
+        answers = self._control.gather(f"the start of {call} {self._steps}", mine)
+        requests = [Request(*answer) for answer in answers]
+        agreement = agree(requests, self.program.microbatches)
+        return agreement.batch, f"{call} {agreement.batch}"
+
+    def _executors(self, program: Program, signature: Any, key: str) -> list[Executor]:
+        if key not in self._bound:
+            args, kwargs = arguments(microbatch_of(signature, program.microbatches))
+            boundaries = infer_boundaries(self.partition, args, kwargs)
+            self._bound[key] = (
+                boundaries,
+                [
+                    Executor(
+                        program,
+                        bind(program, rank, self._stages[rank], boundaries),
+                        self._network.transports[rank],
+                        self._device,
+                    )
+                    for rank in self._local
+                ],
+            )
+            while len(self._bound) > _SIGNATURES_KEPT:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        boundaries, executors = self._bound[key]
+        if boundaries is not self._boundaries:
+            for stage in self._held():
+                stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+            self._boundaries = boundaries
+        return executors
+
+    def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:
+        """[M] tensors that enter the first stage and [M] targets; None where no stage here wants them."""
+        microbatches, inputs, parts = self.program.microbatches, None, None
+        if batch is not None and self._holds(0):
+            assert self._boundaries is not None
+            entry = self._boundaries[0]
+            pieces = split(batch, microbatches, self._device)
+            inputs = [entry.pack(self.partition.bind(*arguments(piece))) for piece in pieces]
+        if targets is not None and self._holds(self.program.stages - 1):
+            parts = split(targets, microbatches, self._device)
+        return inputs, parts
+
+    def _holds(self, index: int) -> bool:
+        return any(stage.index == index for stage in self._held())
+
+    @contextmanager
+    def _this_step_alone(self) -> Iterator[None]:
+        """What REDUCE sums must be this step's gradients: those of earlier steps have been summed then."""
+        if not torch.is_grad_enabled():
+            yield
+            return
+        copies = self._copied_parameters()
+        before = [parameter.grad for parameter in copies]
+        for parameter in copies:
+            parameter.grad = None
+        yield
+        for parameter, old in zip(copies, before, strict=True):
+            if old is not None:
+                parameter.grad = old if parameter.grad is None else old + parameter.grad
+
+    def _copied_parameters(self) -> list[nn.Parameter]:
+        """Parameters of stages that have a second copy on another rank."""
+        reduced = np.flatnonzero(self.program.kind == InstructionKind.REDUCE)
+        copied = set(zip(self.program.rank[reduced].tolist(), self.program.stage[reduced].tolist(), strict=True))
+        return [
+            parameter
+            for rank in self._local
+            for stage in self._stages[rank].values()
+            if (rank, stage.index) in copied
+            for parameter in stage.module.parameters()
+        ]
+
+    def _share_loss(self, executors: list[Executor]) -> Tensor:
+        losses = {m: loss for stage in self._held() for m, loss in stage.take_losses().items()}
+        dtype = str(next(iter(losses.values())).dtype).removeprefix("torch.") if losses else ""
+        mine = [dtype, {m: float(loss) for m, loss in losses.items()}]
+        everyone = self._control.gather("the end of the step, to share the loss", mine)
+        values = {int(m): value for _, part in everyone for m, value in part.items()}
+        name = next((name for name, _ in everyone if name), "")
+        if not name:
+            raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
+        dtype_of_loss = getattr(torch, name)
+        mean = mean_loss({m: torch.tensor(value, dtype=dtype_of_loss) for m, value in values.items()})
+        if self.check_finite and not torch.isfinite(mean):
+            self._blame(executors, values, float(mean))
+        return mean.to(self._device)
+
+    def _blame(self, executors: list[Executor], losses: Mapping[int, float], mean: float) -> None:
+        """Raise `NonFiniteLoss` for the smallest microbatch, and of its stages the first, that is not finite."""
+        mine = [
+            (microbatch, stage)
+            for executor in executors
+            for microbatch, stage, probes in executor.probes
+            if not all(bool(torch.isfinite(probe)) for probe in probes if probe is not None)
+        ]
+        found = [tuple(pair) for part in self._control.gather("naming what is not finite", mine) for pair in part]
+        stages = self.program.stages
+        bad = [m for m, value in sorted(losses.items()) if not torch.isfinite(torch.tensor(value))]
+        microbatch, stage = min(found + [(m, stages) for m in bad], default=(0, stages))
+        raise NonFiniteLoss(mean, microbatch, stage, stages)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """All modules in evaluation mode, and afterwards each as it was."""
+        modules = [(module, module.training) for stage in self._held() for module in stage.module.modules()]
+        for module, _ in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modules:
+                module.training = training
+
+    @contextmanager
+    def _guarded(self, activity: str) -> Iterator[None]:
+        """Around whatever other ranks wait for: a failure in it is told to them, and theirs is told here."""
+        self._activity = activity
+        try:
+            yield
+        except BaseException as error:
+            told = self._explain(error)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            self._running, self._activity = [], "idle, between steps"
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What to raise for ``error``: itself if it is this rank's own, else what the rank that caused it reports."""
+        if isinstance(error, _AGREED):
+            return error
+        echo = _is_echo(error)
+        told = self._ask_others(error) if echo else error
+        self._control.publish_failure(not echo, f"{type(told).__name__}: {told}")
+        self._forget()
+        self._network.abort()
+        if self._network.in_process:
+            self._bound.clear()  # their channels hold messages of the step that failed
+        else:
+            self._broken = f"{type(told).__name__}: {told}".splitlines()[0]
+        return told
+
+    def _ask_others(self, error: BaseException) -> BaseException:
+        if isinstance(error, (PeerFailure, StepTimeout)):
+            return error
+        if (failure := self._control.failure(wait=1.0)) is not None:
+            return PeerFailure(failure.rank, failure.text)
+        return StepTimeout(f"{error}\nwhere every rank stands:\n{self._control.positions()}")
+
+    def _forget(self) -> None:
+        """Drop everything of a step that will not be finished."""
+        for _, executors in self._bound.values():
+            for executor in executors:
+                executor.reset()
+        for stage in self._held():
+            stage.reset()
+
+    def _position(self) -> str:
+        """Where this rank stands; called from the watchdog's thread."""
+        for executor in self._running:
+            if (row := executor.row) >= 0:
+                return f"{sentence(executor.program, row)} --> {executor.program.where(row)}"
+        return self._activity
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error may be the consequence of another rank's."""
+    return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)
+
+
+def _cut(
+    model: nn.Module,
+    program: Program,
+    costs: Sequence[float] | None,
+    split_points: Sequence[str] | None,
+    blocks: str | None,
+    inputs: Sequence[str] | None,
+) -> Partition:
+    return partition(
+        model, program.stages, costs=costs, split_points=split_points, blocks=blocks, inputs=inputs
+    )  # fmt: skip
+
+
+def _stages_of(
+    modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction
+) -> Held:
+    """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
+    return {
+        (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
+        for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
+        for index, owner in enumerate(ranks)
+        if owner == rank
+    }
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "meta"}
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise RuntimeFault(f"the model lies on several devices: {names}", "move the whole model to this rank's device")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _digest(*parts: Any) -> str:
+    return sha256(
+        b"".join(part.tobytes() if hasattr(part, "tobytes") else repr(part).encode() for part in parts)
+    ).hexdigest()
