@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from hypothesis import strategies as st
 
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement, linear, loop, v_shape
@@ -77,3 +78,65 @@ def schedule(lines: Sequence[str | Iterable[str]], placement: Placement, name: s
         spans=tuple(spans),
         source=source,
     )
+
+
+# Random schedules, for property tests.
+
+
+def placements() -> st.SearchStrategy[Placement]:
+    """Small placements of every shape: linear, loop, V and two pipes."""
+
+    def make(shape: str, ranks: int, microbatches: int) -> Placement:
+        if shape == "pipes":
+            return two_pipes(ranks, 2 * microbatches)
+        return {"linear": linear, "v": v_shape}.get(shape, lambda p, m: loop(p, m, 2))(ranks, microbatches)
+
+    return st.builds(make, st.sampled_from(("linear", "loop", "v", "pipes")), st.integers(1, 3), st.integers(1, 3))
+
+
+def cells_of(placement: Placement, rank: int, split: bool) -> list[str]:
+    """All ops of a rank, in one order that is right on that rank."""
+    found = []
+    for stage in range(placement.stages):
+        for microbatch in range(placement.microbatches):
+            if placement.rank_of(np.array([stage]), np.array([microbatch]))[0] == rank:
+                found += [f"{stage}{kind}{microbatch}" for kind in ("FIW" if split else "FB")]
+    return found
+
+
+def _needs(op: str, placement: Placement) -> list[str]:
+    """The ops that an op needs, of any rank; of a backward either spelling."""
+    stage, kind, microbatch = _OP.fullmatch(op).groups()  # type: ignore[union-attr]
+    s, last = int(stage), placement.stages - 1
+    if kind == "W":
+        return [f"{s}I{microbatch}"]
+    if kind == "F":
+        return [f"{s - 1}F{microbatch}"] if s > 0 else []
+    return [f"{s}F{microbatch}", *([f"{s + 1}{kind}{microbatch}"] if s < last else [])]
+
+
+@st.composite
+def orders(draw: st.DrawFn, legal: bool) -> Schedule:
+    """A schedule with ops in a random order that respects the data of each rank.
+
+    legal: that also respects the data of the others, so that there is no deadlock; it may have overlapped pairs.
+    """
+    placement, split = draw(placements()), draw(st.booleans())
+    choose = draw(st.randoms(use_true_random=False))
+    left = [set(cells_of(placement, rank, split)) for rank in range(placement.ranks)]
+    lines: list[list[str]] = [[] for _ in left]
+    while any(left):
+        done = {op for line in lines for cell in line for op in cell.strip("()").split(";")}
+        rank = choose.choice([r for r, ops in enumerate(left) if ops])
+        mine = set(left[rank])
+        ready = sorted(
+            op for op in mine if all(n in done or (not legal and n not in mine) for n in _needs(op, placement))
+        )
+        if not ready:
+            continue
+        op = choose.choice(ready)
+        partners = [b for b in ready if b[1:2] in "BI" and "F" in op] if legal else []
+        cell = f"({op};{choose.choice(partners)})" if partners and choose.random() < 0.7 else op
+        lines[rank].append(cell)
+        left[rank] -= set(cell.strip("()").split(";"))
+    return schedule(lines, placement)

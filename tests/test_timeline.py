@@ -1,0 +1,314 @@
+"""The timeline: the published tables to the last digit, an independent simulation on random schedules, deadlock."""
+
+from __future__ import annotations
+
+import numpy as np
+import orders
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedc.analysis.deadlock import find_cycle
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.legality import check_schedule
+from schedc.analysis.timeline import simulate, simulate_batch
+from schedc.cost.costs import Costs
+from schedc.elaborate import elaborate
+from schedc.ir.placement import linear
+from schedc.ir.schedule import Schedule
+from schedc.library import open_schedule
+from schedc.source import Source
+from schedc.syntax.parser import parse
+
+ZBH2 = """sched 1
+schedule zbh2(P: ranks = 4, M: microbatches = 8) {
+  place linear
+  rank r {
+    let w = min(2*(P-1-r), M)
+    let d = 2*r
+    phase warmup repeat w { F }
+    phase steady for i in 0 ..< M-w { F  I  if i >= d { W } }
+    phase drain  for i in M-w ..< M { I  if i >= d { W } }
+    phase flush  repeat min(d, M) { W }
+  }
+}
+"""
+
+OVERLAP = """sched 1
+schedule overlap(P: ranks = 4, M: microbatches = 8) {
+  place linear
+  rank r {
+    let w = 2*(P-1-r) + 1
+    phase warmup repeat w { F }
+    phase steady repeat M - w { F & B }
+    phase drain  repeat w { B }
+  }
+}
+"""
+
+
+def from_text(text: str, P: int, M: int) -> Schedule:
+    return elaborate(parse(Source("test.sched", text)).schedules[0], {"P": P, "M": M})
+
+
+def named(name: str, P: int, M: int) -> Schedule:
+    texts = {"zbh2": ZBH2, "1f1b_overlap": OVERLAP}
+    return from_text(texts[name], P, M) if name in texts else elaborate(open_schedule(name), {"P": P, "M": M})
+
+
+# schedule, FB, P, M, makespan, largest makespan bubble, largest span less work
+UNIT_COSTS = [
+    ("gpipe", None, 4, 8, 33, 9, 9),
+    ("1f1b", None, 4, 8, 33, 9, 9),
+    ("1f1b", None, 8, 20, 81, 21, 21),
+    ("interleaved_1f1b", None, 4, 8, 57, 9, 9),
+    ("zbh1", None, 4, 8, 27, 3, 3),
+    ("zbh1", None, 8, 20, 67, 7, 7),
+    ("zbh2", None, 4, 8, 27, 3, 0),
+    ("zbh2", None, 8, 20, 67, 7, 0),
+    ("zbv", None, 4, 8, 51, 3, 0),
+    ("zbv", None, 8, 20, 127, 7, 0),
+    ("dualpipe", 3, 4, 8, 26, 2, None),
+    ("dualpipe", 3, 8, 20, 66, 6, None),
+    ("dualpipe", 2, 4, 8, 22, 1, None),
+    ("dualpipe", 2, 8, 20, 52, 3, None),
+    ("dualpipev", 3, 4, 8, 54, 6, None),
+    ("dualpipev", 3, 8, 20, 134, 14, None),
+    ("dualpipev", 2, 4, 8, 44, 3, None),
+    ("dualpipev", 2, 8, 20, 104, 7, None),
+    ("1f1b_overlap", 3, 4, 8, 33, 9, None),
+    ("1f1b_overlap", 2, 4, 8, 26, None, None),
+    ("1f1b_overlap", 3, 8, 20, 81, 21, None),
+    ("1f1b_overlap", 2, 8, 20, 62, None, None),
+]
+
+
+@pytest.mark.parametrize(("name", "FB", "P", "M", "makespan", "bubble", "span_bubble"), UNIT_COSTS)
+def test_unit_cost_table(
+    name: str, FB: float | None, P: int, M: int, makespan: int, bubble: int | None, span_bubble: int | None
+) -> None:
+    timeline = simulate(named(name, P, M), Costs(FB=FB))
+    assert timeline.makespan == makespan
+    assert bubble is None or timeline.bubble.max() == bubble
+    assert span_bubble is None or timeline.span_bubble.max() == span_bubble
+
+
+# file, FB, makespan, bubble of every rank or None where they differ
+PUBLISHED = [
+    ("eager1f1b_P4_M8", None, 33, 9),
+    ("loopedbfs_v2_P4_M8", None, 57, 9),
+    ("seq1f1b_k2_P4_M8", None, 57, 9),
+    ("interleaved_v2_P4_M8", None, 57, 9),
+    ("interleaved_overlap_v2_P4_M8", 3, 57, 9),
+    ("interleaved_overlap_v2_P4_M8", 2, 46, None),
+    ("zbh1_quickstart_P4_M8", None, 27, 3),
+    ("zbv_P4_M8", None, 51, 3),
+    ("vhalf_P4_M8", None, 53, 5),
+    ("vmin_P4_M8", None, 59, 11),
+]
+
+
+@pytest.mark.parametrize(("file", "FB", "makespan", "bubble"), PUBLISHED)
+def test_published_orders(file: str, FB: float | None, makespan: int, bubble: int | None) -> None:
+    schedule = orders.published(file)
+    assert check_schedule(schedule) == []
+    timeline = simulate(schedule, Costs(FB=FB))
+    assert timeline.makespan == makespan
+    assert bubble is None or timeline.bubble.tolist() == [bubble] * 4
+
+
+def test_chimera_has_the_published_bubble_ratio() -> None:
+    schedule = orders.published("chimera_P4_M4")
+    assert simulate(schedule, Costs(B=1)).bubble_ratio == pytest.approx(0.2)
+    assert simulate(schedule, Costs(B=2)).bubble_ratio == pytest.approx(0.25)
+
+
+# Zero-bubble paper (arXiv 2401.10241): the inputs of Table 9 and the span bubble rates of Table 5, P = 8.
+MEASURED = [
+    (24, Costs(F=18.522, I=18.086, W=9.337, p2p=0.601), (0.2431, 0.1585, 0.1083)),
+    (32, Costs(F=18.513, I=18.086, W=9.331, p2p=0.626), (0.1985, 0.1242, 0.0837)),
+    (64, Costs(F=18.546, I=18.097, W=9.321, p2p=0.762), (0.1240, 0.0674, 0.0444)),
+]
+
+
+@pytest.mark.parametrize(("M", "costs", "rates"), MEASURED)
+def test_measured_costs_table(M: int, costs: Costs, rates: tuple[float, ...]) -> None:
+    found = [simulate(named(name, 8, M), costs).span_bubble_ratio for name in ("1f1b", "zbh1", "zbh2")]
+    assert [round(rate, 4) for rate in found] == list(rates)
+
+
+@pytest.mark.parametrize(("P", "rounds"), [(2, 2), (3, 3), (4, 2), (8, 3)])
+def test_closed_forms_with_latency(P: int, rounds: int) -> None:
+    M, F, I, W, c = P * rounds, 18.5, 18.0, 9.3, 0.6  # noqa: E741
+    costs = Costs(F=F, I=I, W=W, p2p=c)
+    extra = {
+        name: np.max(simulate(named(name, P, M), costs).span) - M * (F + I + W) for name in ("1f1b", "zbh1", "zbh2")
+    }
+    assert extra["1f1b"] == pytest.approx((P - 1) * (F + I + W) + (2 * (P - 1) * rounds + 2 * (P - 2)) * c)
+    assert extra["zbh1"] == pytest.approx((P - 1) * (F + I - W) + 4 * (P - 1) * c)
+    assert extra["zbh2"] == pytest.approx((P - 1) * (F + I - 2 * W) + 2 * (P - 1) * c) or rounds < 3
+
+
+# An independent simulation: one op at a time, by names, with none of the columns.
+
+
+def slow_ends(schedule: Schedule, costs: Costs) -> tuple[dict[str, float], float] | None:
+    """End of every op and the makespan, or None where ranks wait for each other for ever."""
+    of = costs.resolved(schedule.stages)
+    cells: list[list[list[object]]] = [[] for _ in range(schedule.ranks)]
+    for rank in range(schedule.ranks):
+        for op in schedule.ops(rank):
+            if op.pair >= 0 and cells[rank] and cells[rank][-1][0].pair == op.pair:  # type: ignore[attr-defined]
+                cells[rank][-1].append(op)
+            else:
+                cells[rank].append([op])
+    end: dict[str, float] = {}
+    owner: dict[str, int] = {}
+    free, progress = [0.0] * schedule.ranks, True
+    while progress:
+        progress = False
+        for rank in range(schedule.ranks):
+            if not cells[rank]:
+                continue
+            ops = cells[rank][0]
+            needed = [n for op in ops for n in orders._needs(str(op), schedule.placement)]
+            if any(n not in end for n in needed):
+                continue
+            ready = max([free[rank], *(end[n] + of.p2p * (owner[n] != rank) for n in needed)])
+            first, last = ops[0], ops[-1]
+            spent = getattr(of, first.kind.name)[first.stage]  # type: ignore[attr-defined]
+            if first is not last:
+                full = last.kind.name == "B"  # type: ignore[attr-defined]
+                f, b = of.F[first.stage], getattr(of, last.kind.name)[last.stage]  # type: ignore[attr-defined]
+                whole = f + b if of.FB is None else of.FB[first.stage]  # type: ignore[attr-defined]
+                deferred = of.W[last.stage] * (of.FB is not None)  # type: ignore[attr-defined]
+                spent = whole if full else max(whole - deferred, f, b)
+            free[rank] = ready + spent
+            end |= {str(op): free[rank] for op in ops}
+            owner |= {str(op): rank for op in ops}
+            cells[rank].pop(0)
+            progress = True
+    return None if any(cells) else (end, max(free))
+
+
+def stage_costs(stages: int) -> st.SearchStrategy[Costs]:
+    cost = st.integers(1, 9).map(float)
+    either = cost | st.lists(cost, min_size=stages, max_size=stages).map(tuple)
+    return st.builds(Costs, F=either, I=either, W=either, B=st.none() | either, FB=st.none() | either,
+                     p2p=st.integers(0, 4).map(float))  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(orders.orders(legal=True), st.data())
+def test_timeline_equals_an_independent_simulation(schedule: Schedule, data: st.DataObject) -> None:
+    assert check_schedule(schedule) == []
+    costs = data.draw(stage_costs(schedule.stages))
+    ends, makespan = slow_ends(schedule, costs) or pytest.fail("a legal order got stuck")
+    timeline = simulate(schedule, costs)
+    cell_of = timeline.dependencies.cell_of
+    assert [timeline.end[cell_of[row]] for row in range(len(schedule))] == [
+        ends[str(schedule.op(row))] for row in range(len(schedule))
+    ]
+    assert timeline.makespan == makespan
+    batch = simulate_batch(timeline.dependencies, [costs, Costs(), costs])
+    for k in (0, 2):
+        assert batch.makespan[k] == makespan
+        assert batch.bubble[:, k].tolist() == timeline.bubble.tolist()
+        assert batch.span_bubble[:, k].tolist() == timeline.span_bubble.tolist()
+        assert batch.bubble_ratio[k] == timeline.bubble_ratio
+        assert batch.span_bubble_ratio[k] == timeline.span_bubble_ratio
+
+
+@settings(max_examples=60, deadline=None)
+@given(orders.orders(legal=True), st.data())
+def test_every_start_is_bound_by_what_it_waited_for(schedule: Schedule, data: st.DataObject) -> None:
+    costs = data.draw(stage_costs(schedule.stages))
+    timeline = simulate(schedule, costs)
+    known = timeline.dependencies
+    for cell, binding in enumerate(timeline.bound_by.tolist()):
+        if binding < 0:
+            assert timeline.start[cell] == 0
+        else:
+            latency = costs.p2p * (known.rank[binding] != known.rank[cell])
+            assert timeline.start[cell] == timeline.end[binding] + latency
+
+
+# Deadlock.
+
+
+@settings(max_examples=150, deadline=None)
+@given(orders.orders(legal=False))
+def test_a_deadlock_is_found_exactly_where_execution_gets_stuck(schedule: Schedule) -> None:
+    stuck = slow_ends(schedule, Costs()) is None
+    assert [d.code for d in check_schedule(schedule)] == ["S301"] * stuck
+    assert stuck != rendezvous_run_completes(schedule)
+    cycle = find_cycle(Dependencies.of(schedule))
+    for step, following in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        needed = schedule.op(step.needs)
+        assert str(needed) in orders._needs(str(schedule.op(step.at)), schedule.placement)
+        assert needed.rank == following.rank
+        assert following.at <= step.needs  # that rank stands at or before the op that is waited for
+
+
+def rendezvous_run_completes(schedule: Schedule) -> bool:
+    """Runs messages as a Program does: tagless channels, sends complete when received, one global order of messages.
+
+    The global order is that of the levels, continued by the cells that can never run. Every step may be taken at any
+    time without changing what becomes possible (no receive is a wildcard), so that one run decides.
+    """
+    known = Dependencies.of(schedule)
+    reached = known.levels.order.tolist()
+    order = reached + sorted(set(range(len(known))) - set(reached))
+    messages = [  # producer cell, consumer cell, in the global order of producers
+        (producer, consumer)
+        for producer in order
+        for row in (0, 1)
+        for consumer in np.flatnonzero(known.producers[row] == producer).tolist()
+        if known.remote[row, consumer]
+    ]
+    head, posted, arrived = known.rank_start[:-1].tolist(), {}, set()
+    progress = True
+    while progress:
+        progress = False
+        for rank in range(schedule.ranks):
+            if head[rank] == known.rank_start[rank + 1]:
+                continue
+            cell = head[rank]
+            needed = [i for i, (_, consumer) in enumerate(messages) if consumer == cell]
+            for i, (producer, consumer) in enumerate(messages):  # post receives up to the last one needed
+                if needed and i <= needed[-1] and known.rank[consumer] == rank:
+                    posted.setdefault((int(known.rank[producer]), rank, "receive"), {})[i] = None
+            for channel in {(int(known.rank[messages[i][0]]), rank) for i in needed}:
+                sends = list(posted.get((*channel, "send"), {}))
+                receives = list(posted[(*channel, "receive")])
+                assert sends == receives[: len(sends)] or receives == sends[: len(receives)], "swapped on a channel"
+                arrived |= set(sends) & set(receives)
+            if set(needed) <= arrived:
+                head[rank] += 1
+                progress = True
+                for i, (producer, consumer) in enumerate(messages):
+                    if producer == cell:
+                        posted.setdefault((rank, int(known.rank[consumer]), "send"), {})[i] = None
+    return all(h == stop for h, stop in zip(head, known.rank_start[1:].tolist(), strict=True))
+
+
+def test_the_trail_of_a_deadlock_shows_each_wait_with_its_place() -> None:
+    schedule = orders.schedule(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], linear(2, 2))
+    (found,) = check_schedule(schedule)
+    assert found.position == ("S301", 1, 5)
+    assert [label.span.line for label in found.secondary] == [2]
+    assert found.notes == (
+        "rank 0 at 0B0 (line 1:5) waits for 1B0 of rank 1 (line 2:13)",
+        "<- rank 1 at 1F1 (line 2:1) waits for 0F1 of rank 0 (line 1:9)",
+        "<- rank 0, at P = 2, M = 2",
+    )
+
+
+def test_the_shortest_cycle_is_shown() -> None:
+    """Ranks 1 and 2 wait for each other; rank 0 only waits for them."""
+    schedule = orders.schedule(
+        ["0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1", "2F1 2B1 2F0 2B0"], linear(3, 2)
+    )  # fmt: skip
+    assert [wait.rank for wait in find_cycle(Dependencies.of(schedule))] == [1, 2] or [
+        wait.rank for wait in find_cycle(Dependencies.of(schedule))
+    ] == [0, 1, 2]
