@@ -20,13 +20,13 @@ _INSET = 1.0
 def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
     """All of one rank but its memory."""
     parts = [_idle(start, end, layout, layout.cells_y(rank)) for start, end in cells.gaps(rank)]
-    parts += phases(cells, rank, layout)
+    parts += _phases(cells, rank, layout)
     span = cells.of_rank(rank)
     parts += [_cell(cells, c, layout, layout.cells_y(rank)) for c in range(span.start, span.stop)]
     return parts
 
 
-def phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
+def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
     """The strip over the cells: which phase of the source each of them is from, named where there is room."""
     parts = []
     y, height = layout.phases_y(rank), layout.rows.phases - 2
@@ -36,7 +36,7 @@ def phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
         x, width = layout.x(start), (end - start) * layout.scale
         strip = box(x, y, max(width - 1, 0.5), height, f"p{phase % len(PHASES)}")
         parts.append(f'<g class="phase"><title>{content(f"phase {name}, {_interval(start, end)}")}</title>{strip}')
-        if not layout.strips and text_width(name, _PHASE_TEXT) + 6 <= width:
+        if text_width(name, _PHASE_TEXT) + 6 <= width:
             parts.append(label(x + 4, y + height - 2.5, name, "phase-name"))
         parts.append("</g>")
     return parts
@@ -75,23 +75,27 @@ def _cell(cells: Cells, c: int, layout: Layout, y: float) -> str:
     title = content(_hover(cells, rows, start, end))
     if len(rows) == 1:
         return f'<g class="cell"><title>{title}</title>{_op(cells, rows[0], start, end, layout, y)}</g>'
-    parts = _op(cells, rows[0], start, middle, layout, y) + _op(cells, rows[1], middle, end, layout, y)
+    parts = _op(cells, rows[0], start, middle, layout, y, before=2 * _INSET)
+    parts += _op(cells, rows[1], middle, end, layout, y, after=2 * _INSET)
     width = max((end - start) * layout.scale - 2 * _INSET, 0.5)
     edge = box(layout.x(start) + _INSET, y + _INSET, width, layout.rows.cells - 2 * _INSET, "edge")
     return f'<g class="cell pair"><title>{title}</title>{parts}{edge}</g>'
 
 
-def _op(cells: Cells, row: int, start: float, end: float, layout: Layout, y: float) -> str:
+def _op(
+    cells: Cells, row: int, start: float, end: float, layout: Layout, y: float, before: float = 0.0, after: float = 0.0
+) -> str:
+    """Fill and numeral of one op; ``before`` and ``after``: px at its ends that a border takes from the numeral."""
     chunk = int(cells.chunk[row])
-    width = (end - start) * layout.scale
-    rect = box(layout.x(start), y, width, layout.rows.cells, f"{LETTERS[cells.schedule.kind[row]]}{shade_of(chunk)}")
+    left, right = layout.x(start), layout.x(end)
+    rect = box(left, y, right - left, layout.rows.cells, f"{LETTERS[cells.schedule.kind[row]]}{shade_of(chunk)}")
     text = str(cells.schedule.microbatch[row])
-    size = min(_NUMERAL, np.floor(2 * (width - 2) / text_width(text, 1.0)) / 2)
+    left, right = left + before, right - after
+    size = min(_NUMERAL, np.floor(2 * (right - left - 2) / text_width(text, 1.0)) / 2)
     if size < _SMALLEST:
         return rect
-    middle = layout.x((start + end) / 2)
     base = y + layout.rows.cells / 2 + 0.36 * size
-    return rect + label(middle, base, text, f"n i{ink_of(chunk)}", font_size=number(size))
+    return rect + label((left + right) / 2, base, text, f"n i{ink_of(chunk)}", font_size=number(size))
 
 
 def _hover(cells: Cells, rows: list[int], start: float, end: float) -> str:

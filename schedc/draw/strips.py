@@ -8,7 +8,7 @@ import numpy.typing as npt
 from schedc.draw.cells import Cells, Curve, Floats
 from schedc.draw.layout import Layout
 from schedc.draw.markup import box, content, number
-from schedc.draw.palette import shade_of
+from schedc.draw.palette import PHASES, shade_of
 from schedc.ir.ops import LETTERS
 
 Ints = npt.NDArray[np.int64]
@@ -21,34 +21,54 @@ def columns(layout: Layout) -> int:
     return int(np.clip(_PIECES // max(layout.ranks, 1), _COARSEST, _FINEST))
 
 
-def strip_lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
-    """One rank: idle ground, a path per fill, and a dark line along overlapped pairs.
+def note(cells: Cells, layout: Layout) -> str:
+    """What a drawing of strips leaves out, for its foot."""
+    return (
+        f"{len(cells)} cells as strips: numerals and hover text left out, touching cells of one colour merged, "
+        f"edges rounded to {cells.makespan / columns(layout):.2g} of time"
+    )
+
+
+def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
+    """One rank: idle ground, a path per fill, a dark line along overlapped pairs, and a path per phase above.
 
     Edges are rounded to the grid of `columns`; touching cells of one fill become one piece, and a cell narrower
     than half a column can vanish in its neighbours.
     """
     y, height = layout.cells_y(rank), layout.rows.cells
     busy = cells.of_rank(rank)
-    step = layout.plot_width / columns(layout)
-    grid = layout.scale / step
-    starts, ends, fills = _pieces(cells, busy, grid)
     title = content(f"rank {rank}: {busy.stop - busy.start} cells")
     ground = box(layout.left, y, cells.makespan * layout.scale, height, "idle")
-    parts = [f'<g class="strip"><title>{title}</title>{ground}']
-    place = f'transform="translate({number(layout.left)} {{y}}) scale({step:.6g} 1)"'
-    # All that is busy gets the commonest fill first and the others over it: edges that fall between two
-    # pixels then blend with a neighbour and never let the idle ground through.
+    fills = [_path(layout, y + height / 2, style, *edges) for style, edges in _layers(cells, busy, layout)]
+    pairs = np.flatnonzero(cells.second[busy] >= 0) + busy.start
+    paired = _on(cells.start[pairs], layout), _on(cells.end[pairs], layout)
+    edge = [_path(layout, y + 1, "paired", *paired)] if pairs.size else []
+    return [f'<g class="strip"><title>{title}</title>', ground, *fills, *edge, "</g>", *_phases(cells, rank, layout)]
+
+
+def _layers(cells: Cells, busy: slice, layout: Layout) -> list[tuple[str, tuple[Ints, Ints]]]:
+    """(style, (starts, ends)) of what is painted, in this order: all that is busy in its commonest fill, then the
+    other fills over it. So edges that fall between two px blend with a neighbour, not with the idle ground."""
+    starts, ends, fills = _pieces(cells, busy, layout)
     kinds, counts = np.unique(fills, return_counts=True)
-    for fill in kinds[np.argsort(-counts, kind="stable")].tolist():
-        name = f"{LETTERS[fill // 2]}{fill % 2}"
-        chosen = slice(None) if fill == kinds[counts.argmax()] else fills == fill
-        path = _runs(starts[chosen], ends[chosen])
-        parts.append(f'<path {place.format(y=number(y + height / 2))} class="s{name}" d="{path}"/>')
-    paired = np.flatnonzero(cells.second[busy] >= 0) + busy.start
-    if paired.size:
-        path = _runs(_on(cells.start[paired], grid), _on(cells.end[paired], grid))
-        parts.append(f'<path {place.format(y=number(y + 1))} class="paired" d="{path}"/>')
-    parts.append("</g>")
+    layers: list[tuple[str, tuple[Ints, Ints]]] = []
+    for i in np.argsort(-counts, kind="stable").tolist():
+        chosen = fills == kinds[i] if layers else np.ones(fills.size, bool)
+        layers.append((f"s{LETTERS[kinds[i] // 2]}{kinds[i] % 2}", (starts[chosen], ends[chosen])))
+    return layers
+
+
+def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
+    runs = cells.phase_runs(rank)
+    phase = np.array([run[0] for run in runs], np.int64)
+    starts, ends = (_on(np.array([run[i] for run in runs]), layout) for i in (1, 2))
+    parts = []
+    for p in np.unique(phase).tolist():
+        if name := cells.phase_names[p]:
+            path = _path(
+                layout, layout.phases_y(rank) + 1.5, f"q{p % len(PHASES)}", starts[phase == p], ends[phase == p]
+            )
+            parts.append(f'<g class="phase"><title>{content(f"phase {name}")}</title>{path}</g>')
     return parts
 
 
@@ -65,26 +85,22 @@ def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
     return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
-def _on(times: Floats, grid: float) -> Ints:
-    return np.rint(times * grid).astype(np.int64)
+def _on(times: Floats, layout: Layout) -> Ints:
+    """The columns that times fall on."""
+    return np.rint(times * (layout.scale * columns(layout) / layout.plot_width)).astype(np.int64)
 
 
-def _pieces(cells: Cells, busy: slice, grid: float) -> tuple[Ints, Ints, Ints]:
+def _pieces(cells: Cells, busy: slice, layout: Layout) -> tuple[Ints, Ints, Ints]:
     """(start, end, fill) of what is to be painted, on the grid and in order of time; fill is 2 * kind + shade."""
-    first, second = cells.first[busy], cells.second[busy]
-    both = np.stack([first, second], 1)
+    both = np.stack([cells.first[busy], cells.second[busy]], 1)
     edges = np.stack([cells.start[busy], cells.middle[busy], cells.end[busy]], 1)
     there = both >= 0
     rows = both[there]
-    fills = 2 * cells.schedule.kind[rows].astype(np.int64) + shade_of_all(cells.chunk[rows])
-    starts, ends = _on(edges[:, :2][there], grid), _on(edges[:, 1:][there], grid)
+    shades = np.array([shade_of(c) for c in range(cells.schedule.placement.chunks)])
+    fills = 2 * cells.schedule.kind[rows].astype(np.int64) + shades[cells.chunk[rows]]
+    starts, ends = _on(edges[:, :2][there], layout), _on(edges[:, 1:][there], layout)
     wide = ends > starts
     return _merged(starts[wide], ends[wide], fills[wide])
-
-
-def shade_of_all(chunks: npt.NDArray[np.int32]) -> Ints:
-    """`palette.shade_of`, elementwise."""
-    return np.asarray([shade_of(c) for c in range(int(chunks.max(initial=0)) + 1)], np.int64)[chunks]
 
 
 def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
@@ -96,12 +112,11 @@ def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
     return starts[heads], ends[np.append(heads[1:], starts.size) - 1], fills[heads]
 
 
-def _runs(starts: Ints, ends: Ints) -> str:
-    """A path of horizontal strokes; moves are relative, for they are short."""
+def _path(layout: Layout, y: float, style: str, starts: Ints, ends: Ints) -> str:
+    """Horizontal strokes at height ``y``, one unit of the path per column; moves are relative, for they are short."""
     starts, ends, _ = _merged(starts, ends, np.zeros(starts.size, np.int64))
-    gaps = starts[1:] - ends[:-1]
-    lengths = ends - starts
-    if not starts.size:
-        return ""
-    tail = [f"m{gap} 0h{length}" for gap, length in zip(gaps.tolist(), lengths[1:].tolist(), strict=True)]
-    return f"M{starts[0]} 0h{lengths[0]}" + "".join(tail)
+    moves = np.diff(starts, prepend=0)
+    moves[1:] -= (ends - starts)[:-1]
+    strokes = [f"m{move} 0h{length}" for move, length in zip(moves.tolist(), (ends - starts).tolist(), strict=True)]
+    place = f"translate({number(layout.left)} {number(y)}) scale({layout.plot_width / columns(layout):.6g} 1)"
+    return f'<path transform="{place}" class="{style}" d="{"".join(strokes)}"/>'
