@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from schedc.syntax import tree
+from schedc.syntax.words import METRICS
 
 TOLERANCE = 1e-9
 """Relative: two values as near as this are equal."""
@@ -28,16 +29,13 @@ class NoValue(Exception):
 class Environment:
     """What the names of a claim mean.
 
-    names: sizes and lets (numbers), cost symbols ([K, 1]) and the rank variable ([1, P]).
-    metrics: arrays [K or 1, P], asked for by name, so that nothing is simulated that no claim speaks of.
-    functions: those of the file.
+    names: sizes (numbers), cost symbols ([K, 1]) and the rank variable ([1, P]).
+    metric: arrays [K or 1, P], asked for by name, so that nothing is simulated that no claim speaks of.
     magnitude: of an expression, what its rounding errors are relative to, besides its own value.
     """
 
     names: Mapping[str, Any]
     metric: Callable[[str], Any]
-    metrics: frozenset[str]
-    functions: Mapping[str, tree.Function]
     magnitude: Callable[[tree.Expr], Any]
 
 
@@ -53,20 +51,27 @@ def evaluate(node: tree.Expr, env: Environment) -> Any:
         raise NoValue(node, f"it cannot be computed: {error}") from error
 
 
-def mentioned(node: object) -> Iterator[str]:
-    """Every name in an expression, with repeats: sizes, symbols, metrics, variables; not functions."""
-    if isinstance(node, tree.Name):
-        yield node.id
-    elif isinstance(node, tree.Index):
-        yield node.name
-        yield from mentioned(node.index)
-    elif isinstance(node, tuple):
-        for item in node:
-            yield from mentioned(item)
-    elif is_dataclass(node):
-        for field in fields(node):
-            if field.name not in ("span", "function"):
-                yield from mentioned(getattr(node, field.name))
+def walk(node: tree.Expr | None) -> Iterator[tree.Expr]:
+    """The expression and all parts of it."""
+    if node is not None:
+        yield node
+        for part in _PARTS.get(type(node), lambda _: ())(node):
+            yield from walk(part)
+
+
+def mentioned(node: tree.Expr | None) -> set[str]:
+    """Every name in an expression: sizes, symbols, metrics, variables; not functions."""
+    names = {part.id for part in walk(node) if isinstance(part, tree.Name)}
+    return names | {part.name for part in walk(node) if isinstance(part, tree.Index)}
+
+
+_PARTS: Mapping[type, Callable[[Any], tuple[tree.Expr, ...]]] = {
+    tree.Unary: lambda node: (node.operand,),
+    tree.Binary: lambda node: (node.left, node.right),
+    tree.Conditional: lambda node: (node.condition, node.then, node.otherwise),
+    tree.Call: lambda node: node.arguments,
+    tree.Index: lambda node: (node.index,),
+}
 
 
 def same(left: Any, right: Any, magnitude: Any) -> Any:
@@ -99,6 +104,7 @@ _BUILTINS: Mapping[str, Callable[..., Any]] = {
     "min": lambda *values: reduce(np.minimum, values),
     "max": lambda *values: reduce(np.maximum, values),
     "abs": np.abs,
+    "ceildiv": lambda value, by: -(-value // by),
 }
 
 
@@ -129,13 +135,13 @@ def _conditional(node: tree.Conditional, env: Environment) -> Any:
 def _name(node: tree.Name, env: Environment) -> Any:
     if node.id in env.names:
         return env.names[node.id]
-    if node.id in env.metrics:
+    if node.id in METRICS:
         return np.max(env.metric(node.id), axis=1, keepdims=True)
     raise NoValue(node, f"`{node.id}` means nothing in a claim")
 
 
 def _index(node: tree.Index, env: Environment) -> Any:
-    if node.name not in env.metrics:
+    if node.name not in METRICS:
         raise NoValue(node, f"`{node.name}` is no metric")
     values, index = env.metric(node.name), np.asarray(evaluate(node.index, env))
     ranks = values.shape[1]
@@ -148,9 +154,6 @@ def _index(node: tree.Index, env: Environment) -> Any:
 
 def _call(node: tree.Call, env: Environment) -> Any:
     arguments = [_number(evaluate(argument, env)) for argument in node.arguments]
-    if (function := env.functions.get(node.function)) is not None and len(function.parameters) == len(arguments):
-        inner = {**env.names, **dict(zip(function.parameters, arguments, strict=True))}
-        return evaluate(function.body, Environment(inner, env.metric, env.metrics, env.functions, env.magnitude))
     if node.function not in _BUILTINS or not arguments:
         raise NoValue(node, f"`{node.function}` cannot be called so in a claim")
     return _BUILTINS[node.function](*arguments)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.claim_values import COMPARISONS, Environment, NoValue, evaluate, mentioned
+from schedc.analysis.claim_values import COMPARISONS, Environment, NoValue, evaluate, mentioned, walk
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import Outcomes, simulate_batch
@@ -19,12 +19,13 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
+from schedc.syntax.words import COST_SYMBOLS, METRICS
 
-SYMBOLS = ("F", "I", "W", "B", "FB", "p2p")
 TIMES = frozenset({"makespan", "bubble", "span_bubble"})
 RATIOS = frozenset({"bubble_ratio", "span_bubble_ratio"})
-COUNTS = frozenset({"peak_activations", "peak_activations_between", "peak_pending_weight", "ops"})
-METRICS = TIMES | RATIOS | COUNTS
+COUNTS = frozenset(METRICS) - TIMES - RATIOS
+COSTLY = TIMES | RATIOS | set(COST_SYMBOLS)
+"""The names that make a claim depend on costs."""
 
 VECTORS = 32
 """Cost vectors that a claim is tried at, of those that satisfy its condition."""
@@ -79,8 +80,6 @@ def check_claims(
     costs: Costs | None = None,
     *,
     dependencies: Dependencies | None = None,
-    lets: Sequence[tree.Let] = (),
-    functions: Sequence[tree.Function] = (),
 ) -> list[ClaimResult]:
     """Try every claim on a legal schedule: at the given costs, if it speaks of them, and at a fixed battery.
 
@@ -91,10 +90,9 @@ def check_claims(
 
     The metrics are those of `Timeline` and `Memory`, and ``ops``. Without an index a metric is the largest over the
     ranks; with a name that nothing else has, ``bubble[r]``, the claim is about every rank.
-    lets, functions: of the schedule's file, where its claims may use them.
     """
     known = dependencies or Dependencies.of(schedule)
-    context = _Context(schedule, known, costs or Costs(), tuple(lets), tuple(functions))
+    context = _Context(schedule, known, costs or Costs())
     return [_check(claim, context) for claim in claims]
 
 
@@ -103,8 +101,6 @@ class _Context:
     schedule: Schedule
     dependencies: Dependencies
     given: Costs
-    lets: tuple[tree.Let, ...]
-    functions: tuple[tree.Function, ...]
 
     @cached_property
     def counts(self) -> dict[str, Any]:
@@ -178,13 +174,13 @@ def _lanes(value: Any, vectors: int, ranks: int) -> Any:
 def _why_not_given(context: _Context, names: set[str]) -> str:
     """Why the symbols of a claim do not describe the given costs; empty if they do."""
     given, split = context.given, bool((context.schedule.kind == OpKind.I).any())
-    if not names & (TIMES | RATIOS | set(SYMBOLS)):
+    if not names & COSTLY:
         return ""
     if not given.uniform:
         return "the given costs differ between stages"
     if given.p2p and "p2p" not in names:
         return "it speaks of p2p = 0"
-    F, I, W, B, FB = (_symbol(_scalars(given), s) for s in SYMBOLS[:5])  # noqa: E741
+    F, I, W, B, FB = (_symbol(_scalars(given), s) for s in COST_SYMBOLS[:5])  # noqa: E741
     if split and abs(B - (I + W)) > 1e-9 * B:
         return "it speaks of B = I + W"
     if not max(F, B) * (1 - 1e-9) <= FB <= (F + B) * (1 + 1e-9):
@@ -205,7 +201,7 @@ _TRIPLES = (
 
 def _battery(names: set[str], context: _Context) -> Iterator[Costs]:
     """The integer cost vectors for a claim with those names; one where no cost matters to it."""
-    if not names & (TIMES | RATIOS | set(SYMBOLS)):
+    if not names & COSTLY:
         return
     overlaps = "FB" in names or bool(context.dependencies.pairs.any())
     for turn in range(3) if overlaps else (0,):
@@ -222,7 +218,7 @@ def _scalars(costs: Costs) -> Costs:
     """Uniform costs with one number for all stages, and the defaults of B and FB filled in."""
     if not costs.uniform:
         return Costs()  # for claims that no cost matters to
-    values = {s: value[0] if isinstance(value := getattr(costs, s), tuple) else value for s in SYMBOLS}
+    values = {s: value[0] if isinstance(value := getattr(costs, s), tuple) else value for s in COST_SYMBOLS}
     values["B"] = values["I"] + values["W"] if values["B"] is None else values["B"]
     values["FB"] = values["F"] + values["B"] if values["FB"] is None else values["FB"]
     return Costs(**values)
@@ -237,9 +233,8 @@ def _symbol(costs: Costs, name: str) -> float:
 
 def _environment(claim: tree.Claim, context: _Context, vectors: tuple[Costs, ...]) -> Environment:
     schedule = context.schedule
-    names: dict[str, Any] = {s: np.array([[_symbol(v, s)] for v in vectors]) for s in SYMBOLS}
+    names: dict[str, Any] = {s: np.array([[_symbol(v, s)] for v in vectors]) for s in COST_SYMBOLS}
     names.update(schedule.sizes)
-    functions = {function.name: function for function in context.functions}
 
     def metric(name: str) -> Any:
         if name in COUNTS:
@@ -250,35 +245,18 @@ def _environment(claim: tree.Claim, context: _Context, vectors: tuple[Costs, ...
     def magnitude(node: tree.Expr) -> Any:
         return context.outcomes(vectors).makespan[:, None] if TIMES.intersection(mentioned(node)) else 0.0
 
-    environment = Environment(names, metric, METRICS, functions, magnitude)
-    for let in context.lets:
-        names[let.name] = evaluate(let.value, environment)
-    indexes = {n for node in (claim.claim, claim.condition) for n in _indexes(node)}
-    for name in indexes - set(names) - METRICS:
+    for name in _rank_variables(claim):
         names[name] = np.arange(schedule.ranks)[None, :]
-    return environment
+    return Environment(names, metric, magnitude)
 
 
-def _indexes(node: object) -> Iterator[str]:
-    """The names that index a metric somewhere in an expression."""
-    if isinstance(node, tree.Index):
-        yield from mentioned(node.index)
-    for part in _parts(node):
-        yield from _indexes(part)
-
-
-def _parts(node: object) -> tuple[object, ...]:
-    match node:
-        case tree.Unary():
-            return (node.operand,)
-        case tree.Binary():
-            return (node.left, node.right)
-        case tree.Conditional():
-            return (node.condition, node.then, node.otherwise)
-        case tree.Call():
-            return node.arguments
-        case _:
-            return ()
+def _rank_variables(claim: tree.Claim) -> set[str]:
+    """The names that index a metric: each stands for any rank."""
+    return {
+        node.index.id
+        for node in walk(claim.claim)
+        if isinstance(node, tree.Index) and isinstance(node.index, tree.Name)
+    }
 
 
 # What is said of a failure.
@@ -287,8 +265,8 @@ def _parts(node: object) -> tuple[object, ...]:
 def _counterexample(
     claim: tree.Claim, environment: Environment, vectors: tuple[Costs, ...], names: set[str], at: int, rank: int
 ) -> Counterexample:
-    costs = {s: _symbol(vectors[at], s) for s in SYMBOLS if s in names or s in ("F", "I", "W")}
-    about_ranks = any(name not in METRICS and name not in SYMBOLS for name in _indexes(claim.claim))
+    costs = {s: _symbol(vectors[at], s) for s in COST_SYMBOLS if s in names or s in ("F", "I", "W")}
+    about_ranks = bool(_rank_variables(claim))
 
     def pick(value: Any) -> float:
         array = np.asarray(value)

@@ -1,7 +1,39 @@
-"""Codes of family S4."""
+"""Codes of family S4: what a schedule costs, in time and memory, as options and cost files say it."""
 
 from __future__ import annotations
 
 from schedc.codes.base import Code
 
-S4: tuple[Code, ...] = ()
+S4: tuple[Code, ...] = (
+    Code(
+        "S401",
+        "an unknown cost",
+        "Costs are F, I, W, B and FB (an overlapped pair), p2p (the latency of a message), activation and "
+        "pending_weight (memory). They are given as `--cost F=1.5` or in a file with `--cost-file`: times in its "
+        "table [ops], memory in its table [memory].",
+    ),
+    Code(
+        "S402",
+        "a cost that is no legal value",
+        "A cost is a number from 0 to 1e15, or one such number per stage: `--cost F=1,1,1,2`, or a list in a file. "
+        "Negative numbers, NaN and infinity are refused because a timeline made with them means nothing. p2p is "
+        "one number: the latency is the same for every message.",
+    ),
+    Code(
+        "S403",
+        "a cost option that is not KEY=VALUE",
+        "Write `--cost F=1 --cost p2p=0.05`: one option per cost, a name, an equals sign and a number.",
+    ),
+    Code(
+        "S404",
+        "a list of costs that does not fit the number of stages",
+        "A list has one cost per stage. The number of stages follows from the schedule and its sizes: a schedule "
+        "with v chunks per rank has v * P. Costs that were measured at one size do not fit another.",
+    ),
+    Code(
+        "S405",
+        "a cost file that cannot be used",
+        'A cost file is a TOML text with schema = "schedc.costs/1". The message says whether it cannot be read, is '
+        "not TOML, or does not name that schema. `docs/costs.md` has an example.",
+    ),
+)

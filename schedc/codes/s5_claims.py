@@ -1,7 +1,40 @@
-"""Codes of family S5."""
+"""Codes of family S5: claims (`expect`) that the compiler has tried and found wanting."""
 
 from __future__ import annotations
 
 from schedc.codes.base import Code
 
-S5: tuple[Code, ...] = ()
+
+def _file(claim: str) -> str:
+    return f"""sched 1
+schedule example(P: ranks = 3, M: microbatches = 6) {{
+  place linear
+  rank r {{
+    phase warmup repeat M {{ F }}
+    phase drain  repeat M {{ B }}
+  }}
+  expect {claim}
+}}
+"""
+
+
+S5: tuple[Code, ...] = (
+    Code(
+        "S501",
+        "a claim does not hold",
+        "A claim is tried at the given costs, where it speaks of them, and at a fixed set of small integer costs at "
+        "which timelines are exact and which satisfy its condition. The first counterexample is shown with both "
+        "sides of the claim. Most published formulas hold under a condition only: say it with `when`. `bubble` "
+        "counts from the start of the step to its end, `span_bubble` from a rank's first op to its last.",
+        wrong=_file("bubble == (P-1)*F"),
+        right=_file("bubble == (P-1)*(F+B)"),
+    ),
+    Code(
+        "S502",
+        "a claim without a value",
+        "At these sizes the claim divides by zero, or its value is too large to be computed. The caret is under the "
+        "part that has no value.",
+        wrong=_file("bubble == (P-1)*(F+B)/(P-3)"),
+        right=_file("bubble == (P-1)*(F+B)/(P-2)"),
+    ),
+)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from schedc.cost.checks import KEYS, MEMORY, TIMES, Cost, problem, validated
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
-from schedc.source import NOWHERE, Source, Span
-
-Cost = float | tuple[float, ...]
-"""One value for every stage, or one per stage."""
+from schedc.source import Source
 
 Floats = npt.NDArray[np.float64]
-
-LARGEST = 1e15
-"""Larger costs are refused: sums of them would lose what distinguishes two timelines."""
 
 
 @dataclass(frozen=True)
@@ -120,40 +117,75 @@ class StageCosts:
         return np.asarray(np.where(full, whole, np.maximum(whole - self.W[backward_stage], np.maximum(F, B))))
 
 
-TIMES = ("F", "I", "W", "B", "FB", "p2p")
-MEMORY = ("activation", "pending_weight")
-KEYS = TIMES + MEMORY
-assert {f.name for f in fields(Costs)} == {*KEYS, "source"}
+SCHEMA = "schedc.costs/1"
+TABLES = {"ops": TIMES, "memory": MEMORY}
 
 
-def validated(
-    values: Mapping[str, object], known: Iterable[str], source: Source
-) -> tuple[dict[str, Cost], list[Diagnostic]]:
-    """The costs among ``values`` as `Costs` holds them, and what is wrong with the others."""
-    good: dict[str, Cost] = {}
+def load_costs(path: str | Path) -> Costs:
+    """The costs of a file; raises `DiagnosticError` for a file that cannot be read (S405) or is wrong."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        unreadable = problem("S405", f"cannot read the cost file `{path}`: {error}", None)
+        raise DiagnosticError([unreadable]) from error
+    return parse_costs(Source(str(path), text))
+
+
+def parse_costs(source: Source) -> Costs:
+    """The costs of a TOML text.
+
+    Keys: ``schema``; in table ``[ops]`` F, I, W, B, FB, p2p, each a number or (but p2p) a list with one number per
+    stage; in table ``[memory]`` activation and pending_weight, likewise. All but the schema may be left out.
+    Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
+    """
+    values = _toml(source)
+    schema = values.pop("schema", None)
     found: list[Diagnostic] = []
-    for key, value in values.items():
-        if key not in known:
-            found.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(key, known)))
-        elif wrong := _wrong_value(key, value):
-            found.append(problem("S402", wrong, source, key))
+    if schema != SCHEMA:
+        said = "no schema" if schema is None else f"schema {schema!r}"
+        found.append(problem("S405", f"a cost file with {said}", source, "schema", help=f'write schema = "{SCHEMA}"'))
+    costs: dict[str, Cost] = {}
+    for name, table in values.items():
+        if name not in TABLES:
+            in_ops = name in TIMES or name in MEMORY
+            help = f"`{name}` belongs in a table: [ops] or [memory]" if in_ops else did_you_mean(name, TABLES)
+            found.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
+        elif not isinstance(table, dict):
+            found.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
         else:
-            good[key] = tuple(float(v) for v in value) if isinstance(value, list) else float(value)  # type: ignore[arg-type]
-    return good, found
+            good, wrong = validated(table, TABLES[name], source)
+            costs |= good
+            found += wrong
+    if found:
+        raise DiagnosticError(found)
+    return Costs(**costs, source=source)  # type: ignore[arg-type]
 
 
-def _wrong_value(key: str, value: object) -> str:
-    """What is wrong with the value of a key; empty if nothing is."""
-    if key == "p2p" and isinstance(value, list):
-        return "`p2p` is one latency for all messages, not a list"
-    if value == []:
-        return f"`{key}` is an empty list: give one value, or one per stage"
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, bool) or not isinstance(one, int | float):
-            return f"`{key}` is not a number: {one!r}"
-        if not 0 <= one <= LARGEST:  # also false of a NaN
-            return f"`{key}` is {one!r}; a cost is a number from 0 to {LARGEST:.0e}"
-    return ""
+def dump_costs(costs: Costs) -> str:
+    """The TOML text of ``costs``; `parse_costs` gives back an equal value."""
+    lines = [f'schema = "{SCHEMA}"']
+    for table, keys in TABLES.items():
+        lines += ["", f"[{table}]"]
+        lines += [f"{key} = {_number(value)}" for key in keys if (value := getattr(costs, key)) is not None]
+    return "\n".join([*lines, ""])
+
+
+def _number(cost: Cost) -> str:
+    return f"[{', '.join(repr(float(c)) for c in cost)}]" if isinstance(cost, tuple) else repr(float(cost))
+
+
+def _toml(source: Source) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source.text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line, column = (int(place[1]), int(place[2])) if place else (len(source.lines), 1)
+        start = sum(len(text) + 1 for text in source.lines[: line - 1]) + column - 1
+        start = min(start, len(source.text))
+        raise DiagnosticError([
+            Diagnostic("S405", f"not TOML: {str(error).split(' (at')[0]}",
+                       Label(source.span_at(start, min(start + 1, len(source.text)))), source=source)
+        ]) from error  # fmt: skip
 
 
 def _numbers(text: str) -> object:
@@ -167,19 +199,3 @@ def _numbers(text: str) -> object:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def problem(code: str, message: str, source: Source | None, key: str = "", help: str = "") -> Diagnostic:
-    return Diagnostic(code, message, Label(span_of_key(source, key)), help=help, source=source)
-
-
-def span_of_key(source: Source | None, key: str) -> Span:
-    """Where ``key`` is set in a TOML or option text: the first line that sets it, else the start of the text."""
-    if source is None:
-        return NOWHERE
-    setting = (
-        re.search(rf"^[ \t]*([\"']?{re.escape(key)}[\"']?[ \t]*=?.*?)[ \t]*$", source.text, re.MULTILINE)
-        if key
-        else None
-    )
-    return source.span_at(setting.start(1), setting.end(1)) if setting else source.span_at(0, len(source.lines[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 Bools = npt.NDArray[np.bool_]
 
 SHOWN = 3
-"""Findings of one kind that are shown in full; the others are counted."""
+"""Places at which findings of one kind are shown; the others are counted."""
 
 
 def verify(schedule: Schedule) -> list[Diagnostic]:
@@ -88,9 +89,15 @@ def _phase(schedule: Schedule, row: int) -> tuple[str, ...]:
     return (f"{schedule.describe(row)}, in phase {name}",) if name else (schedule.describe(row),)
 
 
-def _first(rows: npt.NDArray[np.int64], total: int, describe: Callable[[int], Diagnostic]) -> list[Diagnostic]:
-    """The findings of the first rows, the last of which says how many more there are."""
-    shown = [describe(int(row)) for row in rows[:SHOWN]]
+def _first(
+    rows: npt.NDArray[np.int64], places: npt.NDArray[Any], total: int, describe: Callable[[int], Diagnostic]
+) -> list[Diagnostic]:
+    """One finding for each of the first places, the last of which says how many more findings there are.
+
+    places: [rows] what tells source places apart: one line of a rank block stands for many ops of many ranks.
+    """
+    _, first = np.unique(places, return_index=True)
+    shown = [describe(int(row)) for row in rows[np.sort(first)[:SHOWN]]]
     if (more := total - len(shown)) > 0 and shown:
         last = shown[-1]
         note = f"and {more} more like this"
@@ -150,7 +157,7 @@ def _names_nothing(schedule: Schedule) -> list[Diagnostic]:
         return table.finding("S201", row, f"{noun} {number} does not exist: there are {count}, from 0",
                              f"this {_name(schedule, row)}")  # fmt: skip
 
-    return _first(wrong, wrong.size, describe)
+    return _first(wrong, schedule.span[wrong], wrong.size, describe)
 
 
 # Invariants of the ops. Each takes the table and gives the diagnostics.
@@ -168,7 +175,7 @@ def _on_its_rank(table: _Table) -> list[Diagnostic]:
         return table.finding("S202", row, message, f"this {_name(schedule, row)}",
                              help="an op runs where the placement puts its stage")  # fmt: skip
 
-    return _first(wrong, wrong.size, describe)
+    return _first(wrong, schedule.span[wrong], wrong.size, describe)
 
 
 def _runs_once(table: _Table) -> list[Diagnostic]:
@@ -194,7 +201,7 @@ def _runs_once(table: _Table) -> list[Diagnostic]:
         where = table.place(earlier, f"it ran here first, as {_op(schedule, earlier)}")
         return table.finding("S205", row, message, f"this {what} is one too many", [where])
 
-    return _first(again, again.size, describe)
+    return _first(again, schedule.span[order[again + 1]], again.size, describe)
 
 
 def _is_complete(table: _Table) -> list[Diagnostic]:
@@ -216,6 +223,9 @@ def _lacking(table: _Table, what: str, lacks: Bools, other: Int64) -> list[Diagn
     unknown = 0 if what == "weight gradient" else table.slots - table.covered
     present = np.unique(table.slot[(table.slot >= table.covered) & _makes(schedule, what)]).size if unknown else 0
 
+    rows = other[slots]
+    places = np.where(rows >= 0, schedule.span[rows], -1 - slots // schedule.microbatches)
+
     def describe(slot: int) -> Diagnostic:
         stage, microbatch = divmod(slot, schedule.microbatches)
         rank = int(schedule.placement.rank_of(np.array([stage]), np.array([microbatch]))[0])
@@ -231,7 +241,7 @@ def _lacking(table: _Table, what: str, lacks: Bools, other: Int64) -> list[Diagn
         note = f"rank {rank} runs no {what} of stage {stage} at {table.sizes()}"
         return Diagnostic("S203", message, Label(_end_of_rank(schedule, rank)), notes=(note,), source=schedule.source)
 
-    return _first(slots, slots.size + unknown - present, describe)
+    return _first(slots, places, slots.size + unknown - present, describe)
 
 
 def _end_of_rank(schedule: Schedule, rank: int) -> Span:
@@ -256,7 +266,7 @@ def _weights_follow_inputs(table: _Table) -> list[Diagnostic]:
         return table.finding("S207", w, message, "this weight gradient is one too many", here,
                              help="split the backward: write I instead of B, or leave the W out")  # fmt: skip
 
-    return _first(slots, slots.size, describe)
+    return _first(slots, schedule.span[row[W, slots]], slots.size, describe)
 
 
 def _in_order(table: _Table) -> list[Diagnostic]:
@@ -292,7 +302,7 @@ def _misordered(table: _Table, needed: Int64, comes: Int64, what: str) -> list[D
         label = table.place(other, f"{what} is here")
         return table.finding("S204", row, message, f"this {_name(schedule, row)}", [label], help)
 
-    return _first(early, early.size, describe)
+    return _first(early, schedule.span[comes[early]], early.size, describe)
 
 
 def _pairs_a_forward_with_a_backward(table: _Table) -> list[Diagnostic]:
@@ -308,7 +318,7 @@ def _pairs_a_forward_with_a_backward(table: _Table) -> list[Diagnostic]:
         return table.finding("S206", row, f"a pair of {names}", f"this {_name(schedule, row)}", others,
                              help="a pair is a forward and then a backward: F & B, or F & I")  # fmt: skip
 
-    return _first(wrong, wrong.size, describe)
+    return _first(wrong, schedule.span[wrong], wrong.size, describe)
 
 
 INVARIANTS: tuple[Callable[[_Table], list[Diagnostic]], ...] = (

@@ -1,0 +1,65 @@
+"""What is wrong with costs as people write them: unknown names, values that no cost has, and where it says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.source import NOWHERE, Source, Span
+
+Cost = float | tuple[float, ...]
+"""One value for every stage, or one per stage."""
+
+LARGEST = 1e15
+"""Larger costs are refused: sums of them would lose what distinguishes two timelines."""
+
+TIMES = ("F", "I", "W", "B", "FB", "p2p")
+MEMORY = ("activation", "pending_weight")
+KEYS = TIMES + MEMORY
+
+
+def validated(
+    values: Mapping[str, object], known: Iterable[str], source: Source
+) -> tuple[dict[str, Cost], list[Diagnostic]]:
+    """The costs among ``values`` as `Costs` holds them, and what is wrong with the others."""
+    good: dict[str, Cost] = {}
+    found: list[Diagnostic] = []
+    for key, value in values.items():
+        if key not in known:
+            found.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(key, known)))
+        elif wrong := _wrong_value(key, value):
+            found.append(problem("S402", wrong, source, key))
+        else:
+            good[key] = tuple(float(v) for v in value) if isinstance(value, list) else float(value)  # type: ignore[arg-type]
+    return good, found
+
+
+def _wrong_value(key: str, value: object) -> str:
+    """What is wrong with the value of a key; empty if nothing is."""
+    if key == "p2p" and isinstance(value, list):
+        return "`p2p` is one latency for all messages, not a list"
+    if value == []:
+        return f"`{key}` is an empty list: give one value, or one per stage"
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, bool) or not isinstance(one, int | float):
+            return f"`{key}` is not a number: {one!r}"
+        if not 0 <= one <= LARGEST:  # also false of a NaN
+            return f"`{key}` is {one!r}; a cost is a number from 0 to {LARGEST:.0e}"
+    return ""
+
+
+def problem(code: str, message: str, source: Source | None, key: str = "", help: str = "") -> Diagnostic:
+    return Diagnostic(code, message, Label(span_of_key(source, key)), help=help, source=source)
+
+
+def span_of_key(source: Source | None, key: str) -> Span:
+    """Where ``key`` is set in a TOML or option text: the first line that sets it, else the start of the text."""
+    if source is None:
+        return NOWHERE
+    setting = (
+        re.search(rf"^[ \t]*(\[?[\"']?{re.escape(key)}[\"']?[ \t]*=?.*?)[ \t]*$", source.text, re.MULTILINE)
+        if key
+        else None
+    )
+    return source.span_at(setting.start(1), setting.end(1)) if setting else source.span_at(0, len(source.lines[0]))
