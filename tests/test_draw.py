@@ -16,6 +16,7 @@ from orders import FOLDER, published, schedule, two_pipes
 
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
+from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.layout import STRIPS_ABOVE
@@ -24,8 +25,10 @@ from schedc.draw.svg import draw_svg
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import linear
 from schedc.ir.schedule import Schedule
+from schedc.library import open_schedule
 
 SVG = "{http://www.w3.org/2000/svg}"
+FIGURES = FOLDER.parents[2] / "docs" / "figures"
 UNEVEN = Costs(F=1.0, I=1.0, W=0.5, FB=2.4, p2p=0.05, activation=3.0, pending_weight=1.0)
 PAIR = ["0F0 0F1 (0F2;0B0) 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
 
@@ -216,6 +219,17 @@ def test_the_same_input_gives_the_same_bytes() -> None:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert run.stdout.strip() == here
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches"), [("dualpipev", 4, 10), ("dualpipe", 8, 20)])
+def test_the_figures_of_the_readme_are_what_is_drawn(name: str, ranks: int, microbatches: int) -> None:
+    """Up to comments and line numbers of the source. To renew them: make figures."""
+    now = draw(legal_schedule(open_schedule(name), {"P": ranks, "M": microbatches}))
+    kept = Drawn(now.timeline, now.memory, FIGURES.joinpath(f"{name}.svg").read_text())
+    for one, other in zip(now.root.iter(), kept.root.iter(), strict=True):
+        assert (one.tag, one.attrib) == (other.tag, other.attrib)
+        if one.tag == f"{SVG}text" and "muted" not in one.get("class", ""):
+            assert one.text == other.text
 
 
 def test_every_text_can_be_read_on_its_ground() -> None:

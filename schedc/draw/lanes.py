@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 import numpy as np
 
 from schedc.draw.cells import Cells, Curve
@@ -110,5 +112,5 @@ def _hover(cells: Cells, rows: list[int], start: float, end: float) -> str:
     if phase := schedule.phases[schedule.phase[rows[0]]]:
         text += f"; phase {phase}"
     span = schedule.spans[schedule.span[rows[0]]]
-    name = schedule.source.name if schedule.source else schedule.name
+    name = PurePath(schedule.source.name).name if schedule.source else schedule.name
     return text if span == NOWHERE else f"{text}; {name}:{span}"

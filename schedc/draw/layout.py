@@ -8,7 +8,7 @@ import numpy as np
 
 from schedc.draw.cells import Cells
 
-STRIPS_ABOVE = 5000
+STRIPS_ABOVE = 4000
 """Cells beyond which a drawing has strips: no numerals, no element per cell."""
 
 MARGIN = 24.0
@@ -17,7 +17,7 @@ GUTTER = 84.0
 WIDEST_GUTTER = 180.0
 
 _ROOMY, _COMFORTABLE, _LEGIBLE = 36.0, 20.0, 14.0
-_NARROWEST, _WIDE, _WIDEST = 800.0, 3200.0, 16000.0
+_NARROWEST, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Layout:
 def plot_size(cells: Cells) -> tuple[float, float]:
     """(px per cost unit, px) of the plot.
 
-    Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 3200 px, and
+    Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 2600 px, and
     36 where all is short. Strips have half a px per cell of the longest rank, within bounds.
     """
     if cells.makespan <= 0:

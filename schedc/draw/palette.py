@@ -18,7 +18,7 @@ INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 fourth start again, since no fifth ink is told apart at a glance; the hover text always names the stage."""
 
 PHASES: tuple[str, ...] = (
-    "#dcd6e8", "#e9dccb", "#cfdfe3", "#ecd3d6", "#d5d9c9", "#d3d8ea", "#e6e0bf", "#dfd0dd",
+    "#dcd6e8", "#e9dccb", "#cfdfe3", "#ecd3d6", "#dadad6", "#d3d8ea", "#e6e0bf", "#dfd0dd", "#cfe0d3", "#e8d5bf",
 )  # fmt: skip
 """Tints of the phase strips, by phase: pale and greyed, so that they never read as work."""
 
