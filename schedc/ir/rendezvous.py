@@ -119,8 +119,13 @@ class _Machine:
         blocked = [rank for rank in range(self.ranks) if self.at[rank] < self.stop[rank]]
         if not blocked:
             return None
-        starts = {self.unit[self.at[rank]] for rank in blocked}
-        cycles = [cycle for start in sorted(starts) if (cycle := self._shortest_cycle(start))]
+        pending = {self.unit[self.at[rank]] for rank in blocked}
+        todo = sorted(pending)
+        while todo:
+            new = {follower for follower, _ in self._holds_up(todo.pop())} - pending
+            pending |= new
+            todo += sorted(new)
+        cycles = [cycle for start in sorted(pending) if (cycle := self._shortest_cycle(start))]
         return Stall(len(blocked), min(cycles, key=len))
 
     def _holds_up(self, unit: int) -> list[tuple[int, Link]]:
@@ -159,8 +164,9 @@ def _units(program: Program, send: Int64, receive: Int64) -> tuple[Int64, Int64]
     _, first, which = np.unique(batch[in_batch], return_index=True, return_inverse=True)
     unit_of[in_batch] = in_batch[first][which]
     rows = np.flatnonzero(program.kind >= InstructionKind.SEND)
-    unit = unit_of[np.minimum(np.searchsorted(message[send], message[rows]), max(send.size - 1, 0))]
-    sums = np.flatnonzero(program.kind[rows] == InstructionKind.REDUCE)
+    sums = program.kind[rows] == InstructionKind.REDUCE
+    unit = np.empty(rows.size, np.int64)
+    unit[~sums] = unit_of[np.searchsorted(message[send], message[rows[~sums]])]
     here, there = program.rank[rows[sums]].astype(np.int64), program.peer[rows[sums]]
     pair = np.minimum(here, there) * program.ranks + np.maximum(here, there)
     _, number = np.unique(pair * 2**31 + message[rows[sums]], return_inverse=True)

@@ -7,6 +7,7 @@ so `compile` does not run it; the tests do, for every shipped schedule.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -202,7 +203,7 @@ def _runs(table: ProgramTable) -> list[Diagnostic]:
         return []
     trail = [_link(table, link) for link in stall.cycle]
     row = stall.cycle[0].waits
-    ranks = " <- ".join(f"rank {program.rank[link.waits]}" for link in (*stall.cycle, stall.cycle[0]))
+    ranks = [rank for rank, _ in groupby(int(program.rank[link.waits]) for link in (*stall.cycle, stall.cycle[0]))]
     others = tuple(Label(program.spans[program.span[link.waits]], "and this one") for link in stall.cycle[1:])
     return [
         Diagnostic(
@@ -210,7 +211,7 @@ def _runs(table: ProgramTable) -> list[Diagnostic]:
             f"{stall.ranks} ranks wait for each other for ever",
             Label(program.spans[program.span[row]], "an instruction of this op waits"),
             tuple(label for label in others if label.span.line),
-            (f"the shortest circle of waits: {ranks}", *trail),
+            ("the shortest circle: " + " <- ".join(f"rank {rank} waits" for rank in ranks), *trail),
             help="post receives before the waits that hold up their sender",
             source=program.source,
         )

@@ -9,7 +9,8 @@ overlapped pair: the activation first). Every rank posts its sends and receives 
     RECV      right after the rank's previous post, but at most `LOOKAHEAD` cells before its latest place, which is
               before the first own cell that comes after the producer in the global order
     WAIT      for a receive right before its consumer; for a send before the first own cell that comes after the
-              message's consumer, else at the end of the stream
+              message's consumer and starts no earlier in the simulation, else at the end of the stream; a run that
+              follows the simulation never stands there, and only messages really in flight keep their buffers
     batch     messages m < m' in opposite directions between two ranks, neighbours among the posts of both, in one call
     REDUCE    at the end of the stream, by stage
 
@@ -33,14 +34,13 @@ messages below m. Reductions come last and in order of stage on all ranks, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.timeline import Floats, Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
@@ -74,7 +74,7 @@ def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Prog
     if cells.levels.stuck.size:
         raise CompilerBug("insert_communication", "the schedule has a deadlock and should not have come here")
     timeline = simulate(schedule, costs, cells)
-    order = _Order(cells, _positions(cells, timeline))
+    order = _Order(cells, _positions(cells, timeline.end), _positions(cells, timeline.start))
     messages = _messages(order)
     posts = _posts(order, messages)
     batch = _batches(order, messages, posts, timeline, costs.p2p)
@@ -85,17 +85,14 @@ def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Prog
 class _Order:
     """The global order of cells, and the gaps between the cells of a rank.
 
-    position: [cells] place in the global order. Gaps are numbered over all ranks: rank r with n cells has n + 1,
-    the last one at the end of its stream.
+    position: [cells] place in the global order. by_start: [cells] the same by simulated start, which is also a
+    linear extension. Gaps are numbered over all ranks: rank r with n cells has n + 1, the last one at the end of
+    its stream.
     """
 
     cells: Dependencies
     position: Int64
-
-    @cached_property
-    def _keys(self) -> Int64:
-        """[cells] ascending: ranks follow one another and the order of a rank is part of the global order."""
-        return self.cells.rank.astype(np.int64) * self.position.size + self.position
+    by_start: Int64
 
     def gap_before(self, cell: Int64) -> Int64:
         return cell + self.cells.rank[cell]
@@ -108,12 +105,20 @@ class _Order:
 
     def gap_after(self, rank: Int64, cell: Int64) -> Int64:
         """The gap before the first cell of ``rank`` that comes after ``cell``, a cell of another rank."""
-        wanted = rank * self.position.size + self.position[cell]
-        return np.asarray(np.searchsorted(self._keys, wanted) + rank, np.int64)
+        return self._gap(self.position, rank, cell)
+
+    def gap_after_start(self, rank: Int64, cell: Int64) -> Int64:
+        """As ``gap_after``, but the first cell that also starts no earlier."""
+        return np.maximum(self.gap_after(rank, cell), self._gap(self.by_start, rank, cell))
+
+    def _gap(self, position: Int64, rank: Int64, cell: Int64) -> Int64:
+        # Ascending: ranks follow one another, and the order of a rank is part of either global order.
+        keys = self.cells.rank.astype(np.int64) * position.size + position
+        return np.asarray(np.searchsorted(keys, rank * position.size + position[cell]) + rank, np.int64)
 
 
-def _positions(cells: Dependencies, timeline: Timeline) -> Int64:
-    order = np.lexsort((cells.rank, cells.levels.of, timeline.end))
+def _positions(cells: Dependencies, times: Floats) -> Int64:
+    order = np.lexsort((cells.rank, cells.levels.of, times))
     position = np.empty(order.size, np.int64)
     position[order] = np.arange(order.size)
     return position
@@ -176,10 +181,12 @@ def _posts(order: _Order, messages: _Messages) -> _Posts:
 def _batches(order: _Order, messages: _Messages, posts: _Posts, timeline: Timeline, p2p: float) -> Int64:
     """[messages] number of the batch, or -1; moves the receive of a batch's first message to its second's send.
 
-    Only where the second is already being received when the first is sent, and where the first, which then
-    leaves no earlier than the second, still arrives before the simulated start of its consumer.
+    Only where the second is already being received when the first is sent, and where it costs no time that the
+    first then leaves no earlier than the second: they are produced at the same time, or p2p is known and the first
+    still arrives before the simulated start of its consumer.
     """
     batch = np.full(len(messages), -1)
+    end, rounding = timeline.end, 1e-9 * timeline.makespan
     first = np.flatnonzero((posts.after_send >= 0) & (posts.after_send == posts.after_receive))
     second = posts.after_send[first]
     fits = (
@@ -187,8 +194,10 @@ def _batches(order: _Order, messages: _Messages, posts: _Posts, timeline: Timeli
         & (messages.destination[second] == messages.source[first])
         & (messages.producer[second] < messages.consumer[first])
         & (posts.receive[second] == posts.send[first])
-        & (timeline.end[messages.producer[second]] + p2p <= timeline.start[messages.consumer[first]])
     )
+    together = end[messages.producer[second]] <= end[messages.producer[first]] + rounding
+    in_time = end[messages.producer[second]] + p2p <= timeline.start[messages.consumer[first]]
+    fits &= together | (in_time & (p2p > 0))
     first, second = first[fits], second[fits]
     taken = _every_other(messages, first)
     first, second = first[taken], second[taken]
@@ -269,7 +278,7 @@ def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, r
     }
     send = what | {"peer": messages.destination, "op": messages.producer, "row": produced}
     receive = what | {"peer": messages.source, "op": messages.consumer, "row": consumed}
-    wait_send = order.gap_after(messages.source, messages.consumer)
+    wait_send = order.gap_after_start(messages.source, messages.consumer)
     wait_receive = order.gap_before(messages.consumer)
     last = order.last_gap(reductions.rank)
     table = _Table(schedule)
