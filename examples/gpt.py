@@ -38,8 +38,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.projection(self.attention(self.attention_norm(x))))
-        hidden: Tensor = self.down(functional.gelu(self.up(self.mlp_norm(x))))
-        return x + self.dropout(hidden)
+        output: Tensor = x + self.dropout(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
+        return output
 
     def attention(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
@@ -29,10 +30,9 @@ class _Held(NamedTuple):
 
     inputs: tuple[Tensor, ...]
     """The differentiable inputs: leaves that collect the gradients to send back."""
-    outputs: tuple[Tensor, ...]
-    """The differentiable outputs with their graph; on the last stage the scaled loss alone."""
-    needs: tuple[bool, ...]
-    """Of the outputs: whether anything in this stage wants its gradient."""
+    outputs: tuple[GradientEdge | None, ...]
+    """Where the gradient of each differentiable output enters the graph, None where nothing in this stage wants it;
+    on the last stage that of the scaled loss alone. The output itself is not kept: whoever got it decides."""
 
 
 class Stage:
@@ -53,6 +53,7 @@ class Stage:
         self._held: dict[int, _Held] = {}
         self._input: Boundary
         self._output: Boundary
+        self._one: Tensor
         self._sink = WeightSink()
         install(module, self._sink)
 
@@ -93,7 +94,7 @@ class Stage:
         if microbatch in self._held:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         leaves = self._detach(inputs)
-        result = self.module(*self._input.unpack(leaves))
+        result = self._call(leaves)
         outputs = self._output.pack(result)
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
         if self.loss_fn is not None:
@@ -101,9 +102,11 @@ class Stage:
             _check_loss(loss)
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
-        # The first stage's inputs are the batch: nobody asks for their gradient.
-        wanted = tuple(leaves[i] for i in self._input.differentiable)
-        self._held[microbatch] = _Held(wanted, differentiable, tuple(t.requires_grad for t in differentiable))
+            self._one = torch.ones_like(loss)
+        self._held[microbatch] = _Held(
+            tuple([leaves[i] for i in self._input.differentiable]),
+            tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
+        )
         return tuple([t.detach() for t in outputs])
 
     def backward(
@@ -116,7 +119,7 @@ class Stage:
         """
         held = self._pop(microbatch)
         if self.loss_fn is not None:
-            output_grads = tuple([torch.ones_like(loss) for loss in held.outputs])
+            output_grads = (self._one,)
         elif len(output_grads) != len(held.outputs):
             raise StageError(
                 f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs"
@@ -168,6 +171,18 @@ class Stage:
             leaves[position].requires_grad_()
         return tuple(leaves)
 
+    def _call(self, leaves: Sequence[Tensor]) -> Any:
+        try:
+            return self.module(*self._input.unpack(leaves))
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" not in str(error):
+                raise
+            raise StageError(
+                f"stage {self.index} writes into its input, which belongs to the stage before ({error})",
+                "begin the block with an operation that makes a new tensor: x = x + y rather than x += y, and no"
+                " inplace=True",
+            ) from error
+
     def _pop(self, microbatch: int) -> _Held:
         if microbatch not in self._held:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
@@ -175,14 +190,13 @@ class Stage:
 
     @staticmethod
     def _differentiate(held: _Held, output_grads: Sequence[Tensor | None]) -> None:
-        # A frozen stage, or an output that nothing here depends on, takes no part.
         pairs = [
-            (output, grad)
-            for output, grad, needed in zip(held.outputs, output_grads, held.needs, strict=True)
-            if needed and grad is not None
+            (edge, grad)
+            for edge, grad in zip(held.outputs, output_grads, strict=True)
+            if edge is not None and grad is not None
         ]
         if pairs:
-            torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+            torch.autograd.backward([edge for edge, _ in pairs], [grad for _, grad in pairs])
 
 
 def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:

@@ -1,0 +1,117 @@
+"""Hugging Face decoders through the generic stage adapter: the model's own loss and gradients, nothing downloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from schedc_runtime.boundary import TensorSpec, infer_boundaries
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition import partition
+from schedc_runtime.reference import reference_step
+from torch import Tensor
+from torch.nn import functional
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB, TOKENS = 64, 12
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES | options)
+    return getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
+
+
+def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def batch(masked: bool) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, VOCAB, (2, 2, 2, TOKENS), generator=generator)
+    inputs = [{"input_ids": ids} for ids in tokens[0]]
+    if masked:
+        for given in inputs:
+            given["attention_mask"] = torch.ones(2, TOKENS, dtype=torch.int64)
+            given["attention_mask"][1, 8:] = 0
+    return inputs, list(tokens[1])
+
+
+HYBRID = {
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "use_sliding_window": True,
+    "sliding_window": 4,
+    "max_window_layers": 2,
+}
+CASES = [
+    ("Llama", {}, torch.float64, False, 1),
+    ("Llama", {}, torch.float64, False, 3),
+    ("Llama", {}, torch.float64, True, 6),
+    ("Llama", {"attn_implementation": "eager", "attention_bias": True}, torch.float64, True, 2),
+    ("Mistral", {"sliding_window": 5}, torch.float64, True, 3),
+    (
+        "Qwen3",
+        {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 4},
+        torch.float64,
+        False,
+        3,
+    ),
+    ("Mixtral", {"num_local_experts": 4}, torch.float32, False, 3),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "dtype", "masked", "stages"), CASES)
+def test_stages_have_the_gradients_of_the_model(
+    name: str, options: dict[str, Any], dtype: torch.dtype, masked: bool, stages: int
+) -> None:
+    model = make(name, dtype, **options)
+    inputs, targets = batch(masked)
+    parts = partition(model, stages, inputs=list(inputs[0]))
+    keys = [key for module in parts.modules for key in module.state_dict()]
+    assert sorted(keys) == sorted(model.state_dict())
+    for boundary in infer_boundaries(parts, (), inputs[0])[1:-1]:
+        assert boundary.tensors[0] == TensorSpec((2, TOKENS, 32), dtype, True)
+        assert len(boundary.tensors) == 1 + masked
+    step = reference_step(parts, None, [((), given) for given in inputs], targets, loss_fn)
+    expected = torch.zeros((), dtype=dtype)
+    for given, target in zip(inputs, targets, strict=True):
+        loss = loss_fn(model(**given, use_cache=False).logits, target) / 2
+        loss.backward()
+        expected += loss.detach()
+    tolerance = {"rtol": 1e-11, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(step.loss, expected, **tolerance)
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(step.grads[key], parameter.grad, **tolerance, msg=key)
+
+
+def test_a_model_without_a_head_gives_its_hidden_state() -> None:
+    model = make("Llama").model.eval()
+    first, last = partition(model, 2).modules
+    assert sorted([*first.state_dict(), *last.state_dict()]) == sorted(model.state_dict())
+    tokens = torch.arange(6).reshape(1, 6)
+    assert torch.equal(last(*first(tokens)), model(tokens).last_hidden_state)
+
+
+def test_what_the_adapter_cannot_do_is_refused() -> None:
+    with pytest.raises(PartitionError, match=r"Gemma2ForCausalLM computes more around its layers"):
+        partition(make("Gemma2"), 2)
+    with pytest.raises(PartitionError, match=r"embed_tokens.weight` \(stage 0\) and `lm_head.weight` \(stage 1\)"):
+        partition(make("Llama", tie_word_embeddings=True), 2)
+    with pytest.raises(PartitionError, match="possible here: input_ids, attention_mask, position_ids"):
+        partition(make("Llama"), 2, inputs=["input_ids", "labels"])
+    with pytest.raises(PartitionError, match="5 split points"):
+        partition(make("Llama"), 2, split_points=["model.layers.1"] * 5)
+    assert len(partition(make("Llama", tie_word_embeddings=True), 1).modules) == 1
