@@ -19,8 +19,10 @@ from schedc.analysis.timeline import Timeline, simulate
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.draw import palette
-from schedc.draw.layout import STRIPS_ABOVE
+from schedc.draw.cells import Curve
+from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Layout
 from schedc.draw.markup import quantity, text_width
+from schedc.draw.strips import coarse
 from schedc.draw.svg import draw_svg
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import linear
@@ -133,17 +135,22 @@ def test_numerals_are_microbatches_in_the_ink_of_their_chunk() -> None:
     assert inks == [f"i{int(m >= 4)}" for m in of.microbatch]
 
 
-@pytest.mark.parametrize("file", ["1f1b_P4_M8", "zbv_P4_M8", "dualpipev_P4_M8"])
-@pytest.mark.parametrize("costs", [None, UNEVEN], ids=["unit", "uneven"])
-def test_the_curve_has_the_peak_and_the_times_of_memory(file: str, costs: Costs | None) -> None:
-    drawn = draw(published(file), costs)
+def curve_heights(drawn: Drawn) -> list[float]:
+    """The highest point of each rank's curve, as a part of that of the highest rank."""
     curves = [p.get("d", "") for p in drawn.root.iter(f"{SVG}path") if p.get("class") == "curve"][1:]
-    peaks = drawn.memory.peak_memory
     heights = []
     for curve in curves:
         base = float(re.findall(r"M\S+ ([\d.]+)", curve)[0])
         heights.append(base - min(float(y) for y in re.findall(r"V([\d.]+)", curve)))
-    np.testing.assert_allclose(np.array(heights) / max(heights), peaks / peaks.max(), atol=0.01)
+    return [height / max(heights) for height in heights]
+
+
+@pytest.mark.parametrize("file", ["1f1b_P4_M8", "zbv_P4_M8", "dualpipev_P4_M8"])
+@pytest.mark.parametrize("costs", [None, UNEVEN], ids=["unit", "uneven"])
+def test_the_curve_has_the_peak_and_the_times_of_memory(file: str, costs: Costs | None) -> None:
+    drawn = draw(published(file), costs)
+    peaks = drawn.memory.peak_memory
+    np.testing.assert_allclose(curve_heights(drawn), peaks / peaks.max(), atol=0.01)
     labels = [t.text for t in drawn.root.iter(f"{SVG}text") if t.get("class") == "peak"]
     assert labels == [f"peak {quantity(peak)}" for peak in peaks]
 
@@ -285,8 +292,11 @@ def test_strips_are_small_and_cover_what_is_busy(ranks: int, microbatches: int) 
         assert busy / (whole[1] - whole[0]) == pytest.approx(
             drawn.timeline.busy[rank] / drawn.timeline.makespan, abs=(1 + pieces) * step / (whole[1] - whole[0])
         )
+    assert next(strips[-1].iter(f"{SVG}path")).get("d", "").count("h") == 1, "the last rank never waits"
+    highest = drawn.memory.peak_activations
+    np.testing.assert_allclose(curve_heights(drawn), highest / highest.max(), atol=0.01)
     peaks = [t.text for t in drawn.root.iter(f"{SVG}text") if t.get("class") == "peak"]
-    assert peaks == [f"peak {peak}" for peak in drawn.memory.peak_activations]
+    assert peaks == [f"peak {peak}" for peak in highest]
 
 
 def test_the_smallest_and_the_emptiest() -> None:
@@ -296,3 +306,11 @@ def test_the_smallest_and_the_emptiest() -> None:
     uneven = draw(schedule(["0F0 1F1 1B1 0B0", "1F0 1B0 0F1 0B1"], two_pipes(2, 2)), title="two pipes")
     assert next(uneven.root.iter(f"{SVG}title")).text == "two pipes"
     assert "chunk 1 (pipe 1)" in "".join(uneven.root.itertext())
+
+
+def test_a_coarse_curve_keeps_the_shortest_peak() -> None:
+    layout = Layout(80.0, 0.0, 0.0, 800.0, STRIP_LANE, 1, True)
+    curve = Curve(np.array([0.0, 5.0001, 5.0002, 10.0]), np.array([1.0, 9.0, 2.0, 0.0]))
+    shown = coarse(curve, 10.0, layout)
+    assert shown.held.tolist() == [1.0, 9.0, 2.0, 0.0]
+    np.testing.assert_allclose(shown.times, [0.0, 5.0, 5.0125, 10.0])
