@@ -361,6 +361,8 @@ class Pipeline:
         name = next((name for name, _ in everyone if name), "")
         if not name:
             raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
+        if missing := sorted(set(range(self.program.microbatches)) - values.keys()):
+            raise Leftovers(f"the program formed no loss for the microbatches {missing}")
         dtype_of_loss = getattr(torch, name)
         mean = mean_loss({m: torch.tensor(value, dtype=dtype_of_loss) for m, value in values.items()})
         if self.check_finite and not torch.isfinite(mean):
@@ -463,9 +465,7 @@ def _cut(
     )  # fmt: skip
 
 
-def _stages_of(
-    modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction
-) -> Held:
+def _stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
     """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
     return {
         (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
