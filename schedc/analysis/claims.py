@@ -142,7 +142,8 @@ def _tried(claim: tree.Claim, context: _Context) -> ClaimResult:
     if given and not applies:
         why = "the condition does not hold at these costs"
     if not vectors:
-        why = "no costs that were tried satisfy its condition"
+        of_sizes = not mentioned(claim.condition) & COSTLY
+        why = "its condition does not hold at these sizes" if of_sizes else "no costs tried satisfy its condition"
         return ClaimResult(claim.text, claim.condition_text, None, 0, False, why)
     environment = _environment(claim, context, vectors)
     truth = _lanes(evaluate(claim.claim, environment), len(vectors), context.schedule.ranks)
