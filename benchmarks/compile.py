@@ -40,8 +40,15 @@ def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microba
     local = {"v": [0, 2 * ranks - 1], "loop": [chunk * ranks for chunk in range(chunks)]}[style]
     stages = [
         types.SimpleNamespace(
-            group_size=ranks, group_rank=0, num_stages=chunks * ranks, stage_index=index, is_first=index == 0,
-            is_last=index == chunks * ranks - 1, has_backward=True, submod=None, stage_index_to_group_rank=None,
+            group_size=ranks,
+            group_rank=0,
+            num_stages=chunks * ranks,
+            stage_index=index,
+            is_first=index == 0,
+            is_last=index == chunks * ranks - 1,
+            has_backward=True,
+            submod=None,
+            stage_index_to_group_rank=None,
         )
         for index in local[:chunks]
     ]
@@ -70,9 +77,13 @@ def measure(name: str, ranks: int) -> dict[str, Any]:
         lambda: torch_schedule(class_name, chunks, style, ranks, microbatches),
     )
     return {
-        "schedule": name, "P": ranks, "M": microbatches,
+        "schedule": name,
+        "P": ranks,
+        "M": microbatches,
         "ops": len(legal_schedule(open_schedule(name), {"P": ranks, "M": microbatches})),
-        "schedc_s": ours, "torch_s": theirs, "ratio": theirs / ours,
+        "schedc_s": ours,
+        "torch_s": theirs,
+        "ratio": theirs / ours,
     }
 
 
@@ -89,6 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = [ranks for ranks in (8, 16, 32, 64, 128) if ranks <= arguments.largest]
     import torch.distributed.pipelining  # noqa: F401  # outside the timing
+
     schedc.compile("1f1b")
 
     table: list[dict[str, Any]] = []
@@ -99,15 +111,22 @@ def main() -> None:
         slopes[name] = {"schedc": slope(rows, "schedc_s"), "torch": slope(rows, "torch_s")}
         if not arguments.json:
             for row in rows:
-                print(f"{row['schedule']:<17} P={row['P']:<4} M={row['M']:<5} {row['ops']:>8} ops  "
-                      f"schedc {row['schedc_s']:8.4f} s  torch {row['torch_s']:8.3f} s  ratio {row['ratio']:7.1f}",
-                      flush=True)
-            print(f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), "
-                  f"ops^{slopes[name]['torch']:.2f} (torch)", flush=True)
+                print(
+                    f"{row['schedule']:<17} P={row['P']:<4} M={row['M']:<5} {row['ops']:>8} ops  "
+                    f"schedc {row['schedc_s']:8.4f} s  torch {row['torch_s']:8.3f} s  ratio {row['ratio']:7.1f}",
+                    flush=True,
+                )
+            print(
+                f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), ops^{slopes[name]['torch']:.2f} (torch)",
+                flush=True,
+            )
     if arguments.json:
         ratio = {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio"] for row in table}
-        print(json.dumps({"instrument": "wall clock, best of repetitions", "ratio": ratio, "rows": table,
-                          "slope": slopes}))
+        print(
+            json.dumps(
+                {"instrument": "wall clock, best of repetitions", "ratio": ratio, "rows": table, "slope": slopes}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ def _sizes(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 def schedule_arguments(command: F) -> F:
     """SCHEDULE and its sizes."""
     command = click.option(
-        "-D", "--define", "sizes", multiple=True, metavar="NAME=INTEGER", callback=_sizes,
+        "-D",
+        "--define",
+        "sizes",
+        multiple=True,
+        metavar="NAME=INTEGER",
+        callback=_sizes,
         help="Value of a size parameter; the others take the defaults of the file.",
     )(command)
     return click.argument("schedule")(command)
@@ -81,11 +86,15 @@ def schedule_arguments(command: F) -> F:
 def cost_arguments(command: F) -> F:
     """Costs, from options and a file; options win."""
     command = click.option(
-        "--cost-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        "--cost-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Costs as TOML (docs/costs.md); --cost overrides single values.",
     )(command)
     return click.option(
-        "--cost", "cost_options", multiple=True, metavar="NAME=NUMBER",
+        "--cost",
+        "cost_options",
+        multiple=True,
+        metavar="NAME=NUMBER",
         help="Cost of F, I, W, B, FB (an overlapped pair) or p2p. Defaults: F=I=W=1, B=I+W, FB=F+B, p2p=0.",
     )(command)
 
@@ -93,12 +102,20 @@ def cost_arguments(command: F) -> F:
 @main.command("compile", epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path),
-              help="Folder for the results; default build/NAME.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the results; default build/NAME.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def compile_command(
-    schedule: str, sizes: dict[str, int], cost_options: tuple[str, ...], cost_file: Path | None,
-    output: Path | None, as_json: bool,
+    schedule: str,
+    sizes: dict[str, int],
+    cost_options: tuple[str, ...],
+    cost_file: Path | None,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Check SCHEDULE and write its program: one instruction stream per rank.
 
@@ -124,10 +141,16 @@ def compile_command(
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     if as_json:
-        click.echo(json.dumps({
-            **report(analysis), "schema": "schedc.compile", "instructions": len(program),
-            "files": [str(folder / name) for name in files],
-        }))
+        click.echo(
+            json.dumps(
+                {
+                    **report(analysis),
+                    "schema": "schedc.compile",
+                    "instructions": len(program),
+                    "files": [str(folder / name) for name in files],
+                }
+            )
+        )
     else:
         click.echo(_table(report(analysis)))
         click.echo(f"{len(program)} instructions; wrote " + ", ".join(str(folder / name) for name in files))
@@ -203,15 +226,23 @@ def _export_json(schedule: str, sizes: dict[str, int]) -> str:
 
 
 EXPORTS: dict[str, Callable[[str, dict[str, int]], str]] = {
-    "csv": _export_csv, "text": _export_text, "program": _export_program, "json": _export_json,
+    "csv": _export_csv,
+    "text": _export_text,
+    "program": _export_program,
+    "json": _export_json,
 }
 
 
 @main.command(epilog=EPILOG)
 @schedule_arguments
-@click.option("--to", "target", type=click.Choice(list(EXPORTS)), required=True,
-              help="csv: torch's schedule CSV, one line per rank. text: the schedule. program: the instruction "
-                   "streams. json: the program that the runtime loads.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(list(EXPORTS)),
+    required=True,
+    help="csv: torch's schedule CSV, one line per rank. text: the schedule. program: the instruction "
+    "streams. json: the program that the runtime loads.",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
 def export(schedule: str, sizes: dict[str, int], target: str, output: Path | None) -> None:
     """Write SCHEDULE in another format."""
@@ -264,13 +295,27 @@ def explain(code: str | None) -> None:
 @schedule_arguments
 @cost_arguments
 @click.argument("runtime_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--check", "parity", type=click.Choice(["bitwise", "none"]), default="none", show_default=True,
-              help="Compare loss and gradients with the serial reference.")
+@click.option(
+    "--check",
+    "parity",
+    type=click.Choice(["bitwise", "none"]),
+    default="none",
+    show_default=True,
+    help="Compare loss and gradients with the serial reference.",
+)
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Training steps.")
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto).")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto)."
+)
 def run(
-    schedule: str, sizes: dict[str, int], cost_options: tuple[str, ...], cost_file: Path | None,
-    runtime_options: tuple[str, ...], parity: str, steps: int, trace: Path | None,
+    schedule: str,
+    sizes: dict[str, int],
+    cost_options: tuple[str, ...],
+    cost_file: Path | None,
+    runtime_options: tuple[str, ...],
+    parity: str,
+    steps: int,
+    trace: Path | None,
 ) -> None:
     """Train a small transformer with SCHEDULE on P local processes (needs schedc[runtime])."""
     import tempfile

@@ -40,7 +40,7 @@ class Analysis:
         return tuple(claim.diagnostic for claim in self.claims if claim.diagnostic is not None)
 
 
-def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> Program:  # noqa: A001
+def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> Program:
     """Compile a schedule to one instruction stream per rank.
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file.

@@ -17,19 +17,26 @@ RUNTIME = sorted((ROOT / "runtime" / "schedc_runtime").rglob("*.py"))
 LAYERS = (
     ("schedc.source",),
     ("schedc.diagnostics",),
+    ("schedc.ir",),
     ("schedc.codes", "schedc.syntax"),
     ("schedc.check",),
-    ("schedc.evaluate",),
-    ("schedc.ir",),
-    ("schedc.elaborate", "schedc.library", "schedc.cost"),
+    ("schedc.elaborate", "schedc.evaluate", "schedc.place", "schedc.sizes", "schedc.expand", "schedc.numbering"),
+    ("schedc.library", "schedc.cost"),
     ("schedc.analysis",),
     ("schedc.passes",),
     ("schedc.emit", "schedc.draw"),
     ("schedc.compiler",),
     ("schedc.cli",),
 )
-RUNTIME_MAY_USE = ("schedc.ir", "schedc.passes", "schedc.compiler", "schedc.cost", "schedc.diagnostics",
-                   "schedc.analysis", "schedc.source")
+RUNTIME_MAY_USE = (
+    "schedc.ir",
+    "schedc.passes",
+    "schedc.compiler",
+    "schedc.cost",
+    "schedc.diagnostics",
+    "schedc.analysis",
+    "schedc.source",
+)
 
 
 def module_name(path: Path) -> str:
