@@ -13,6 +13,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.timeline import simulate, simulate_batch
 from schedc.cost.costs import Costs
+from schedc.diagnostics import CompilerBug
 from schedc.elaborate import elaborate
 from schedc.ir.placement import linear, loop
 from schedc.ir.schedule import Schedule
@@ -325,3 +326,16 @@ def test_a_circle_through_three_ranks() -> None:
 def test_a_circle_between_two_pipes() -> None:
     schedule = orders.schedule(["0F0 0B0 1F1 1B1", "0F1 0B1 1F0 1B0"], orders.two_pipes(2, 2))
     assert [wait.rank for wait in find_cycle(Dependencies.of(schedule))] == [0, 1]
+
+
+def test_a_deadlock_has_no_timeline() -> None:
+    schedule = orders.schedule(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], linear(2, 2))
+    with pytest.raises(CompilerBug, match="deadlock"):
+        simulate(schedule)
+
+
+def test_a_rank_without_ops_is_idle() -> None:
+    """The analyses do not stumble over what only `verify` refuses."""
+    timeline = simulate(orders.schedule(["0F0 0B0", ""], linear(2, 1)))
+    assert timeline.bubble.tolist() == [0, 3]
+    assert timeline.span_bubble.tolist() == [0, 0]

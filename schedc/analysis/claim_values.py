@@ -45,7 +45,7 @@ def evaluate(node: tree.Expr, env: Environment) -> Any:
     A metric without an index is its largest value over the ranks. Raises `NoValue`.
     """
     try:
-        with np.errstate(all="raise"):
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
             return _HANDLERS[type(node)](node, env)
     except (ZeroDivisionError, FloatingPointError, OverflowError) as error:
         raise NoValue(node, f"it cannot be computed: {error}") from error
