@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -99,10 +99,7 @@ def _first(
     _, first = np.unique(places, return_index=True)
     shown = [describe(int(row)) for row in rows[np.sort(first)[:SHOWN]]]
     if (more := total - len(shown)) > 0 and shown:
-        last = shown[-1]
-        note = f"and {more} more like this"
-        shown[-1] = Diagnostic(last.code, last.message, last.primary, last.secondary, (*last.notes, note), last.help,
-                               last.source)  # fmt: skip
+        shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, f"and {more} more like this"))
     return shown
 
 
