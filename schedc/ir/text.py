@@ -1,0 +1,257 @@
+"""Schedules and programs as text: line by line, to read and to compare; each parses back to an equal value.
+
+A text begins with its form and version, ``schedule 1`` or ``program 1``. The header gives name, sizes, the placement
+(for each pipe its microbatches, and the rank of each stage) and the tables of phases and spans. Then, for each rank,
+
+* a schedule has lines ``<phase>: <op> <op> ...``. An op is written as in torch's CSV, ``0F3``; ``@n`` changes the
+  span from this op on (in this line); an overlapped pair is ``(3F4;2B1)``, with its number as ``&n`` where that is
+  not how many pairs come before it; a lone op with a pair number, which no legal schedule has, is ``0F3&n``.
+* a program has one instruction per line, ``<instruction> | <op> <phase>@<span>``: ``0F3``, ``(3F4;2B1)``,
+  ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``.
+  A is an activation, G a gradient, ``#`` the number of the message.
+
+Strings are JSON strings; lines that begin with # are comments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.program import InstructionKind, Program
+from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.text_header import Header, Line, print_header, read_header
+from schedc.source import Source
+
+_OPS_PER_LINE = 12
+_CHANNELS = "AG"
+
+# Schedules.
+
+
+def print_schedule(schedule: Schedule) -> str:
+    """The text form; ends with a newline."""
+    lines = print_header("schedule", schedule)
+    columns = (schedule.kind, schedule.stage, schedule.microbatch, schedule.pair, schedule.phase, schedule.span)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    pairs = 0
+    for rank in range(schedule.ranks):
+        lines.append(f"rank {rank}")
+        at, end = int(schedule.rank_start[rank]), int(schedule.rank_start[rank + 1])
+        words: list[str] = []
+        phase = span = -1
+        while at < end:
+            if words and (rows[at][4] != phase or len(words) == _OPS_PER_LINE):
+                lines.append(f"  {phase}: {' '.join(words)}")
+                words = []
+            if not words:
+                span = -1  # every line says its own
+            phase = rows[at][4]
+            paired = at + 1 < end and _is_pair(rows[at], rows[at + 1])
+            number = rows[at][3]
+            word, span = _print_op(rows[at], span)
+            if paired:
+                second, span = _print_op(rows[at + 1], span)
+                word = f"({word};{second})"
+            words.append(word if number == (pairs if paired else -1) else f"{word}&{number}")
+            pairs += paired
+            at += 1 + paired
+        if words:
+            lines.append(f"  {phase}: {' '.join(words)}")
+    return "\n".join(lines) + "\n"
+
+
+def _is_pair(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    same = first[3] >= 0 and first[3:5] == second[3:5]
+    return same and first[0] == OpKind.F and second[0] in (OpKind.B, OpKind.I)
+
+
+def _print_op(row: tuple[int, ...], span: int) -> tuple[str, int]:
+    text = f"{row[1]}{LETTERS[row[0]]}{row[2]}"
+    return (text if row[5] == span else f"{text}@{row[5]}"), row[5]
+
+
+_OP = r"(\d+)([FIWB])(\d+)(?:@(\d+))?"
+_WORD = re.compile(rf"(?:\({_OP};{_OP}\)|{_OP})(?:&(\d+))?", re.ASCII)
+
+
+def parse_schedule(text: str, file: str = "<schedule>") -> Schedule:
+    """The schedule that ``text`` describes; the source that its spans point into is not part of the text.
+
+    Raises DiagnosticError: S390 for anything that is not the format, S392 for another version. What the ops mean
+    is for `schedc.ir.verify`.
+    """
+    header, rows, counts = _read("schedule", text, file)
+    return Schedule(rank_start=_starts(counts), **header.common(), **_columns(rows, _SCHEDULE_COLUMNS))
+
+
+_SCHEDULE_COLUMNS: dict[str, npt.DTypeLike] = {
+    "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "pair": np.int32, "phase": np.int32, "span": np.int32,
+}  # fmt: skip
+
+
+def _read_ops(header: Header, line: Line, rows: list[tuple[int, ...]], pairs: int) -> int:
+    """Adds the ops of one line; gives the number of pairs so far."""
+    start = re.match(r"(\d+):(?= |$)", line.text, re.ASCII)
+    if start is None:
+        line.fail("`<phase>: <op> ...` is expected", help="for example `0: 0F0@1 0F1 (1F2;1B0)`")
+    phase = _index(line, start, 1, len(header.phases), "phase")
+    span = -1
+    for word in re.finditer(r"\S+", line.text[start.end() :]):
+        offset = start.end() + word.start()
+        match = _WORD.match(line.text, offset, start.end() + word.end())
+        if match is None or match.end() != start.end() + word.end():
+            line.fail(f"`{word[0][:40]}` is not an op", offset, len(word[0]),
+                      help="an op is written 0F3, 5I2, 5W2 or 2B1, a pair (3F4;2B1)")  # fmt: skip
+        paired = match[1] is not None
+        pair = line.number_at(match[13], match.start(13)) if match[13] else (pairs if paired else -1)
+        pairs += paired
+        for group in (1, 5) if paired else (9,):
+            if match[group + 3]:
+                span = _index(line, match, group + 3, len(header.spans), "span")
+            if span < 0:
+                line.fail("the first op of a line names its span, as in 0F0@1", offset, len(word[0]))
+            stage, of = (line.number_at(match[g], match.start(g)) for g in (group, group + 2))
+            rows.append((LETTERS.index(match[group + 1]), stage, of, pair, phase, span))
+    return pairs
+
+
+# Programs.
+
+_COMPUTE = "{stage}{letter}{microbatch}"
+_TEMPLATES: dict[InstructionKind, str] = {
+    **dict.fromkeys(map(InstructionKind, OpKind), _COMPUTE),
+    InstructionKind.CELL: "({stage}F{microbatch};{stage2}{backward}{microbatch2})",
+    InstructionKind.SEND: "SEND {stage}{channel}{microbatch} to {peer} #{message}{batch}",
+    InstructionKind.RECV: "RECV {stage}{channel}{microbatch} from {peer} #{message}{batch}",
+    InstructionKind.WAIT: "WAIT {stage}{channel}{microbatch} with {peer} #{message}",
+    InstructionKind.REDUCE: "REDUCE {stage} with {peer} #{message}",
+}
+"""How each kind is written. Both directions follow from this table: printing fills it in, reading turns each
+``{column}`` into a group of a pattern."""
+_TAIL = " | {op} {phase}@{span}"
+_LETTERED = {"letter": LETTERS, "backward": LETTERS, "channel": _CHANNELS}
+_PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
+    "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "stage2": np.int32, "microbatch2": np.int32,
+    "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
+    "op": np.int32, "phase": np.int32, "span": np.int32,
+}  # fmt: skip
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    groups = {"op": r"(?P<op>\d+|-)", "batch": r"(?: batch (?P<batch>\d+))?"}
+    groups |= {name: f"(?P<{name}>[{letters}])" for name, letters in _LETTERED.items()}
+    pieces = re.split(r"\{(\w+)\}", template)
+    names = [groups.get(name, rf"(?P<{name}>\d+)") for name in pieces[1::2]]
+    fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
+    return re.compile("".join(a + b for a, b in zip(fixed, [*names, ""], strict=True)), re.ASCII)
+
+
+_PATTERNS = {template: _pattern(template + _TAIL) for template in dict.fromkeys(_TEMPLATES.values())}
+_KIND_OF = {template: kind for kind, template in _TEMPLATES.items()}
+
+
+def print_program(program: Program) -> str:
+    """The text form; ends with a newline. Of a program whose fields apply as `Program` documents nothing is lost."""
+    lines = print_header("program", program)
+    columns = [getattr(program, name).tolist() for name in _PROGRAM_COLUMNS]
+    rows = [_print_instruction(values) for values in zip(*columns, strict=True)]
+    for rank in range(program.ranks):
+        lines.append(f"rank {rank}")
+        lines += rows[int(program.rank_start[rank]) : int(program.rank_start[rank + 1])]
+    return "\n".join(lines) + "\n"
+
+
+def _print_instruction(values: tuple[int, ...]) -> str:
+    row: dict[str, Any] = dict(zip(_PROGRAM_COLUMNS, values, strict=True))
+    kind = InstructionKind(row["kind"])
+    row["letter"] = LETTERS[kind] if kind < InstructionKind.CELL else ""
+    row["backward"] = LETTERS[row["backward"]]
+    row["channel"] = _CHANNELS[row["channel"]]
+    row["batch"] = f" batch {row['batch']}" if row["batch"] >= 0 else ""
+    row["op"] = row["op"] if row["op"] >= 0 else "-"
+    return f"  {_TEMPLATES[kind].format_map(row):<34}{_TAIL.format_map(row)}"
+
+
+def parse_program(text: str, file: str = "<program>") -> Program:
+    """The program that ``text`` describes. Whether it can run is for `schedc.ir.verify_program`.
+
+    Raises DiagnosticError: S390 for anything that is not the format, S392 for another version.
+    """
+    header, rows, counts = _read("program", text, file)
+    columns = _columns(rows, _PROGRAM_COLUMNS)
+    return Program(rank_start=_starts(counts), source_name=header.source, **header.common(), **columns)
+
+
+def _read_instruction(header: Header, line: Line, rows: list[tuple[int, ...]]) -> None:
+    found = ((template, pattern.fullmatch(line.text)) for template, pattern in _PATTERNS.items())
+    template, match = next(((t, m) for t, m in found if m is not None), (_COMPUTE, None))
+    if match is None:
+        line.fail("this is not an instruction", help="for example `SEND 0A3 to 1 #17 | 5 0@1`")
+    row = dict.fromkeys(_PROGRAM_COLUMNS, -1)
+    row["kind"] = LETTERS.index(match["letter"]) if template == _COMPUTE else _KIND_OF[template]
+    for name, text in match.groupdict().items():
+        if name in _LETTERED:
+            row[name] = _LETTERED[name].index(text)
+        elif text not in (None, "-"):
+            row[name] = line.number_at(text, match.start(name))
+    for name, limit in (("phase", len(header.phases)), ("span", len(header.spans))):
+        _index(line, match, name, limit, name)
+    rows.append(tuple(row[name] for name in _PROGRAM_COLUMNS))
+
+
+# Both.
+
+
+def _read(form: str, text: str, file: str) -> tuple[Header, list[tuple[int, ...]], list[int]]:
+    """Header, rows, and the number of rows of each rank."""
+    header, first, lines = read_header(form, Source(file, text))
+    rows: list[tuple[int, ...]] = []
+    starts: list[int] = []
+    pairs = 0
+    for line in _body(first, lines):
+        if line.text.startswith("rank"):
+            if line.text != f"rank {len(starts)}" or len(starts) >= header.ranks:
+                _unexpected_rank(line, header, len(starts))
+            starts.append(len(rows))
+        elif form == "schedule":
+            pairs = _read_ops(header, line, rows, pairs)
+        else:
+            _read_instruction(header, line, rows)
+    if len(starts) != header.ranks:
+        last = Source(file, text).lines
+        Line(Source(file, text), len(last), 1, last[-1]).fail(f"{len(starts)} of {header.ranks} ranks are described")
+    return header, rows, np.diff([*starts, len(rows)]).tolist()
+
+
+def _body(first: Line | None, rest: Iterator[Line]) -> Iterator[Line]:
+    if first is not None:
+        yield first
+    yield from rest
+
+
+def _unexpected_rank(line: Line, header: Header, described: int) -> NoReturn:
+    if described >= header.ranks:
+        line.fail(f"there are only {header.ranks} ranks")
+    line.fail(f"`rank {described}` is expected here")
+
+
+def _index(line: Line, match: re.Match[str], group: int | str, count: int, what: str) -> int:
+    number = line.number_at(match[group], match.start(group))
+    if number >= count:
+        line.fail(f"{what} {number} does not exist: there are {count}, from 0", match.start(group), len(match[group]))
+    return number
+
+
+def _starts(counts: list[int]) -> Int64:
+    return np.cumsum([0, *counts]).astype(np.int64)
+
+
+def _columns(rows: list[tuple[int, ...]], types: dict[str, npt.DTypeLike]) -> dict[str, Any]:
+    table = np.array(rows, np.int64).reshape(-1, len(types))
+    return {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(types.items())}
