@@ -337,9 +337,16 @@ def run(
 
 
 def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
+    """The costs that the options and the file give; a wrong option is wrong usage, a wrong file a finding."""
     from schedc.cost.costs import Costs, load_costs
+    from schedc.diagnostics import DiagnosticError
 
-    return Costs.from_options(options, base=load_costs(path) if path else Costs())
+    base = load_costs(path) if path else Costs()
+    try:
+        return Costs.from_options(options, base=base)
+    except DiagnosticError as error:
+        _print_findings(error.diagnostics)
+        sys.exit(USAGE)
 
 
 def _table(facts: dict[str, Any]) -> str:
@@ -355,10 +362,18 @@ def _table(facts: dict[str, Any]) -> str:
     for rank in range(facts["ranks"]):
         lines.append(f"{rank:>4}  " + "  ".join(f"{facts[name][rank]:>{len(name)}g}" for name in columns))
     for claim in facts["expect"]:
-        verdict = {True: "holds", False: "FAILS", None: "not applicable"}[claim["holds"]]
         condition = f" when {claim['condition']}" if claim["condition"] else ""
-        lines.append(f"expect {claim['claim']}{condition}: {verdict}")
+        lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
     return "\n".join(lines)
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    """What became of a claim, and whether the costs of this run were among those it was tried at."""
+    if claim["holds"] is None:
+        return f"not tested: {claim['why']}"
+    tried = f"at {claim['tested']} cost vectors" if claim["tested"] > 1 else "at one cost vector"
+    aside = f"; not at the given costs: {claim['why']}" if claim["why"] else ""
+    return f"{'holds' if claim['holds'] else 'FAILS'} ({tried}{aside})"
 
 
 def _write(text: str, path: Path | None) -> None:

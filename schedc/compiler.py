@@ -1,4 +1,4 @@
-"""The public entry of the compiler: from the name or text of a schedule to its Program, or to all that is known of it."""
+"""The public entry of the compiler: from a schedule's name or file to its Program, or to all that is known of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
         dependencies,
         simulate(schedule, costs, dependencies),
         measure_memory(schedule, costs, dependencies),
-        tuple(check_claims(tree.claims, schedule, costs)),
+        tuple(check_claims(tree.claims, schedule, costs, dependencies=dependencies)),
     )
 
 

@@ -156,3 +156,8 @@ def test_the_library_keeps_its_claims_at_every_size(name: str) -> None:
             assert result.holds is not False, (schedule.sizes, replace(result, diagnostic=None))
             tried[result.claim] += result.tested
     assert all(tried.values()), tried
+
+
+def test_costs_that_differ_between_stages_leave_the_battery() -> None:
+    result = check("bubble == (P-1)*(F+B)", Costs(F=(1.0, 2.0, 1.0)))
+    assert (result.holds, result.applies, result.why) == (True, False, "the given costs differ between stages")

@@ -218,7 +218,7 @@ def _battery(names: set[str], context: _Context) -> Iterator[Costs]:
 def _scalars(costs: Costs) -> Costs:
     """Uniform costs with one number for all stages, and the defaults of B and FB filled in."""
     if not costs.uniform:
-        return Costs()  # for claims that no cost matters to
+        return _scalars(Costs())  # for claims that no cost matters to
     values = {s: value[0] if isinstance(value := getattr(costs, s), tuple) else value for s in COST_SYMBOLS}
     values["B"] = values["I"] + values["W"] if values["B"] is None else values["B"]
     values["FB"] = values["F"] + values["B"] if values["FB"] is None else values["FB"]

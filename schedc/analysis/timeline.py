@@ -47,11 +47,11 @@ class Timeline:
 
     @property
     def bubble(self) -> Floats:
-        return self.makespan - self.busy
+        return _idle(np.asarray(self.makespan), self.busy)
 
     @property
     def span_bubble(self) -> Floats:
-        return self.span - self.busy
+        return _idle(self.span, self.busy)
 
     @property
     def bubble_ratio(self) -> float:
@@ -113,7 +113,12 @@ def simulate_batch(dependencies: Dependencies, costs: list[Costs]) -> Outcomes:
     ]
     busy, span, makespan = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
     return Outcomes(
-        makespan, busy, makespan - busy, span - busy, _ratios(makespan, busy.mean(axis=0)), _span_ratios(span, busy)
+        makespan,
+        busy,
+        _idle(makespan, busy),
+        _idle(span, busy),
+        _ratios(makespan, busy.mean(axis=0)),
+        _span_ratios(span, busy),
     )
 
 
@@ -172,6 +177,12 @@ def _spans(dependencies: Dependencies, start: Floats, end: Floats) -> Floats:
     """[P, ...] from the start of each rank's first cell to the end of its last."""
     first = reduce_by_rank(np.minimum, start, dependencies.rank_start)
     return np.asarray(reduce_by_rank(np.maximum, end, dependencies.rank_start) - first)
+
+
+def _idle(whole: Floats, busy: Floats) -> Floats:
+    """whole - busy, with what only rounding left over as 0: sums of many times differ in their last digits."""
+    idle = whole - busy
+    return np.asarray(np.where(np.abs(idle) <= 1e-12 * whole, 0.0, idle))
 
 
 def _span_ratios(span: Floats, busy: Floats) -> Floats:
