@@ -46,7 +46,8 @@ class Failure(NamedTuple):
 class Control:
     """One rank's end. ``position()`` says where the rank stands; a thread publishes it every ``interval`` seconds.
 
-    store: a torch.distributed Store (its type stub lacks half of its methods), or None for a pipeline in a single process, where there is nobody to tell.
+    store: a torch.distributed Store (its type stub lacks half of its methods), or None for a pipeline in one process,
+        where there is nobody to tell.
     timeout: seconds that `gather` waits for the slowest rank.
     """
 

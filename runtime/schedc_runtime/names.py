@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.ir.ops import OpKind
-from schedc.ir.program import Channel, Instruction, InstructionKind, Program
+from schedc.ir.program import Channel, InstructionKind, Program
 
 _LETTER = {Channel.ACTIVATION: "F", Channel.GRADIENT: "B"}
 _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
@@ -23,9 +23,9 @@ def label(program: Program, row: int) -> str:
         return f"{x.stage}REDUCE_GRAD"
     if x.channel < 0:
         return f"{x.stage}{x.kind.name}{x.microbatch}"
-    channel, receives = Channel(x.channel), _receives(program, row, x)
-    stage = x.stage + _NEXT[channel] if receives else x.stage
-    verb = "RECV" if receives else "SEND"
+    channel, arrives = Channel(x.channel), receives(program, row)
+    stage = x.stage + _NEXT[channel] if arrives else x.stage
+    verb = "RECV" if arrives else "SEND"
     wait = "WAIT_" if x.kind is InstructionKind.WAIT else ""
     return f"{stage}{wait}{verb}_{_LETTER[channel]}{x.microbatch}"
 
@@ -38,22 +38,22 @@ def sentence(program: Program, row: int) -> str:
     if x.channel < 0:
         return label(program, row)
     what = f"{_WORD[Channel(x.channel)]} of stage {x.stage}, microbatch {x.microbatch}"
-    receives = _receives(program, row, x)
-    way = f"{'from' if receives else 'to'} rank {x.peer}"
+    arrives = receives(program, row)
+    way = f"{'from' if arrives else 'to'} rank {x.peer}"
     verb = {
         (InstructionKind.SEND, False): "send the",
         (InstructionKind.RECV, True): "post the receive of the",
         (InstructionKind.WAIT, False): "wait until the",
         (InstructionKind.WAIT, True): "wait for the",
-    }[x.kind, receives]
-    sent = " has been sent" if (x.kind is InstructionKind.WAIT and not receives) else ""
+    }[x.kind, arrives]
+    sent = " has been sent" if (x.kind is InstructionKind.WAIT and not arrives) else ""
     return f"{label(program, row)}: {verb} {what}{sent} {way}"
 
 
-def _receives(program: Program, row: int, x: Instruction) -> bool:
+def receives(program: Program, row: int) -> bool:
     """Whether a SEND, RECV or WAIT concerns a message to this rank: one that another rank's stage has produced."""
-    if x.kind is not InstructionKind.WAIT:
-        return x.kind is InstructionKind.RECV
+    if program.kind[row] != InstructionKind.WAIT:
+        return bool(program.kind[row] == InstructionKind.RECV)
     place = program.placement
     pipe = int(place.pipe_of_microbatch(program.microbatch[row : row + 1])[0])
-    return int(place.rank_of_stage[pipe, x.stage]) != x.rank
+    return bool(place.rank_of_stage[pipe, program.stage[row]] != program.rank[row])

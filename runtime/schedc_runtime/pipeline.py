@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from hashlib import sha256
+from time import perf_counter_ns, time_ns
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class Pipeline:
         self.intervals: dict[int, list[Interval]] = {}
         """Of the last step that was traced: per local rank, when each instruction ran."""
         rank = self._local[0]
-        self._control = Control(self._network.store, rank, self._network.processes, timeout, self._position)
+        self.control = Control(self._network.store, rank, self._network.processes, timeout, self._position)
         if release_others:
             self.partition.release_others({stage for rank in self._local for _, stage in self._stages[rank]})
         self._introduce()
@@ -208,14 +209,27 @@ class Pipeline:
         if len(self._local) == self.program.ranks:
             return {name: mine[name].detach().cpu() for name in self._names if name in mine}
         with self._guarded("gathering the state dict"):
-            self._control.gather("full_state_dict", None)
+            self.control.gather("full_state_dict", None)
             return self._network.gather_tensors(
                 {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
             )
 
+    def trace(self) -> dict[int, list[Interval]]:
+        """When each instruction of the last traced step ran, on every rank, by one clock. A collective.
+
+        Ranks on one machine share a clock; between machines it is as good as their clocks agree.
+        """
+        shift = time_ns() - perf_counter_ns()
+        mine = {
+            rank: [(row, rows, start + shift, end + shift) for row, rows, start, end in spans]
+            for rank, spans in self.intervals.items()
+        }
+        everyone = self.control.gather("collecting the trace", mine)
+        return {int(rank): [Interval(*span) for span in spans] for part in everyone for rank, spans in part.items()}
+
     def close(self) -> None:
         """Give the model back as it was and leave the process group."""
-        self._control.close()
+        self.control.close()
         self._forget()
         for stage in self._held():
             stage.release()
@@ -231,7 +245,7 @@ class Pipeline:
             _digest(x.rank_start, x.kind, x.stage, x.microbatch, x.peer, x.message, x.batch),
             _digest([(name, *spec) for name, spec in self._names.items()]),
         ]
-        for rank, other in enumerate(self._control.gather("building the pipeline", mine)):
+        for rank, other in enumerate(self.control.gather("building the pipeline", mine)):
             for what, a, b in zip(("program", "model"), mine, other, strict=True):
                 if a != b:
                     raise RuntimeFault(
@@ -279,7 +293,7 @@ class Pipeline:
             signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
             {"call": call, "scale": scale},
         )  # fmt: skip
-        answers = self._control.gather(f"the start of {call} {self._steps}", mine)
+        answers = self.control.gather(f"the start of {call} {self._steps}", mine)
         requests = [Request(*answer) for answer in answers]
         agreement = agree(requests, self.program.microbatches)
         return agreement.batch, f"{call} {agreement.batch}"
@@ -356,7 +370,7 @@ class Pipeline:
         losses = {m: loss for stage in self._held() for m, loss in stage.take_losses().items()}
         dtype = str(next(iter(losses.values())).dtype).removeprefix("torch.") if losses else ""
         mine = [dtype, {m: float(loss) for m, loss in losses.items()}]
-        everyone = self._control.gather("the end of the step, to share the loss", mine)
+        everyone = self.control.gather("the end of the step, to share the loss", mine)
         values = {int(m): value for _, part in everyone for m, value in part.items()}
         name = next((name for name, _ in everyone if name), "")
         if not name:
@@ -377,7 +391,7 @@ class Pipeline:
             for microbatch, stage, probes in executor.probes
             if not all(bool(torch.isfinite(probe)) for probe in probes if probe is not None)
         ]
-        found = [tuple(pair) for part in self._control.gather("naming what is not finite", mine) for pair in part]
+        found = [tuple(pair) for part in self.control.gather("naming what is not finite", mine) for pair in part]
         stages = self.program.stages
         bad = [m for m, value in sorted(losses.items()) if not torch.isfinite(torch.tensor(value))]
         microbatch, stage = min(found + [(m, stages) for m in bad], default=(0, stages))
@@ -415,7 +429,7 @@ class Pipeline:
             return error
         echo = _is_echo(error)
         told = self._ask_others(error) if echo else error
-        self._control.publish_failure(not echo, f"{type(told).__name__}: {told}")
+        self.control.publish_failure(not echo, f"{type(told).__name__}: {told}")
         self._forget()
         self._network.abort()
         if self._network.in_process:
@@ -427,9 +441,9 @@ class Pipeline:
     def _ask_others(self, error: BaseException) -> BaseException:
         if isinstance(error, (PeerFailure, StepTimeout)):
             return error
-        if (failure := self._control.failure(wait=1.0)) is not None:
+        if (failure := self.control.failure(wait=1.0)) is not None:
             return PeerFailure(failure.rank, failure.text)
-        return StepTimeout(f"{error}\nwhere every rank stands:\n{self._control.positions()}")
+        return StepTimeout(f"{error}\nwhere every rank stands:\n{self.control.positions()}")
 
     def _forget(self) -> None:
         """Drop everything of a step that will not be finished."""

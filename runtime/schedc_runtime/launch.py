@@ -1,0 +1,52 @@
+"""Starts one local process per rank, as torchrun would, and ends them all when one fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+_GRACE = 10.0
+"""Seconds for the others to report what the failure of one means to them, before they are ended."""
+
+
+def launched() -> bool:
+    """Whether this process is one of several that a launcher has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
+    """Run ``python -m module arguments`` on ``ranks`` local processes; the largest exit status.
+
+    The processes meet at a store of this process, on a port that the system chose.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", module, *arguments]
+    processes: list[subprocess.Popen[bytes]] = [
+        subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
+    ]
+    try:
+        _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return int(max(abs(process.returncode) for process in processes))
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or `_GRACE` seconds after the first that failed."""
+    deadline = float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if any(process.poll() for process in processes):
+            deadline = min(deadline, time.monotonic() + _GRACE)
+        time.sleep(0.05)
