@@ -50,6 +50,11 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
     The schedule is checked for completeness, order and deadlock. Its claims are not: that is `analyse`
     and ``schedc check``. Raises `DiagnosticError` with every finding.
     """
+    return compile_at(source, sizes, costs)
+
+
+def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
+    """`compile` with the sizes as a mapping: they may have any name."""
     return insert_communication(legal_schedule(open_schedule(source), sizes), costs)
 
 
@@ -78,11 +83,11 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
     )
 
 
-def report(analysis: Analysis) -> dict[str, Any]:
-    """What ``schedc check --json`` prints about a legal schedule; times in cost units, memory in chunks."""
+def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
+    """What ``--json`` prints about a legal schedule; times in cost units, memory in chunks."""
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
     return {
-        "schema": "schedc.check",
+        "schema": schema,
         "version": 1,
         "schedule": schedule.name,
         "sizes": dict(schedule.sizes),
@@ -105,6 +110,6 @@ def report(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def failed_report(diagnostics: tuple[Diagnostic, ...]) -> dict[str, Any]:
-    """What ``schedc check --json`` prints about an input that cannot be measured."""
-    return {"schema": "schedc.check", "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
+def failed_report(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
+    """What ``--json`` prints about an input that cannot be measured."""
+    return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}

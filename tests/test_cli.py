@@ -96,13 +96,14 @@ def test_findings_go_to_stderr_with_place_and_exit_code_1(tmp_path: Path) -> Non
     assert "error[S2" in result.stderr
 
 
-def test_findings_as_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["check", "compile"])
+def test_findings_as_json(command: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.sched"
     path.write_text(BROKEN)
-    result = schedc("check", str(path), "--json")
+    result = schedc(command, str(path), "--json")
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
-    assert facts["schema"] == "schedc.check"
+    assert facts["schema"] == f"schedc.{command}"
     assert facts["diagnostics"][0]["line"] == 4
 
 
@@ -147,7 +148,7 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
     [
         (("check", "no_such_schedul", "-D", "P=4"), "known here"),
         (("check", "dualpipe_v"), "did you mean `dualpipev`?"),
-        (("explain", "S30l"), "did you mean `S301`?"),
+        (("explain", "S301x"), "did you mean `S301`?"),
     ],
 )
 def test_names_get_a_suggestion(arguments: tuple[str, ...], help_text: str) -> None:

@@ -1,0 +1,56 @@
+"""The command line: ``schedc compile | check | show | export | list | explain | run``.
+
+Results go to stdout, diagnostics and progress to stderr. Everything that costs import time is imported by the
+command that needs it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import click
+
+from schedc import __version__
+from schedc.cli.check import check, compile_command
+from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
+from schedc.cli.export import export
+from schedc.cli.lookup import explain, list_command
+from schedc.cli.run import run
+from schedc.cli.show import show
+
+_NO_SUCH_SCHEDULE = {"S121", "S122"}
+
+
+class _Group(click.Group):
+    """Turns findings into exit code 1, a schedule that is not there into 2, our own faults into 4."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from schedc.diagnostics import DiagnosticError
+
+        try:
+            return super().invoke(ctx)
+        except DiagnosticError as error:
+            print_findings(error.diagnostics)
+            ctx.exit(USAGE if {d.code for d in error.diagnostics} <= _NO_SUCH_SCHEDULE else FINDINGS)
+        except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
+            raise
+        except OSError as error:
+            raise click.UsageError(f"{error.filename or 'file'}: {error.strerror or error}") from None
+        except Exception:
+            traceback.print_exc()
+            click.echo("schedc: this is a fault of schedc, not of your file; please report the lines above", err=True)
+            ctx.exit(INTERNAL)
+
+
+@click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="schedc")
+def main() -> None:
+    """Compile pipeline-parallel training schedules.
+
+    SCHEDULE is the name of a library schedule (`schedc list`) or the path of a .sched file.
+    """
+
+
+for _command in (compile_command, check, show, export, list_command, explain, run):
+    main.add_command(_command)

@@ -1,0 +1,5 @@
+"""``python -m schedc.cli``."""
+
+from schedc.cli import main
+
+main()

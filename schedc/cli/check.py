@@ -1,0 +1,125 @@
+"""`schedc compile` and `schedc check`: what is true of a schedule, and its program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, schedule_arguments
+
+if TYPE_CHECKING:
+    from schedc.compiler import Analysis
+    from schedc.cost.costs import Costs
+
+
+@click.command("compile", epilog=EPILOG)
+@schedule_arguments
+@cost_arguments
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the results; default build/NAME.",
+)
+@json_argument
+def compile_command(
+    schedule: str,
+    sizes: dict[str, int],
+    costs: Costs,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Check SCHEDULE and write its program: one instruction stream per rank.
+
+    Writes program.json (what the runtime loads), program.txt (the same, to read), schedule.csv and schedule.svg.
+    """
+    from schedc.compiler import report
+    from schedc.draw.svg import draw_svg
+    from schedc.emit.torch_csv import to_torch_csv
+    from schedc.ir.json import program_to_json
+    from schedc.ir.text import print_program
+    from schedc.passes.insert_communication import insert_communication
+
+    analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
+    program = insert_communication(analysis.schedule, analysis.costs)
+    folder = output or Path("build") / analysis.schedule.name
+    files = {
+        "program.json": program_to_json(program),
+        "program.txt": print_program(program),
+        "schedule.csv": to_torch_csv(analysis.schedule),
+        "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    **report(analysis, "schedc.compile"),
+                    "instructions": len(program),
+                    "files": [str(folder / name) for name in files],
+                }
+            )
+        )
+    else:
+        click.echo(_table(report(analysis)))
+        click.echo(f"{len(program)} instructions; wrote " + ", ".join(str(folder / name) for name in files))
+    finish(analysis.diagnostics)
+
+
+@click.command(epilog=EPILOG)
+@schedule_arguments
+@cost_arguments
+@json_argument
+def check(schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+    """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
+    from schedc.compiler import report
+
+    analysis = _analysed("schedc.check", schedule, sizes, costs, as_json)
+    facts = report(analysis)
+    click.echo(json.dumps(facts) if as_json else _table(facts))
+    finish(analysis.diagnostics)
+
+
+def _analysed(schema: str, schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
+    """The analysis; findings that prevent it are told as JSON too where JSON was asked for."""
+    from schedc.compiler import analyse, failed_report
+    from schedc.diagnostics import DiagnosticError
+
+    try:
+        return analyse(schedule, sizes, costs)
+    except DiagnosticError as error:
+        if as_json:
+            click.echo(json.dumps(failed_report(error.diagnostics, schema)))
+        raise
+
+
+def _table(facts: dict[str, Any]) -> str:
+    """The report of `check` for people."""
+    sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
+    lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
+    lines.append(
+        f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
+        f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
+    )
+    columns = ("busy", "bubble", "span_bubble", "peak_activations", "peak_pending_weight")
+    lines.append("rank  " + "  ".join(columns))
+    for rank in range(facts["ranks"]):
+        lines.append(f"{rank:>4}  " + "  ".join(f"{facts[name][rank]:>{len(name)}g}" for name in columns))
+    for claim in facts["expect"]:
+        condition = f" when {claim['condition']}" if claim["condition"] else ""
+        lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
+    return "\n".join(lines)
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    """What became of a claim, and whether the costs of this run were among those it was tried at."""
+    if claim["holds"] is None:
+        return f"not tested: {claim['why']}"
+    tried = f"at {claim['tested']} cost vectors" if claim["tested"] > 1 else "at one cost vector"
+    aside = f"; not at the given costs: {claim['why']}" if claim["why"] else ""
+    return f"{'holds' if claim['holds'] else 'FAILS'} ({tried}{aside})"

@@ -1,0 +1,115 @@
+"""What the commands share: sizes, costs, where results go, and how findings are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+    from schedc.diagnostics import Diagnostic
+
+OK, FINDINGS, USAGE, INTERNAL = 0, 1, 2, 4
+
+EPILOG = "Exit codes: 0 ok, 1 findings about the schedule, 2 usage, 4 a fault of schedc itself."
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _sizes(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        if not equals or not name.isidentifier() or not number.lstrip("-").isdecimal() or len(number) > 18:
+            raise click.BadParameter(f"{value!r} is not NAME=INTEGER (for example -D P=8)")
+        sizes[name] = int(number)
+    return sizes
+
+
+def schedule_arguments(command: F) -> F:
+    """SCHEDULE and its sizes."""
+    command = click.option(
+        "-D",
+        "--define",
+        "sizes",
+        multiple=True,
+        metavar="NAME=INTEGER",
+        callback=_sizes,
+        help="Value of a size parameter; the others take the defaults of the file.",
+    )(command)
+    return click.argument("schedule")(command)
+
+
+def cost_arguments(command: F) -> F:
+    """Costs, from options and a file (options win); the command gets them as ``costs``."""
+
+    @wraps(command)
+    def with_costs(*, cost_options: tuple[str, ...], cost_file: Path | None, **rest: Any) -> Any:
+        return command(costs=_costs(cost_options, cost_file), **rest)
+
+    wrapped = click.option(
+        "--cost-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Costs as TOML (docs/costs.md); --cost overrides single values.",
+    )(with_costs)
+    return click.option(
+        "--cost",
+        "cost_options",
+        multiple=True,
+        metavar="NAME=NUMBER",
+        help="Cost of F, I, W, B, FB (an overlapped pair) or p2p. Defaults: F=I=W=1, B=I+W, FB=F+B, p2p=0.",
+    )(wrapped)  # type: ignore[return-value]
+
+
+def json_argument(command: F) -> F:
+    """--json, as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")(command)
+
+
+def output_argument(command: F) -> F:
+    """-o FILE."""
+    return click.option(
+        "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout."
+    )(command)
+
+
+def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
+    """The costs that the options and the file give; a wrong option is wrong usage, a wrong file a finding."""
+    from schedc.cost.costs import Costs, load_costs
+    from schedc.diagnostics import DiagnosticError
+
+    base = load_costs(path) if path else Costs()
+    try:
+        return Costs.from_options(options, base=base)
+    except DiagnosticError as error:
+        print_findings(error.diagnostics)
+        sys.exit(USAGE)
+
+
+def write(text: str, path: Path | None) -> None:
+    if path is None:
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {path}", err=True)
+
+
+def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
+    from schedc.diagnostics import render
+
+    for diagnostic in diagnostics:
+        click.echo(render(diagnostic) + "\n", err=True)
+    count = len(diagnostics)
+    click.echo(f"{count} finding{'s' if count != 1 else ''}; `schedc explain CODE` tells more", err=True)
+
+
+def finish(diagnostics: tuple[Diagnostic, ...]) -> None:
+    if diagnostics:
+        print_findings(diagnostics)
+        sys.exit(FINDINGS)

@@ -1,0 +1,51 @@
+"""`schedc list` and `schedc explain`: what there is to look up."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from schedc.cli.common import EPILOG, json_argument
+
+
+@click.command("list", epilog=EPILOG)
+@json_argument
+def list_command(as_json: bool) -> None:
+    """List the schedules of the library."""
+    from schedc.library import names, open_schedule
+
+    entries = []
+    for name in names():
+        tree = open_schedule(name)
+        sizes = {parameter.name: parameter.default for parameter in tree.parameters}
+        entries.append({"name": name, "title": tree.doc.strip().partition("\n")[0], "sizes": sizes})
+    if as_json:
+        click.echo(json.dumps({"schema": "schedc.list", "version": 1, "schedules": entries}))
+        return
+    width = max(len(str(entry["name"])) for entry in entries)
+    for entry in entries:
+        click.echo(f"{entry['name']:<{width}}  {entry['title']}")
+
+
+@click.command(epilog=EPILOG)
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """Explain a diagnostic code, with a wrong and a right example; without CODE, list them all."""
+    from schedc.codes import CODES, FAMILIES
+    from schedc.diagnostics import did_you_mean
+
+    if code is None:
+        for family, title in FAMILIES.items():
+            click.echo(f"{family}  {title}")
+            for entry in CODES.values():
+                if entry.code.startswith(family):
+                    click.echo(f"  {entry.code}  {entry.title}")
+        return
+    found = CODES.get(code.upper())
+    if found is None:
+        raise click.UsageError(f"no diagnostic code {code!r}; {did_you_mean(code.upper(), CODES)}")
+    click.echo(f"{found.code}: {found.title}\n\n{found.explanation.strip()}")
+    for title, example in (("Wrong", found.wrong), ("Right", found.right)):
+        if example:
+            click.echo(f"\n{title}:\n\n" + "\n".join(f"    {line}" for line in example.strip().split("\n")))

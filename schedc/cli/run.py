@@ -1,0 +1,59 @@
+"""`schedc run`: train a small model with a schedule, in processes of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+
+
+@click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@schedule_arguments
+@cost_arguments
+@click.argument("runtime_options", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--check",
+    "parity",
+    type=click.Choice(["bitwise", "none"]),
+    default="none",
+    show_default=True,
+    help="Compare loss and gradients with the serial reference.",
+)
+@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Training steps.")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto)."
+)
+def run(
+    schedule: str,
+    sizes: dict[str, int],
+    costs: Costs,
+    runtime_options: tuple[str, ...],
+    parity: str,
+    steps: int,
+    trace: Path | None,
+) -> None:
+    """Train a small transformer with SCHEDULE on P local processes (needs schedc[runtime])."""
+    import tempfile
+    from importlib.util import find_spec
+
+    from schedc.compiler import compile_at
+    from schedc.ir.json import program_to_json
+
+    if find_spec("torch") is None or find_spec("schedc_runtime") is None:
+        raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")
+    program = compile_at(schedule, sizes, costs)
+    with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
+        path = Path(folder) / "program.json"
+        path.write_text(program_to_json(program), encoding="utf-8")
+        command = [sys.executable, "-m", "schedc_runtime.run", "--program", str(path), "--steps", str(steps)]
+        command += ["--check", parity] if parity != "none" else []
+        command += ["--trace", str(trace)] if trace else []
+        sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
