@@ -24,7 +24,6 @@ from schedc.cost.costs import dump_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
 from schedc.ir.program import Program
-from schedc.ir.verify_program import verify_program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Deadlock, InstructionError
 from schedc_runtime.launch import launch, launched
@@ -42,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         program = load_program(Path(options.program).read_text(encoding="utf-8"), options.program)
-        if findings := verify_program(program):
-            raise DiagnosticError(findings)
     except (OSError, UnicodeDecodeError) as error:
         print(f"error: cannot read the program: {error}", file=sys.stderr)
         return 2
