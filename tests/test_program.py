@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 from random_schedules import ORDERS, published, random_schedule
 
+from schedc import library
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import simulate
+from schedc.compiler import compile as compile_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.emit.torch_csv import from_torch_csv
+from schedc.ir.json import program_to_json
+from schedc.ir.load import load_program
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.ir.schedule import Schedule
+from schedc.ir.text import print_program
 from schedc.ir.verify_program import verify_program
 from schedc.passes.insert_communication import insert_communication
 
@@ -444,3 +449,30 @@ def test_any_moved_post_is_refused_or_harmless(seed: int) -> None:
         moved = with_streams(program, streams)
         if not verify_program(moved):
             assert Clock(moved, lambda rank, cell: 1.0).makespan() > 0
+
+
+# The library.
+
+
+def compile_if_allowed(name: str, ranks: int, microbatches: int) -> Program | None:
+    """None at sizes that the schedule's `require` lines rule out."""
+    try:
+        return compile_schedule(name, P=ranks, M=microbatches)
+    except DiagnosticError as error:
+        if {diagnostic.code[:2] for diagnostic in error.diagnostics} != {"S1"}:
+            raise
+        return None
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_library_schedules_become_sound_programs_that_come_back_equal(name: str) -> None:
+    made = 0
+    for ranks in (1, 2, 3, 4, 6):
+        for microbatches in (1, 2, ranks, 2 * ranks, 2 * ranks + 3, 20):
+            program = compile_if_allowed(name, ranks, microbatches)
+            if program is None:
+                continue
+            made += 1
+            assert load_program(program_to_json(program), name) == program
+            assert load_program(print_program(program), name) == program
+    assert made >= 6

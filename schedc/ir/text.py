@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -141,41 +142,65 @@ _PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
     "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
     "op": np.int32, "phase": np.int32, "span": np.int32,
 }  # fmt: skip
+_COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)} | {"letter": 0}
 
 
-def _pattern(template: str) -> re.Pattern[str]:
-    groups = {"op": r"(?P<op>\d+|-)", "batch": r"(?: batch (?P<batch>\d+))?"}
-    groups |= {name: f"(?P<{name}>[{letters}])" for name, letters in _LETTERED.items()}
-    pieces = re.split(r"\{(\w+)\}", template)
-    names = [groups.get(name, rf"(?P<{name}>\d+)") for name in pieces[1::2]]
+_OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d")}
+"""Columns that may be -1 where they apply: what is written then, and else."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A template taken apart: the pattern that reads it, and of each group its column and its letters, if it has."""
+
+    kind: InstructionKind
+    pattern: re.Pattern[str]
+    groups: tuple[tuple[int, str], ...]
+
+
+def _form(kind: InstructionKind, template: str) -> _Form:
+    special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?"}
+    special |= {name: f"([{letters}])" for name, letters in _LETTERED.items()}
+    pieces = re.split(r"\{(\w+)\}", template + _TAIL)
     fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
-    return re.compile("".join(a + b for a, b in zip(fixed, [*names, ""], strict=True)), re.ASCII)
+    groups = [special.get(name, r"(\d+)") for name in pieces[1::2]]
+    pattern = re.compile("".join(a + b for a, b in zip(fixed, [*groups, ""], strict=True)), re.ASCII)
+    return _Form(kind, pattern, tuple((_COLUMN_NUMBER[name], _LETTERED.get(name, "")) for name in pieces[1::2]))
 
 
-_PATTERNS = {template: _pattern(template + _TAIL) for template in dict.fromkeys(_TEMPLATES.values())}
-_KIND_OF = {template: kind for kind, template in _TEMPLATES.items()}
+_COMPUTE_FORM = _form(InstructionKind.F, _COMPUTE)
+_FORMS = {t[:3] if t[0].isalpha() else t[0]: _form(kind, t) for kind, t in _TEMPLATES.items() if t != _COMPUTE}
+"""By the first letters of what they read."""
 
 
 def print_program(program: Program) -> str:
     """The text form; ends with a newline. Of a program whose fields apply as `Program` documents nothing is lost."""
+    rows = np.empty(len(program), object)
+    for kind, template in _TEMPLATES.items():
+        of_kind = np.flatnonzero(program.kind == kind)
+        left, right = (_printed(program, part, of_kind) for part in (template, _TAIL))
+        rows[of_kind] = [f"  {a:<34}{b}" for a, b in zip(left, right, strict=True)]
     lines = print_header("program", program)
-    columns = [getattr(program, name).tolist() for name in _PROGRAM_COLUMNS]
-    rows = [_print_instruction(values) for values in zip(*columns, strict=True)]
     for rank in range(program.ranks):
         lines.append(f"rank {rank}")
-        lines += rows[int(program.rank_start[rank]) : int(program.rank_start[rank + 1])]
+        lines += rows[int(program.rank_start[rank]) : int(program.rank_start[rank + 1])].tolist()
     return "\n".join(lines) + "\n"
 
 
-def _print_instruction(values: tuple[int, ...]) -> str:
-    row: dict[str, Any] = dict(zip(_PROGRAM_COLUMNS, values, strict=True))
-    kind = InstructionKind(row["kind"])
-    row["letter"] = LETTERS[kind] if kind < InstructionKind.CELL else ""
-    row["backward"] = LETTERS[row["backward"]]
-    row["channel"] = _CHANNELS[row["channel"]]
-    row["batch"] = f" batch {row['batch']}" if row["batch"] >= 0 else ""
-    row["op"] = row["op"] if row["op"] >= 0 else "-"
-    return f"  {_TEMPLATES[kind].format_map(row):<34}{_TAIL.format_map(row)}"
+def _printed(program: Program, template: str, rows: Int64) -> list[str]:
+    """A template filled in for each of the rows."""
+    names = re.findall(r"\{(\w+)\}", template)
+    columns = []
+    for name in names:
+        values = getattr(program, "kind" if name == "letter" else name)[rows].tolist()
+        if letters := _LETTERED.get(name):
+            values = [letters[value] for value in values]
+        elif name in _OPTIONAL:
+            absent, present = _OPTIONAL[name]
+            values = [absent if value < 0 else present % value for value in values]
+        columns.append(values)
+    fill = re.sub(r"\{\w+\}", "%s", template)
+    return [fill % values for values in zip(*columns, strict=True)]
 
 
 def parse_program(text: str, file: str = "<program>") -> Program:
@@ -189,20 +214,20 @@ def parse_program(text: str, file: str = "<program>") -> Program:
 
 
 def _read_instruction(header: Header, line: Line, rows: list[tuple[int, ...]]) -> None:
-    found = ((template, pattern.fullmatch(line.text)) for template, pattern in _PATTERNS.items())
-    template, match = next(((t, m) for t, m in found if m is not None), (_COMPUTE, None))
+    form = _FORMS.get(line.text[:3]) or _FORMS.get(line.text[0]) or _COMPUTE_FORM
+    match = form.pattern.fullmatch(line.text)
     if match is None:
         line.fail("this is not an instruction", help="for example `SEND 0A3 to 1 #17 | 5 0@1`")
-    row = dict.fromkeys(_PROGRAM_COLUMNS, -1)
-    row["kind"] = LETTERS.index(match["letter"]) if template == _COMPUTE else _KIND_OF[template]
-    for name, text in match.groupdict().items():
-        if name in _LETTERED:
-            row[name] = _LETTERED[name].index(text)
+    row = [-1] * len(_PROGRAM_COLUMNS)
+    row[0] = form.kind
+    for group, ((column, letters), text) in enumerate(zip(form.groups, match.groups(), strict=True), 1):
+        if letters:
+            row[column] = letters.index(text)
         elif text not in (None, "-"):
-            row[name] = line.number_at(text, match.start(name))
-    for name, limit in (("phase", len(header.phases)), ("span", len(header.spans))):
-        _index(line, match, name, limit, name)
-    rows.append(tuple(row[name] for name in _PROGRAM_COLUMNS))
+            row[column] = line.number_at(text, match.start(group))
+    for group, limit, name in ((-1, len(header.phases), "phase"), (0, len(header.spans), "span")):
+        _index(line, match, len(form.groups) + group, limit, name)
+    rows.append(tuple(row))
 
 
 # Both.
@@ -241,7 +266,7 @@ def _unexpected_rank(line: Line, header: Header, described: int) -> NoReturn:
     line.fail(f"`rank {described}` is expected here")
 
 
-def _index(line: Line, match: re.Match[str], group: int | str, count: int, what: str) -> int:
+def _index(line: Line, match: re.Match[str], group: int, count: int, what: str) -> int:
     number = line.number_at(match[group], match.start(group))
     if number >= count:
         line.fail(f"{what} {number} does not exist: there are {count}, from 0", match.start(group), len(match[group]))
