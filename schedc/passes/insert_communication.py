@@ -168,7 +168,9 @@ def _posts(order: _Order, messages: _Messages) -> _Posts:
     )
     slack = np.repeat(np.array([0, LOOKAHEAD]), count)
     earliest = np.maximum(latest - slack, order.first_gap(rank))
-    by_rank = np.argsort(rank * count + np.tile(np.arange(count), 2))
+    by_message = np.arange(2 * count).reshape(2, count).T.ravel()
+    short = rank.astype(np.int16 if order.cells.rank_start.size < 2**15 else np.int32)  # sorted by radix
+    by_rank = by_message[np.argsort(short[by_message], kind="stable")]
     gap, after = np.empty(2 * count, np.int64), np.full(2 * count, -1)
     # Gaps of a rank lie above those of the ranks before it, so that one running maximum serves all ranks. It never
     # moves a SEND, nor a RECV beyond its latest place: the latest places of a rank ascend with the messages.
@@ -345,7 +347,7 @@ class _Table:
     def program(self, order: _Order) -> Program:
         schedule = self.schedule
         key = np.concatenate(self.keys)
-        by_place = np.argsort(key, kind="stable")
+        by_place = np.argsort(key, kind="stable")  # fast: a few ascending runs
         gap = key[by_place] // (2**31 * (_CELL + 1))
         ends = order.last_gap(np.arange(schedule.ranks))
         row = self.column("row", np.int32)[by_place]
