@@ -246,3 +246,41 @@ def test_a_loaded_program_is_verified() -> None:
         with pytest.raises(DiagnosticError) as error:
             load_program(wrong, "p")
         assert error.value.diagnostics[0].code in ("S311", "S312")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_changed_number_is_accepted_or_refused_but_never_crashes(seed: int) -> None:
+    """What passes is sound: it survives its own round trip. Most changes must not pass."""
+    draw = random.Random(seed)
+    refused = 0
+    for name in ("dualpipe", "zbh1"):
+        good = json.loads(program_to_json(insert_communication(published(name))))
+        for _ in range(40):
+            top = json.loads(json.dumps(good))
+            for _ in range(draw.choice([1, 1, 3, 30])):
+                stream = draw.choice(top["streams"])
+                column = draw.choice([name for name in stream if name != "kind"])
+                row = draw.randrange(len(stream[column]))
+                stream[column][row] = draw.choice([-1, 0, 1, 3, 7, 8, 100, stream[column][draw.randrange(row + 1)]])
+                other = draw.randrange(len(stream["kind"]))
+                stream["kind"][row] = draw.choice([stream["kind"][row]] * 3 + [stream["kind"][other]])
+            try:
+                program = load_program(json.dumps(top), name)
+            except DiagnosticError:
+                refused += 1
+            else:
+                assert load_program(print_program(program), name) == program
+    assert refused > 40
+
+
+def test_small_files_of_huge_programs_are_refused_at_once() -> None:
+    top = json.loads(JSON)
+    top["placement"] = {"ranks": 4, "rank_of_stage": [[0, 1, 2, 3] * 20_000], "first_microbatch": [0, 2**31 - 1]}
+    with pytest.raises(DiagnosticError) as error:
+        load_program(json.dumps(top), "huge.json")
+    assert {finding.code for finding in error.value.diagnostics} == {"S203"}
+    for stream in top["streams"]:
+        stream.update({name: [] for name in stream})
+    with pytest.raises(DiagnosticError) as error:
+        load_program(json.dumps(top), "empty.json")
+    assert [finding.code for finding in error.value.diagnostics] == ["S319"]

@@ -69,6 +69,8 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
     if (bad := np.flatnonzero((program.kind < 0) | (program.kind > REDUCE))).size:
         message = f"instruction {bad[0]} has kind {program.kind[bad[0]]}, which does not exist"
         return [Diagnostic("S319", message, source=program.source)]
+    if (program.kind > CELL).all():
+        return [Diagnostic("S319", "no instruction computes anything", source=program.source)]
     found: list[Diagnostic] = []
     for name, wrong_rows in _field_errors(program):
         rows = np.flatnonzero(wrong_rows)
@@ -107,7 +109,8 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
 def _computation(table: ProgramTable) -> list[Diagnostic]:
     """S2xx: everything is computed once, where its stage lives and after what it takes from the same rank."""
     schedule, _ = table.computation
-    return verify(schedule if (schedule.kind != OpKind.F).any() else _with_backwards(schedule))
+    evaluation = (schedule.kind == OpKind.F).all() and len(schedule) >= schedule.stages * schedule.microbatches
+    return verify(_with_backwards(schedule) if evaluation else schedule)
 
 
 def _with_backwards(schedule: Schedule) -> Schedule:
@@ -159,28 +162,28 @@ def _cells_served(table: ProgramTable) -> list[Diagnostic]:
 def _reductions(table: ProgramTable) -> list[Diagnostic]:
     """S318: the copies of a stage on two ranks are summed once, after their last weight gradient, in one order."""
     program, rows = table.program, table.rows(REDUCE)
-    rank, place = program.rank, program.placement
+    rank, stage, place = program.rank, program.stage[table.rows(REDUCE)], program.placement
     schedule, op_row = table.computation
-    weights = np.isin(schedule.kind, (OpKind.B, OpKind.W))
-    last = np.full((program.ranks, program.stages), -1)
-    last[rank[op_row[weights]], schedule.stage[weights]] = op_row[weights]
-    wanted = np.full((program.ranks, program.stages), -1)
-    if place.pipes == 2 and weights.any():
-        here, there = place.rank_of_stage
-        apart = np.flatnonzero(here != there)
-        wanted[here[apart], apart], wanted[there[apart], apart] = there[apart], here[apart]
-    peer = wanted[rank[rows], program.stage[rows]]
-    wrong = rows[(peer != program.peer[rows]) | (last[rank[rows], program.stage[rows]] > rows)]
-    count = np.zeros_like(wanted)
-    np.add.at(count, (rank[rows], program.stage[rows]), 1)
-    found = table.findings(wrong, lambda row: table.finding(
-        "S318", row, f"stage {program.stage[row]} cannot be summed here with rank {program.peer[row]}",
-        help="sum a stage with the rank of its other copy, after its last weight gradient"))  # fmt: skip
-    found += [
-        Diagnostic("S318", f"rank {r} sums stage {s} {count[r, s]} times instead of {int(wanted[r, s] >= 0)}",
-                   source=program.source)
-        for r, s in np.argwhere(count != (wanted >= 0))[:SHOWN].tolist()
-    ]  # fmt: skip
+    weights = np.flatnonzero(np.isin(schedule.kind, (OpKind.B, OpKind.W)))
+    home = place.rank_of_stage[[0, -1]]  # of both copies; of one pipe, twice the same
+    apart = (home[0] != home[1]) & (place.pipes == 2) & (weights.size > 0)
+    last = np.full(home.shape, -1)
+    last[place.pipe_of_microbatch(schedule.microbatch[weights]) % 2, schedule.stage[weights]] = op_row[weights]
+    copy = (home[0, stage] != rank[rows]).astype(np.int64)
+    right = apart[stage] & (home[copy, stage] == rank[rows]) & (home[1 - copy, stage] == program.peer[rows])
+    wrong = rows[~right | (last[copy, stage] > rows)]
+    count = np.zeros(home.shape, np.int64)
+    np.add.at(count, (copy[right], stage[right]), 1)
+
+    def misplaced(row: int) -> Diagnostic:
+        message = f"stage {program.stage[row]} cannot be summed here with rank {program.peer[row]}"
+        help = "sum a stage with the rank of its other copy, after its last weight gradient"
+        return table.finding("S318", row, message, help=help)
+
+    found = table.findings(wrong, misplaced)
+    for at, of in np.argwhere(count != apart)[:SHOWN].tolist():
+        message = f"rank {home[at, of]} sums stage {of} {count[at, of]} times instead of {int(apart[of])}"
+        found.append(Diagnostic("S318", message, source=program.source))
     if found:
         return found
     low, high = np.minimum(rank[rows], program.peer[rows]), np.maximum(rank[rows], program.peer[rows])
