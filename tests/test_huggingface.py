@@ -62,13 +62,7 @@ CASES = [
     ("Llama", {}, torch.float64, True, 6),
     ("Llama", {"attn_implementation": "eager", "attention_bias": True}, torch.float64, True, 2),
     ("Mistral", {"sliding_window": 5}, torch.float64, True, 3),
-    (
-        "Qwen3",
-        {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 4},
-        torch.float64,
-        False,
-        3,
-    ),
+    ("Qwen3", HYBRID, torch.float64, False, 3),
     ("Mixtral", {"num_local_experts": 4}, torch.float32, False, 3),
 ]
 

@@ -64,6 +64,7 @@ def test_same_bits_at_once_deferred_and_plain(dtype: torch.dtype, shape: tuple[i
         sinks[1].flush(m)
     for model in models:
         assert_same(model, plain)
+        assert not any(p.grad.requires_grad for p in model.parameters())
 
 
 def assert_no_work(prepare: Callable[[Net], object], run: Callable[[Net, Tensor], None] = step) -> None:

@@ -73,8 +73,9 @@ class WeightSink:
     def flush(self, microbatch: int) -> None:
         """W: run what was deferred for ``microbatch``, letting go of each item as it is done."""
         work = self.pending.pop(microbatch)
-        while work:
-            work.popleft().run()
+        with torch.no_grad():
+            while work:
+                work.popleft().run()
 
 
 def install(module: nn.Module, sink: WeightSink) -> None:
@@ -170,7 +171,8 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         input_grad = flat.mm(weight).view(input.shape) if needs_input else None
         bias_grad = flat.sum(0) if needs_bias else None
-        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input, flat))
+        # Detached: the input knows what made it, and would keep that graph until W.
+        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input.detach(), flat))
         return input_grad, None, bias_grad, None
 
 

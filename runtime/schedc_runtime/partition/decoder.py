@@ -63,6 +63,7 @@ class DecoderStage(nn.Module):
         self.config = decoder.config
         self.inputs, self.numbers, self.first, self.last = tuple(inputs), layers, first, last
         self.head = "lm_head" if prefix and last and hasattr(model, "lm_head") else None
+        self.make_masks = _mask_function()
         names = [*(["embed_tokens"] if first else []), *(f"layers.{i}" for i in layers), *(["norm"] if last else [])]
         if hasattr(decoder, "rotary_emb") and len(layers):
             names.append("rotary_emb")
@@ -86,12 +87,10 @@ class DecoderStage(nn.Module):
         return self.get_submodule(self.head)(hidden) if self.head else hidden
 
     def _layers(self, hidden: Tensor, given: dict[str, Any]) -> Tensor:
-        from transformers.masking_utils import create_masks_for_generate
-
         positions = given.get("position_ids")
         if positions is None:
             positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-        masks = create_masks_for_generate(
+        masks = self.make_masks(
             config=self.config,
             inputs_embeds=hidden,
             attention_mask=given.get("attention_mask"),
@@ -107,6 +106,15 @@ class DecoderStage(nn.Module):
             result = self.part(f"layers.{number}")(hidden, attention_mask=mask, **shared)
             hidden = result[0] if isinstance(result, tuple) else result
         return hidden
+
+
+def _mask_function() -> Any:
+    """transformers' own: the masks of a config, one or one per kind of layer."""
+    try:
+        from transformers.masking_utils import create_masks_for_generate
+    except ImportError as error:
+        raise PartitionError(f"this version of transformers has no mask functions ({error})", "update it") from error
+    return create_masks_for_generate
 
 
 def _graft(root: nn.Module, path: str, module: nn.Module) -> None:
