@@ -34,7 +34,6 @@ messages below m. Reductions come last and in order of stage on all ranks, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,22 +41,15 @@ import numpy.typing as npt
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Floats, Timeline, simulate
 from schedc.cost.costs import Costs
-from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
-from schedc.ir.ops import OpKind
+from schedc.diagnostics import CompilerBug
 from schedc.ir.program import Channel, InstructionKind, Program
-from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+from schedc.ir.schedule import Int64, Schedule
+from schedc.passes.instruction_table import CELL, POST, WAIT_RECV, WAIT_SEND, Columns, InstructionTable
+from schedc.passes.reductions import Reductions, reductions_of
 
 LOOKAHEAD = 2
 """How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
 never waits for the post, few enough that a rank holds no more than a few empty buffers."""
-
-Number = TypeVar("Number", np.int8, np.int32)
-
-Columns = dict[str, npt.NDArray[Any] | int]
-"""Values of the instructions of one kind; a column left out is -1."""
-
-_POST, _WAIT_SEND, _WAIT_RECV, _CELL = range(4)
-"""Order of what stands in one gap, which is the place before a cell; the cell itself closes the gap."""
 
 
 def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Program:
@@ -78,7 +70,7 @@ def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Prog
     messages = _messages(order)
     posts = _posts(order, messages)
     batch = _batches(order, messages, posts, timeline, costs.p2p)
-    return _assemble(order, messages, posts, batch, _reductions(schedule))
+    return _assemble(order, messages, posts, batch, reductions_of(schedule))
 
 
 @dataclass(frozen=True)
@@ -227,47 +219,7 @@ def _every_other(messages: _Messages, first: Int64) -> npt.NDArray[np.bool_]:
     return taken[first]
 
 
-@dataclass(frozen=True)
-class _Reductions:
-    """One per rank and stage, by rank and then stage. Columns: rank, stage, peer, sequence number, serving row."""
-
-    rank: Int64
-    stage: Int64
-    peer: Int64
-    sequence: Int64
-    row: Int64
-
-
-def _reductions(schedule: Schedule) -> _Reductions:
-    place = schedule.placement
-    if place.pipes > 2:
-        message = f"stage 0 has {place.pipes} copies; gradients can be summed between two"
-        raise DiagnosticError([Diagnostic("S302", message, help="use at most two pipes", source=schedule.source)])
-    weights = np.flatnonzero((schedule.kind == OpKind.B) | (schedule.kind == OpKind.W))
-    if place.pipes < 2 or not weights.size:
-        return _Reductions(*(np.zeros((5, 0), np.int64)))
-    here, there = place.rank_of_stage.astype(np.int64)
-    apart = np.flatnonzero(here != there)
-    rank = np.concatenate([here[apart], there[apart]])
-    peer = np.concatenate([there[apart], here[apart]])
-    stage = np.tile(apart, 2)
-    last = np.zeros((place.ranks, place.stages), np.int64)
-    last[schedule.rank[weights], schedule.stage[weights]] = weights  # ascending rows: the last one stays
-    by_rank = np.lexsort((stage, rank))
-    rank, peer, stage = rank[by_rank], peer[by_rank], stage[by_rank]
-    return _Reductions(rank, stage, peer, _count_up(rank * place.ranks + peer), last[rank, stage])
-
-
-def _count_up(keys: Int64) -> Int64:
-    """[n] how many equal keys come before each."""
-    by_key = np.argsort(keys, kind="stable")
-    ordered = keys[by_key]
-    count = np.empty(keys.size, np.int64)
-    count[by_key] = np.arange(keys.size) - np.searchsorted(ordered, ordered)
-    return count
-
-
-def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, reductions: _Reductions) -> Program:
+def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, reductions: Reductions) -> Program:
     """All instructions in one table per kind, then sorted by gap, order inside the gap, and message."""
     cells, schedule = order.cells, order.cells.schedule
     all_cells, number = np.arange(len(cells)), np.arange(len(messages))
@@ -283,17 +235,17 @@ def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, r
     wait_send = order.gap_after_start(messages.source, messages.consumer)
     wait_receive = order.gap_before(messages.consumer)
     last = order.last_gap(reductions.rank)
-    table = _Table(schedule)
-    table.add(_CELL, order.gap_before(all_cells), all_cells, _compute(cells) | {"op": all_cells, "row": cells.first})
-    table.add(_POST, posts.send, number, send | {"kind": InstructionKind.SEND, "batch": batch})
-    table.add(_POST, posts.receive, number, receive | {"kind": InstructionKind.RECV, "batch": batch})
-    table.add(_WAIT_SEND, wait_send, number, send | {"kind": InstructionKind.WAIT})
-    table.add(_WAIT_RECV, wait_receive, number, receive | {"kind": InstructionKind.WAIT})
-    table.add(_CELL, last, np.arange(last.size), _reduce(reductions))
-    return table.program(order)
+    table = InstructionTable(schedule)
+    table.add(CELL, order.gap_before(all_cells), all_cells, _compute(cells) | {"op": all_cells, "row": cells.first})
+    table.add(POST, posts.send, number, send | {"kind": InstructionKind.SEND, "batch": batch})
+    table.add(POST, posts.receive, number, receive | {"kind": InstructionKind.RECV, "batch": batch})
+    table.add(WAIT_SEND, wait_send, number, send | {"kind": InstructionKind.WAIT})
+    table.add(WAIT_RECV, wait_receive, number, receive | {"kind": InstructionKind.WAIT})
+    table.add(CELL, last, np.arange(last.size), _reduce(reductions))
+    return table.program(order.cells.rank_start)
 
 
-def _reduce(reductions: _Reductions) -> Columns:
+def _reduce(reductions: Reductions) -> Columns:
     return {
         "kind": InstructionKind.REDUCE,
         "stage": reductions.stage,
@@ -320,68 +272,3 @@ def _compute(cells: Dependencies) -> Columns:
         "microbatch2": np.where(pairs, schedule.microbatch[second], -1),
         "backward": np.where(pairs, schedule.kind[second], -1),
     }
-
-
-class _Table:
-    """Instructions while they are collected, group by group."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.keys: list[Int64] = []
-        self.groups: list[Columns] = []
-
-    def add(self, within: int, gap: Int64, rank_order: Int64, columns: Columns) -> None:
-        """Instructions that stand at place ``within`` of each ``gap``, several of them in ``rank_order``."""
-        self.keys.append((gap * (_CELL + 1) + within) * (2**31) + rank_order)
-        self.groups.append(columns)
-
-    def column(self, name: str, dtype: type[Number]) -> npt.NDArray[Number]:
-        out = np.full(sum(key.size for key in self.keys), -1, dtype)
-        start = 0
-        for key, columns in zip(self.keys, self.groups, strict=True):
-            if name in columns:
-                out[start : start + key.size] = columns[name]
-            start += key.size
-        return out
-
-    def program(self, order: _Order) -> Program:
-        schedule = self.schedule
-        key = np.concatenate(self.keys)
-        by_place = np.argsort(key, kind="stable")  # fast: a few ascending runs
-        gap = key[by_place] // (2**31 * (_CELL + 1))
-        ends = order.last_gap(np.arange(schedule.ranks))
-        row = self.column("row", np.int32)[by_place]
-        op = self.column("op", np.int32)[by_place]
-        rank_start = np.concatenate([[0], np.searchsorted(gap, ends, side="right")])
-        first_cell = np.repeat(order.cells.rank_start[:-1].astype(np.int32), np.diff(rank_start))
-
-        def int8(name: str) -> Int8:
-            return self.column(name, np.int8)[by_place]
-
-        def int32(name: str) -> Int32:
-            return self.column(name, np.int32)[by_place]
-
-        return Program(
-            name=schedule.name,
-            sizes=dict(schedule.sizes),
-            placement=schedule.placement,
-            rank_start=rank_start,
-            kind=int8("kind"),
-            stage=int32("stage"),
-            microbatch=int32("microbatch"),
-            stage2=int32("stage2"),
-            microbatch2=int32("microbatch2"),
-            backward=int8("backward"),
-            peer=int32("peer"),
-            channel=int8("channel"),
-            message=int32("message"),
-            batch=int32("batch"),
-            op=np.where(op >= 0, op - first_cell, np.int32(-1)),
-            phase=schedule.phase[row],
-            span=schedule.span[row],
-            phases=schedule.phases,
-            spans=schedule.spans,
-            doc=schedule.doc,
-            source_name=schedule.source.name if schedule.source else "",
-            source=schedule.source,
-        )
