@@ -50,7 +50,8 @@ class _Checker:
         names: _Names = {}
         self.parameters(tree, names)
         self.later = {function.name: function.span for function in tree.functions}
-        for item in sorted([*tree.requires, *tree.lets, *tree.functions], key=lambda item: item.span):
+        items: list[t.Require | t.Let | t.Function] = [*tree.requires, *tree.lets, *tree.functions]
+        for item in sorted(items, key=lambda item: item.span):
             match item:
                 case t.Require(condition=condition):
                     self.expr(condition, names)
@@ -202,9 +203,13 @@ class _Checker:
         """Check an expression whose value is an integer known at compile time."""
         match expr:
             case t.Int(value=float()):
-                self.add("S107", "a decimal number outside of a claim", expr.span, help="sizes are integers; // divides")
+                self.add(
+                    "S107", "a decimal number outside of a claim", expr.span, help="sizes are integers; // divides"
+                )
             case t.Index(name=name):
-                self.add("S107", f"`{name}[...]` outside of a claim", expr.span, help="only metrics in claims are indexed")
+                self.add(
+                    "S107", f"`{name}[...]` outside of a claim", expr.span, help="only metrics in claims are indexed"
+                )
             case t.Name():
                 self.name(expr, names)
             case t.Call():

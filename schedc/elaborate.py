@@ -16,8 +16,11 @@ from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
 from schedc.numbering import Unnumbered, number
 from schedc.place import build_placement
-from schedc.sizes import bind_sizes, role, unmet
+from schedc.sizes import bind_sizes, in_order, role, unmet
 from schedc.syntax import tree as t
+
+_SHOWN = 10
+"""Findings of one kind that are reported; more of them help nobody."""
 
 
 def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
@@ -36,15 +39,17 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     every = np.arange(ranks, dtype=np.int64)
     expander = Expander(evaluator, placement)
     rows = expander.body(block.body, Scope(ranks, {block.variable: every, RANK: every}, scope), "")
+    if expander.findings:
+        raise DiagnosticError(expander.findings[:_SHOWN])
     starts = np.concatenate([[0], np.cumsum(rows.per_lane(ranks))]).astype(np.int64)
-    return _assemble(tree, bound, placement, expander.items, rows.codes, starts)
+    return _assemble(tree, evaluator, placement, expander.items, rows.codes, starts)
 
 
 def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
     """The sizes and the values of the `let`s outside of the rank block, the `require`s tested on the way."""
     scope = Scope(1, dict(sizes))
     failed: list[Diagnostic] = []
-    for item in sorted([*tree.lets, *tree.requires], key=lambda item: item.span):
+    for item in in_order(tree):
         if isinstance(item, t.Require):
             if not evaluator.value(item.condition, scope):
                 failed.append(unmet(tree, item, sizes))
@@ -57,7 +62,7 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
 
 def _assemble(
     tree: t.ScheduleTree,
-    sizes: Mapping[str, int],
+    evaluator: Evaluator,
     placement: Placement,
     items: list[Item],
     codes: Int64,
@@ -66,7 +71,7 @@ def _assemble(
     """Number the microbatches rank by rank and write the columns."""
     item, chunk, microbatch = unpack(codes)
     kind = np.array([i.kind for i in items], np.int8)[item] if items else np.empty(0, np.int8)
-    faults = _Faults(tree, sizes, items)
+    faults = _Faults(evaluator, items)
     stage_of, pipe_of = placement.stage_of_chunk, placement.pipe_of_chunk
     first = np.asarray(placement.first_microbatch, np.int64)
     stage = np.empty(codes.size, np.int32)
@@ -84,7 +89,7 @@ def _assemble(
     phases = tuple(dict.fromkeys(i.phase for i in items)) or ("",)
     return Schedule(
         name=tree.name,
-        sizes=dict(sizes),
+        sizes=dict(evaluator.sizes),
         placement=placement,
         rank_start=starts,
         kind=kind,
@@ -104,8 +109,7 @@ def _assemble(
 class _Faults:
     """Ops that can take no microbatch: the first of each op of the text, over the ranks."""
 
-    tree: t.ScheduleTree
-    sizes: Mapping[str, int]
+    evaluator: Evaluator
     items: list[Item]
 
     def __post_init__(self) -> None:
@@ -121,17 +125,19 @@ class _Faults:
         if not beyond.any():
             return
         _, first = np.unique(item[beyond], return_index=True)
-        for row in np.flatnonzero(beyond)[first].tolist():
-            op = self.items[int(item[row])]
-            message = f"{FACTS[op.kind].name} number {microbatch[row] + 1} of chunk {chunk[row]}, which has {count[row]} microbatches"
+        for row in np.flatnonzero(beyond)[first[:_SHOWN]].tolist():
+            name = FACTS[self.items[int(item[row])].kind].name
+            message = f"{name} {microbatch[row] + 1} of chunk {chunk[row]}, which has {count[row]} microbatches"
             self._add("S118", rank, int(item[row]), message, "count what the phases before it do at these sizes")
 
     def _add(self, code: str, rank: int, item: int, message: str, help: str) -> None:
         if (code, item) not in self.found:
-            where = ", ".join([f"rank {rank}", *(f"{name} = {value}" for name, value in self.sizes.items())])
-            label = Label(self.items[item].span, f"({where})")
-            self.found[code, item] = Diagnostic(code, f"{message} ({where})", label, help=help, source=self.tree.source)
+            where = self.evaluator.where(rank)
+            label = Label(self.items[item].span)
+            self.found[code, item] = Diagnostic(
+                code, f"{message} for {where}", label, help=help, source=self.evaluator.source
+            )
 
     def report(self) -> None:
         if self.found:
-            raise DiagnosticError(sorted(self.found.values(), key=lambda d: d.primary.span)[:10])
+            raise DiagnosticError(sorted(self.found.values(), key=lambda d: d.primary.span)[:_SHOWN])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import reduce
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Int64
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
+from schedc.syntax.words import BUILTINS
 
 Value = int | Int64
 """The same value on every lane, or [lanes] one for each."""
@@ -138,42 +140,39 @@ class Evaluator:
 
     def _binary(self, op: str, a: Value, b: Value, span: Span, scope: Scope) -> Value:
         if op in ("/", "//", "%"):
-            self.require_all(_not_equal(b, 0), "S116", "division by zero", span, scope)
+            self.require_all(b != 0, "S116", "division by zero", span, scope)
         if op == "/":
-            exact = _equal(a % b, 0)
+            exact = a % b == 0
             help = "use // to round down"
             self.require_all(exact, "S116", lambda at: f"{at(a)} / {at(b)} is not exact", span, scope, help)
-        result = _OPERATORS[op](a, b)
-        if isinstance(result, np.ndarray):
-            return self._bounded(result.astype(np.int64, copy=False), span, scope)
-        return self._bounded(int(result), span, scope)
+        return self._bounded(_as_value(_OPERATORS[op](a, b)), span)
 
-    def _bounded(self, value: Value, span: Span, scope: Scope) -> Value:
-        largest = max(-int(value.min()), int(value.max())) if isinstance(value, np.ndarray) and value.size else value
-        if isinstance(largest, int) and abs(largest) > MAX_VALUE:
-            self.fail("S116", f"the value {largest} is beyond {MAX_VALUE}", span)
+    def _bounded(self, value: Value, span: Span) -> Value:
+        extremes = (int(value.min()), int(value.max())) if isinstance(value, np.ndarray) else (value, value)
+        if beyond := [extreme for extreme in extremes if abs(extreme) > MAX_VALUE]:
+            self.fail("S116", f"the value {beyond[-1]} is beyond {MAX_VALUE}", span)
         return value
 
     def _call(self, call: t.Call, scope: Scope) -> Value:
         arguments = [self.value(argument, scope) for argument in call.arguments]
-        if call.function in _BUILTINS:
+        if call.function in BUILTINS:
             return self._builtin(call, arguments, scope)
         function = self.functions[call.function]
         return self.value(function.body, scope.inside(dict(zip(function.parameters, arguments, strict=True))))
 
     def _builtin(self, call: t.Call, arguments: list[Value], scope: Scope) -> Value:
         if call.function == "ceildiv":
-            self.require_all(_not_equal(arguments[1], 0), "S116", "division by zero", call.span, scope)
-        result = arguments[0] if len(arguments) > 1 else abs(arguments[0])
-        for argument in arguments[1:]:
-            result = _BUILTINS[call.function](result, argument)
-        return result if isinstance(result, np.ndarray) else int(result)
+            self.require_all(arguments[1] != 0, "S116", "division by zero", call.span, scope)
+        if call.function == "abs":
+            return _as_value(abs(arguments[0]))
+        result: Any = reduce(_BUILTINS[call.function], arguments)
+        return _as_value(result)
 
     # ---- faults
 
     def require_all(
         self,
-        good: object,
+        good: Any,
         code: str,
         message: str | Callable[[Callable[[Value], int]], str],
         span: Span,
@@ -200,18 +199,10 @@ class Evaluator:
     def fail(self, code: str, message: str, span: Span, *, help: str = "", rank: int | None = None) -> NoReturn:
         where = self.where(rank)
         said = f"{message} for {where}" if where else message
-        raise DiagnosticError([Diagnostic(code, said, Label(span, f"({where})"), help=help, source=self.source)])
+        raise DiagnosticError([Diagnostic(code, said, Label(span), help=help, source=self.source)])
 
 
-def _equal(a: Value, b: Value) -> object:
-    return a == b
-
-
-def _not_equal(a: Value, b: Value) -> object:
-    return a != b
-
-
-def _first_false(good: object) -> int | None:
+def _first_false(good: Any) -> int | None:
     """The first lane where ``good`` does not hold; 0 stands for all lanes of a scalar."""
     if isinstance(good, np.ndarray):
         return None if good.all() else int(np.argmin(good))
@@ -221,21 +212,20 @@ def _first_false(good: object) -> int | None:
 def _truth(value: Value, wanted: bool) -> Value:
     """1 where the truth of ``value`` is ``wanted``, else 0."""
     if isinstance(value, np.ndarray):
-        return ((value != 0) == wanted).astype(np.int64)
+        truth: Int64 = ((value != 0) == wanted).astype(np.int64)
+        return truth
     return int((value != 0) == wanted)
 
 
-def _minimum(a: Value, b: Value) -> Value:
-    both_scalar = isinstance(a, int) and isinstance(b, int)
-    return min(a, b) if both_scalar else np.minimum(a, b)  # type: ignore[type-var]
+def _as_value(result: Any) -> Value:
+    """What an operator made, truth values and numpy scalars included, as a `Value`."""
+    if not isinstance(result, np.ndarray) or not result.ndim:
+        return int(result)
+    array: Int64 = result.astype(np.int64, copy=False)
+    return array
 
 
-def _maximum(a: Value, b: Value) -> Value:
-    both_scalar = isinstance(a, int) and isinstance(b, int)
-    return max(a, b) if both_scalar else np.maximum(a, b)  # type: ignore[type-var]
-
-
-_OPERATORS: dict[str, Callable[[Value, Value], Value]] = {
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -250,9 +240,9 @@ _OPERATORS: dict[str, Callable[[Value, Value], Value]] = {
     ">=": operator.ge,
 }
 
-_BUILTINS: dict[str, Callable[[Value, Value], Value]] = {
-    "min": _minimum,
-    "max": _maximum,
-    "abs": _maximum,  # of one argument: never called
+_BUILTINS: dict[str, Callable[[Any, Any], Any]] = {
+    "min": np.minimum,
+    "max": np.maximum,
     "ceildiv": lambda a, b: -(-a // b),
 }
+"""The functions of two and more arguments; `abs` is the one of one."""

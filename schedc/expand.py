@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.evaluate import RANK, Evaluator, Scope, Value
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -20,6 +22,8 @@ from schedc.syntax import tree as t
 
 MAX_OPS = 20_000_000
 """Ops of a schedule, over all ranks; also the iterations of one loop."""
+
+MAX_FINDINGS = 10
 
 _CHUNK_SHIFT, _MICROBATCH_SHIFT = 20, 36
 _ITEM_MASK = (1 << _CHUNK_SHIFT) - 1
@@ -44,7 +48,8 @@ class Rows:
     counts: Value
 
     def per_lane(self, lanes: int) -> Int64:
-        return np.broadcast_to(np.asarray(self.counts, np.int64), (lanes,))
+        spread: Int64 = np.broadcast_to(np.asarray(self.counts, np.int64), (lanes,))
+        return spread
 
 
 def unpack(codes: Int64) -> tuple[Int64, Int64, Int64]:
@@ -60,6 +65,8 @@ class Expander:
     placement: Placement
     items: list[Item] = field(default_factory=list)
     rows: int = 0
+    findings: list[Diagnostic] = field(default_factory=list)
+    """Faults found so far; what follows a fault is still looked at."""
 
     def __post_init__(self) -> None:
         held = (self.placement.stage_of_chunk >= 0).sum(axis=1).astype(np.int64)
@@ -70,28 +77,41 @@ class Expander:
         """The rows of a sequence of statements; each lane runs them in order."""
         parts: list[Rows] = []
         for statement in statements if scope.lanes else ():
-            self.evaluator.spend(scope.lanes, statement.span)
-            match statement:
-                case t.Let(name=name, value=value):
-                    scope.names[name] = self.evaluator.value(value, scope)
-                case t.OpItem():
-                    parts.append(self._op(statement, scope, phase, 0))
-                case t.PairItem(first=first, second=second):
-                    forward, backward = (first, second) if first.kind == "F" else (second, first)
-                    parts.append(self._op(forward, scope, phase, 1))
-                    parts.append(self._op(backward, scope, phase, 2))
-                case t.Phase(name=name, body=body):
-                    parts.append(self.body(body, scope.inside(), name))
-                case t.Repeat(count=count, body=body):
-                    times = self.evaluator.value(count, scope)
-                    parts.append(self._loop(statement, times, None, body, scope, phase))
-                case t.For(start=start, stop=stop, body=body):
-                    first_value = self.evaluator.value(start, scope)
-                    times = self.evaluator.value(stop, scope) - first_value
-                    parts.append(self._loop(statement, times, first_value, body, scope, phase))
-                case t.If():
-                    parts.append(self._if(statement, scope, phase))
+            try:
+                parts += self._statement(statement, scope, phase)
+            except DiagnosticError as error:
+                self.findings += error.diagnostics
+                fatal = isinstance(statement, t.Let) or any(d.code == "S120" for d in error.diagnostics)
+                if fatal or len(self.findings) >= MAX_FINDINGS:  # else look for more faults in what follows
+                    raise DiagnosticError(self._unique()) from None
         return in_sequence(parts, scope.lanes)
+
+    def _unique(self) -> list[Diagnostic]:
+        """Every finding once: a fault inside of loops is found again by each that holds it."""
+        found, self.findings = list(dict.fromkeys(self.findings)), []
+        return found
+
+    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[Rows]:
+        value = self.evaluator.value
+        self.evaluator.spend(scope.lanes, statement.span)
+        match statement:
+            case t.Let(name=name, value=expr):
+                scope.names[name] = value(expr, scope)
+                return []
+            case t.OpItem():
+                return [self._op(statement, scope, phase, 0)]
+            case t.PairItem(first=first, second=second):
+                forward, backward = (first, second) if first.kind == "F" else (second, first)
+                return [self._op(forward, scope, phase, 1), self._op(backward, scope, phase, 2)]
+            case t.Phase(name=name, body=body):
+                return [self.body(body, scope.inside(), name)]
+            case t.Repeat(count=count, body=body):
+                return [self._loop(statement, value(count, scope), None, body, scope, phase)]
+            case t.For(start=start, stop=stop, body=body):
+                first_value = value(start, scope)
+                return [self._loop(statement, value(stop, scope) - first_value, first_value, body, scope, phase)]
+            case t.If():
+                return [self._if(statement, scope, phase)]
 
     def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> Rows:
         self.rows += scope.lanes
@@ -108,29 +128,30 @@ class Expander:
     def _chunk(self, op: t.OpItem, scope: Scope) -> Value:
         """The chunk of an op; -1 only for a W that takes the oldest of any chunk."""
         held = self.held if isinstance(self.held, int) else self.held[scope.lookup(RANK)]
-        require = self.evaluator.require_all
         if op.chunk is None:
             if op.kind == "W" and op.microbatch is None:
                 return -1
+            message = "a rank with several chunks, and none is named"
             help = f"say which: {op.kind}0, {op.kind}1 or {op.kind}[expression]"
-            require(held == 1, "S110", lambda at: f"a rank with {at(held)} chunks, and none is named", op.span, scope,
-                    help)  # fmt: skip
+            self.evaluator.require_all(held == 1, "S110", message, op.span, scope, help)
             return 0
         chunk = self.evaluator.value(op.chunk, scope)
-        inside = (chunk >= 0) & (chunk < held) if isinstance(chunk, np.ndarray) else 0 <= chunk and chunk < held
-        require(inside, "S117", lambda at: f"chunk {at(chunk)} of a rank with {at(held)} (numbered from 0)",
-                op.chunk.span, scope, "a digit or [expression] after an op is its chunk; `@` names a microbatch")  # fmt: skip
+        self.evaluator.require_all(
+            _within(chunk, held),
+            "S117",
+            lambda at: f"chunk {at(chunk)} of a rank with {at(held)} (numbered from 0)",
+            op.chunk.span,
+            scope,
+            "a digit or [expression] after an op is its chunk; `@` names a microbatch",
+        )
         return chunk
 
     def _microbatch(self, op: t.OpItem, expr: t.Expr, scope: Scope) -> Value:
+        """The microbatch that ``@`` names, of those of the chunk's pipe."""
         microbatch = self.evaluator.value(expr, scope)
         count = self.placement.microbatches
-        inside = (microbatch >= 0) & (microbatch < count) if isinstance(microbatch, np.ndarray) else (
-            0 <= microbatch < count
-        )
-        self.evaluator.require_all(
-            inside, "S118", lambda at: f"microbatch {at(microbatch)} of {count} (numbered from 0)", expr.span, scope
-        )
+        message = lambda at: f"microbatch {at(microbatch)} of {count} (numbered from 0)"  # noqa: E731
+        self.evaluator.require_all(_within(microbatch, count), "S118", message, expr.span, scope)
         return microbatch
 
     def _loop(
@@ -182,13 +203,19 @@ class Expander:
         return in_sequence(parts, scope.lanes)
 
 
+def _within(value: Value, count: Value) -> Any:
+    """Whether 0 <= value < count, on every lane."""
+    return np.logical_and(np.greater_equal(value, 0), np.less(value, count))
+
+
 def _counted(first: Value, times: Value, total: int, lanes: int) -> Int64:
     """The loop variable of each iteration: ``first``, ``first + 1``, ... on every lane."""
     if isinstance(times, int) and isinstance(first, int):
         return np.tile(np.arange(first, first + times, dtype=np.int64), lanes)
     each = np.broadcast_to(np.asarray(times, np.int64), (lanes,))
     begin = np.cumsum(each) - each
-    return np.arange(total, dtype=np.int64) + np.repeat(first - begin, each)
+    counted: Int64 = np.arange(total, dtype=np.int64) + np.repeat(first - begin, each)
+    return counted
 
 
 def in_sequence(parts: Sequence[Rows], lanes: int) -> Rows:
@@ -213,11 +240,7 @@ def _by_slices(parts: Sequence[Rows], counts: Int64) -> Int64:
     ends = np.cumsum(counts, axis=1)
     starts = ends - counts
     return np.concatenate(
-        [
-            part.codes[starts[j, lane] : ends[j, lane]]
-            for lane in range(counts.shape[1])
-            for j, part in enumerate(parts)
-        ]
+        [part.codes[starts[j, lane] : ends[j, lane]] for lane in range(counts.shape[1]) for j, part in enumerate(parts)]
     )
 
 

@@ -52,7 +52,7 @@ def _stages(form: str, arguments: list[int], ranks: int) -> int:
 def _routed(
     place: t.Place, stages: int, ranks: int, microbatches: int, evaluator: Evaluator, scope: Scope
 ) -> Placement:
-    """`map` and `pipes`: each route says where the stages of one pipe lie, and which share of the microbatches it has."""
+    """`map` and `pipes`: each route says where the stages of a pipe lie, and which share of the microbatches it has."""
     routes, shares = [], []
     for pipe in place.pipes:
         routes.append(_route(pipe, stages, ranks, evaluator, scope))
@@ -77,7 +77,9 @@ def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, sco
     wrong = np.flatnonzero((value < 0) | (value >= ranks))
     if wrong.size:
         stage = int(wrong[0])
-        evaluator.fail("S123", f"stage {stage} is placed on rank {int(value[stage])}, which does not exist", pipe.rank.span)
+        evaluator.fail(
+            "S123", f"stage {stage} is placed on rank {int(value[stage])}, which does not exist", pipe.rank.span
+        )
     return np.asarray(value, np.int32)
 
 

@@ -60,7 +60,13 @@ def unmet(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) ->
     message = f"`{tree.name}` requires {require.text}, which does not hold for {where}"
     hints = (_hint(tree, sizes, parameter) for parameter in _most_easily_changed(tree))
     help = next((hint for hint in hints if hint), "")
-    return Diagnostic("S114", message, Label(require.span, f"({where})"), help=help, source=tree.source)
+    return Diagnostic("S114", message, Label(require.span), help=help, source=tree.source)
+
+
+def in_order(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
+    """The `let`s and `require`s of the schedule as written: each may rely on those above it."""
+    items: list[t.Let | t.Require] = [*tree.lets, *tree.requires]
+    return sorted(items, key=lambda item: item.span)
 
 
 def _most_easily_changed(tree: t.ScheduleTree) -> Iterator[t.SizeParameter]:
@@ -87,7 +93,7 @@ def _meets(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
     evaluator = Evaluator(tree.source, sizes, {function.name: function for function in tree.functions})
     scope = Scope(1, dict(sizes))
     try:
-        for item in sorted([*tree.lets, *tree.requires], key=lambda item: item.span):
+        for item in in_order(tree):
             if isinstance(item, t.Let):
                 scope.names[item.name] = evaluator.value(item.value, scope)
             elif not evaluator.value(item.condition, scope):

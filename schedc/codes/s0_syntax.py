@@ -1,7 +1,89 @@
-"""Codes of family S0."""
+"""Codes of family S0: what is wrong with the form of a file."""
 
 from __future__ import annotations
 
 from schedc.codes.base import Code
 
-S0: tuple[Code, ...] = ()
+_GOOD = """sched 1
+schedule a(P: ranks = 2, M: microbatches = 2) {
+  place linear
+  rank r {
+    phase all repeat M { F  B }
+  }
+}
+"""
+
+
+def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> Code:
+    """A code whose example is the good file with ``right`` replaced by ``wrong``."""
+    assert right in _GOOD, f"the example of {code} does not fit the file"
+    return Code(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+
+
+S0: tuple[Code, ...] = (
+    _code(
+        "S001",
+        "unexpected word or sign",
+        "The text has a form that the language does not know. The message says what could stand at the caret and what"
+        " was found instead; parsing goes on at the next statement, so that one run shows several errors. The form of"
+        " every construct is in docs/language.md.",
+        "repeat M {",
+        "repat M {",
+    ),
+    _code(
+        "S002",
+        "unexpected character",
+        "A character that no part of the language uses. Statements need no separator, there are no strings, and"
+        " `and`, `or`, `not` are words.",
+        "F  B",
+        "F; B",
+    ),
+    _code(
+        "S003",
+        "bracket without a partner",
+        "A bracket is never closed, closes nothing, or closes another kind of bracket. For a brace that is never closed"
+        " the indentation of the file tells which one was probably forgotten.",
+        "{ F  B }\n",
+        "{ F  B\n",
+    ),
+    _code(
+        "S004",
+        "file beyond the limits",
+        "A file has at most 1 MiB and 200,000 tokens, 64 levels of nesting and 200 operators in one expression. The"
+        " limits are checked before anything is parsed, so that no file can exhaust the compiler.",
+        "repeat M",
+        "repeat " + "(" * 70 + "M" + ")" * 70,
+    ),
+    _code(
+        "S005",
+        "number too large",
+        "Numbers go up to 2147483647, in the text and in every step of a computation.",
+        "M: microbatches = 2",
+        "M: microbatches = 20000000000",
+    ),
+    _code(
+        "S006",
+        "not a legal name",
+        "A name begins with a letter or `_`, goes on with letters, digits and `_`, and has at most 64 characters. F, I,"
+        " W and B, alone or with digits after them, are ops and never names. A schedule's own name may begin with a"
+        " digit (`1f1b`).",
+        "place linear\n",
+        "place linear\n  let F0 = 2\n",
+    ),
+    _code(
+        "S007",
+        "unknown edition",
+        "The first line names the edition of the language that the file is written in. This compiler knows edition 1,"
+        " which is also that of a file without such a line.",
+        "sched 1",
+        "sched 2",
+    ),
+    Code(
+        "S008",
+        "plans are not part of this edition",
+        "A `plan` would apply a schedule to a model and a machine. The word is reserved, and a plan block is refused.",
+        _GOOD + "plan b = a(P = 2) { layers 4 }\n",
+        _GOOD,
+    ),
+    Code("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),
+)

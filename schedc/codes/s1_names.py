@@ -1,7 +1,191 @@
-"""Codes of family S1."""
+"""Codes of family S1: names, shapes and sizes of a schedule."""
 
 from __future__ import annotations
 
 from schedc.codes.base import Code
 
-S1: tuple[Code, ...] = ()
+_GOOD = """sched 1
+schedule a(P: ranks = 1, M: microbatches = 4) {
+  require M >= 2*P
+  place v
+  fn last(k) = k == P-1
+  rank r {
+    let w = P-1-r
+    phase up   { F0  F1 }
+    phase over repeat M-1 { F0 & B1  F1 & B0 }
+    phase down { B1  I0  W0 }
+  }
+  expect peak_activations <= M
+}
+"""
+
+
+def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> Code:
+    """A code whose example is the good file with ``right`` replaced by ``wrong``."""
+    assert right in _GOOD, f"the example of {code} does not fit the file"
+    return Code(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+
+
+S1: tuple[Code, ...] = (
+    _code(
+        "S101",
+        "unknown name",
+        "A name that nothing above it gives a meaning. Names are sizes, `let`s, functions and loop variables; in claims"
+        " sizes, costs and metrics.",
+        "repeat M-1",
+        "repeat m1",
+    ),
+    _code(
+        "S102",
+        "name with two meanings",
+        "A name has one meaning wherever it is visible: it is neither defined twice nor hidden by an inner one. The"
+        " functions of the language, the costs and the metrics are names too.",
+        "let w = P-1-r",
+        "let M = P-1-r",
+    ),
+    _code(
+        "S103",
+        "roles of sizes",
+        "Every size has a role: `ranks`, `microbatches`, `chunks` or `count`. Exactly one is the number of ranks, and"
+        " exactly one that of microbatches.",
+        "M: microbatches",
+        "M: count",
+    ),
+    _code(
+        "S104",
+        "placement",
+        "A schedule has exactly one `place` line: `linear`, `loop(v)`, `v`, `waves(w)`, `map(S) { stage s on rank ... }` or"
+        " `pipes { ... }` with two pipes.",
+        "place v",
+        "place w",
+    ),
+    _code(
+        "S105",
+        "rank block",
+        "A schedule has exactly one `rank r { ... }` block. It describes all ranks, by expressions of r.",
+        "  expect",
+        "  rank q { }\n  expect",
+    ),
+    _code(
+        "S106",
+        "wrong call",
+        "A function takes as many arguments as it has parameters, and may call only functions above it, so that nothing"
+        " recurs and every file ends.",
+        "fn last(k) = k == P-1",
+        "fn last(k) = last(k - 1)",
+    ),
+    _code(
+        "S107",
+        "not an integer value",
+        "Expressions outside of claims are integers that are known when the schedule is compiled: no ops, costs,"
+        " metrics, functions or decimals.",
+        "let w = P-1-r",
+        "let w = bubble",
+    ),
+    _code(
+        "S108",
+        "not a pair",
+        "`X & Y` overlaps one forward with one backward (B or I) of another microbatch.",
+        "F1 & B0",
+        "F1 & W0",
+    ),
+    _code(
+        "S109",
+        "malformed claim",
+        "A claim compares metrics with numbers, sizes and costs. It holds for all ranks: `metric` is the largest over"
+        " them, `metric[r]` that of each rank r. What only the rank block knows has no value there.",
+        "peak_activations <= M",
+        "peak_activations <= w",
+    ),
+    _code(
+        "S110",
+        "chunk missing or superfluous",
+        "Where a rank holds several chunks, F, I, B and a W with `@` say which. Under `place linear` a rank holds one,"
+        " and it is not written: the number after an op is never its microbatch.",
+        "{ F0  F1 }",
+        "{ F  F1 }",
+    ),
+    Code("S111", "unknown size", "A size was given (`-D name=value`) that the schedule does not have."),
+    _code(
+        "S112",
+        "missing size",
+        "A size has no default in the file and was not given (`-D name=value`).",
+        "M: microbatches = 4",
+        "M: microbatches",
+    ),
+    _code(
+        "S113",
+        "size out of bounds",
+        "There are 1 to 4,096 ranks, 1 to 65,536 microbatches and 1 to 16,384 chunks; a count is not negative.",
+        "M: microbatches = 4",
+        "M: microbatches = 70000",
+    ),
+    _code(
+        "S114",
+        "`require` does not hold",
+        "The schedule is not made for these sizes. The help names the nearest sizes that work, one at a time.",
+        "M: microbatches = 4",
+        "M: microbatches = 1",
+    ),
+    _code(
+        "S115",
+        "negative repeat",
+        "A `repeat` has a negative count, or a `for` ends before it begins, on some rank at these sizes. That is"
+        " usually a slip at small sizes, so that nothing is clipped silently.",
+        "repeat M-1",
+        "repeat r-1",
+    ),
+    _code(
+        "S116",
+        "arithmetic",
+        "A division by zero, a `/` that leaves a remainder (`//` rounds down), or a value beyond 2147483647.",
+        "let w = P-1-r",
+        "let w = M/3",
+    ),
+    _code(
+        "S117",
+        "no such chunk",
+        "The number or expression after an op is the chunk of its rank, counted from 0: first by pipe, then by stage.",
+        "{ F0  F1 }",
+        "{ F0  F2 }",
+    ),
+    _code(
+        "S118",
+        "too many ops of a chunk",
+        "An op would take a microbatch that does not exist. Each op takes the next one of its chunk unless `@` names"
+        " it; forwards and backwards count apart.",
+        "repeat M-1",
+        "repeat M",
+    ),
+    _code(
+        "S119",
+        "nothing pending",
+        "W takes the oldest weight gradient that an I has left and no W has taken: of its chunk where one is named,"
+        " else of the rank. Here there is none.",
+        "I0  W0",
+        "W0  I0",
+    ),
+    _code(
+        "S120",
+        "schedule too large",
+        "A schedule has at most 20,000,000 ops over all ranks, and a bounded number of steps to elaborate it. This is"
+        " computed before anything is expanded.",
+        "phase up   { F0  F1 }",
+        "phase up   repeat 1000000 { repeat 1000000 { F0  F1 } }",
+    ),
+    Code(
+        "S121",
+        "no such schedule",
+        "The library has no schedule of that name and there is no such file, or a file with several schedules was named"
+        " without choosing one: `file.sched:name`.",
+    ),
+    Code("S122", "file that cannot be read", "A file is missing, may not be read, or is not UTF-8 text."),
+    _code(
+        "S123",
+        "stages that do not fit the ranks",
+        "The placement gives more stages than the limit of 16,384, puts a stage on a rank that does not exist, leaves a"
+        " rank without a stage, or shares out the microbatches wrongly between the pipes.",
+        "place v",
+        "place map(2*P) { stage s on rank s }",
+    ),
+)

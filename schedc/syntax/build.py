@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lark import Token, Transformer, v_args
@@ -44,8 +45,17 @@ class Build(Transformer[Token, t.FileTree]):
         doc = "\n".join(line[2:].removeprefix(" ").rstrip() for line in children[:head])
         of = _by_type([part for item in items for part in (item if isinstance(item, tuple) else (item,))])
         return t.ScheduleTree(
-            str(name), doc, parameters, of(t.Require), of(t.Let), of(t.Function), of(t.Place), of(t.RankBlock),
-            of(t.Claim), span_of(name), self.source,
+            str(name),
+            doc,
+            parameters,
+            of(t.Require),
+            of(t.Let),
+            of(t.Function),
+            of(t.Place),
+            of(t.RankBlock),
+            of(t.Claim),
+            span_of(name),
+            self.source,
         )
 
     def parameters(self, *parameters: t.SizeParameter | None) -> tuple[t.SizeParameter, ...]:
@@ -151,8 +161,8 @@ class Build(Transformer[Token, t.FileTree]):
     def index(self, name: Token, index: t.Expr, close: Token) -> t.Index:
         return t.Index(str(name), index, span_of(name).to(span_of(close)))
 
-    def parenthesis(self, _: Token, inner: t.Expr, __: Token) -> t.Expr:
-        return inner
+    def parenthesis(self, opening: Token, inner: t.Expr, closing: Token) -> t.Expr:
+        return replace(inner, span=span_of(opening).to(span_of(closing)))
 
     def arguments(self, *children: Any) -> _Arguments:
         return _Arguments([c for c in children[:-1] if c is not None], span_of(children[-1]))

@@ -14,7 +14,10 @@ _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "rank
              "phase", "repeat", "for", "in", "if", "else", "and", "or", "not")  # fmt: skip
 
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"REQUIRE", "PLACE", "RANK", "EXPECT", "FN", "LET"}), "`require`, `place`, `let`, `fn`, `rank`, `expect`"),
+    (
+        frozenset({"REQUIRE", "PLACE", "RANK", "EXPECT", "FN", "LET"}),
+        "`require`, `place`, `let`, `fn`, `rank`, `expect`",
+    ),
     (frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "OP", "OP_DIGIT"}), "an op or another statement"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS", "NOT"}), "a value"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS"}), "a value"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedToken
-from lark.lexer import Lexer
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -21,7 +21,8 @@ EDITION = 1
 """The one edition of the language that there is."""
 
 _MAX_ERRORS = 10
-_QUIET = 3
+_MAX_RECOVERIES = 50
+_QUIET = 2
 """Tokens that must pass after a recovery before an error is believed to be a new one."""
 
 _RESUME = frozenset(
@@ -36,14 +37,22 @@ def _grammar() -> tuple[Lark, Build]:
     """The LALR tables (about 45 ms to build, once per process) and the builder that they call."""
     build = Build()
     text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
-    return Lark(text, parser="lalr", lexer="basic", transformer=build), build
+    return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
+
+
+class _Refused:
+    """Keeps the tokens that no rule uses, so that they can be refused in words of ours."""
+
+    always_accept = ("UNKNOWN", "PLAN")
+
+    def process(self, stream: Iterator[Token]) -> Iterator[Token]:
+        return stream
 
 
 def parse(source: Source) -> FileTree:
     """The tree of ``source``. Raises `DiagnosticError` with every syntax error found (codes S0)."""
     lark, build = _grammar()
-    lexer: Lexer = lark.parser.lexer  # type: ignore[attr-defined]
-    tokens = scan(source, lexer)
+    tokens = scan(source, lark.parser.lexer.lexer)
     if tokens.fatal:
         raise DiagnosticError(tokens.findings)
     build.source = source
@@ -58,23 +67,24 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
     """Feed all tokens. After an error skip to where something new begins, and leave what was open before it."""
     errors: list[Diagnostic] = []
     last = Token("$END", "", 0, 1, 1, 1, 1, 0)
-    i, believed, items = 0, 0, tokens.items
-    while i < len(items) and len(errors) < _MAX_ERRORS:
+    i, believed, recoveries, items = 0, 0, 0, tokens.items
+    while i < len(items) and len(errors) < _MAX_ERRORS and recoveries < _MAX_RECOVERIES:
         try:
             parser.feed_token(items[i])
             i += 1
         except UnexpectedToken:
-            if i >= believed:
-                errors.append(unexpected(items, i, parser.accepts(), source))
-            resumed = _resume(parser, tokens, i + (1 if i < believed else 0))
-            believed, i = max(resumed, i + 1) + _QUIET, resumed
-    if errors:
+            if i >= believed and items[i].start_pos not in tokens.after_stray:
+                errors.append(unexpected(items, i, _accepted(parser), source))
+            recoveries += 1
+            i = _resume(parser, tokens, i)
+            believed = i + _QUIET
+    if recoveries:
         return None, errors
     end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
     try:
         return parser.feed_token(end), errors
     except UnexpectedToken:
-        return None, [unexpected([*items, end], len(items), parser.accepts(), source)]
+        return None, [unexpected([*items, end], len(items), _accepted(parser), source)]
 
 
 def _resume(parser: InteractiveParser, tokens: Tokens, start: int) -> int:
@@ -91,11 +101,16 @@ def _resume(parser: InteractiveParser, tokens: Tokens, start: int) -> int:
     return i
 
 
+def _accepted(parser: InteractiveParser) -> set[str]:
+    """The types of the tokens that could come next."""
+    return set(parser.accepts())  # type: ignore[no-untyped-call]
+
+
 def _cut_back(parser: InteractiveParser, kind: str) -> bool:
     """Drop open constructs until ``kind`` is legal; False, and nothing dropped, if it never is."""
     state = parser.parser_state
     states, values = list(state.state_stack), list(state.value_stack)
-    while kind not in parser.accepts():
+    while kind not in _accepted(parser):
         if len(state.state_stack) == 1:
             state.state_stack[:], state.value_stack[:] = states, values
             return False
@@ -108,9 +123,7 @@ def _in_order(tokens: Tokens, errors: list[Diagnostic]) -> list[Diagnostic]:
     """All findings by place. Errors after a bracket without partner, or where a bad word is, would only repeat it."""
     broken = min((d.primary.span for d in tokens.findings if d.code == "S003"), default=None)
     known = {d.primary.span for d in tokens.findings}
-    fresh = [
-        d for d in errors if d.primary.span not in known and (broken is None or d.primary.span < broken)
-    ]
+    fresh = [d for d in errors if d.primary.span not in known and (broken is None or d.primary.span < broken)]
     return sorted([*tokens.findings, *fresh], key=lambda d: d.primary.span)
 
 

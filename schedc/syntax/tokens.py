@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from lark import Token
-from lark.lexer import Lexer, LexerThread
+from lark.lexer import LexerThread
 
 from schedc.diagnostics import Diagnostic, Label
 from schedc.source import Source, Span
@@ -44,6 +45,8 @@ class Tokens:
     partner: dict[int, int] = field(default_factory=dict)
     indent: dict[int, int] = field(default_factory=dict)
     """Of each opening bracket, the column where its line begins."""
+    after_stray: set[int] = field(default_factory=set)
+    """Where in the text the tokens begin that follow a dropped one: errors there only repeat that one."""
     fatal: bool = False
     """A limit was passed: the tokens must not be parsed."""
 
@@ -53,11 +56,11 @@ def span_of(token: Token) -> Span:
     return Span(token.line or 0, token.column or 0, token.end_line or 0, token.end_column or 0)
 
 
-def scan(source: Source, lexer: Lexer) -> Tokens:
+def scan(source: Source, lexer: Any) -> Tokens:
     """The tokens of ``source`` without comments, adapted as the head of the grammar says."""
     if len(source.text) > MAX_FILE or len(source.text.encode(errors="replace")) > MAX_FILE:
         return _too_large("the file is larger than 1 MiB", Span(1, 1, 1, 1), source)
-    raw = list(islice(LexerThread.from_text(lexer, source.text).lex(None), MAX_TOKENS + 1))  # type: ignore[arg-type]
+    raw = list(islice(LexerThread.from_text(lexer, source.text).lex(None), MAX_TOKENS + 1))  # type: ignore[no-untyped-call]
     if len(raw) > MAX_TOKENS:
         return _too_large(f"the file has more than {MAX_TOKENS:,} tokens", span_of(raw[-1]), source)
     tokens = Tokens([])
@@ -80,10 +83,15 @@ def _too_large(message: str, span: Span, source: Source) -> Tokens:
 def _known(raw: Sequence[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
     """The tokens that the language has; the others are reported and dropped."""
     strays = 0
+    after_stray = False
     for token in raw:
         if token.type != "UNKNOWN":
+            if after_stray:
+                tokens.after_stray.add(token.start_pos or 0)
+            after_stray = False
             yield token
             continue
+        after_stray = True
         strays += 1
         if strays <= MAX_FINDINGS and not _inside_plan(tokens.items):
             text = str(token) if len(token) <= 20 else f"{token[:20]}…"
@@ -239,6 +247,6 @@ def _fault_of_word(token: Token, before: str) -> tuple[str, str, str] | None:
         return "S006", f"this name is longer than {MAX_NAME} characters", ""
     elif token.type == "NUMBERED_WORD" and before != "SCHEDULE":
         digits = token[: len(token) - len(token.lstrip("0123456789"))]
-        help = f"a name begins with a letter; a product is written {digits}*{token[len(digits):]}"
+        help = f"a name begins with a letter; a product is written {digits}*{token[len(digits) :]}"
         return "S006", f"`{token}` is neither a number nor a name", help
     return None

@@ -34,6 +34,8 @@ METRICS = (
     "span_bubble_ratio",
     "peak_activations",
     "peak_activations_between",
+    "peak_pending_weight",
+    "ops",
 )
 """What a claim may speak of; without an index the largest over the ranks."""
 
