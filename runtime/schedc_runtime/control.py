@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -41,6 +42,13 @@ class Failure(NamedTuple):
     rank: int
     cause: bool
     text: str
+
+
+def told_by(failure: Failure) -> RuntimeFault:
+    """What another rank's report means here."""
+    if failure.cause:
+        return PeerFailure(failure.rank, failure.text)
+    return StepTimeout(f"rank {failure.rank} gave up before:\n{failure.text}")
 
 
 class Control:
@@ -87,8 +95,9 @@ class Control:
             self._store.append(_FAILED, json.dumps(failure) + "\n")
 
     def failure(self, wait: float = 0.0) -> Failure | None:
-        """The first cause that any rank has published, within ``wait`` seconds."""
+        """The first cause that any rank has published, within ``wait`` seconds; else another rank's report, if any."""
         deadline = time.monotonic() + wait
+        failures: list[Failure] = []
         while self._store is not None:
             if self._store.check([_FAILED]):
                 lines = self._store.get(_FAILED).decode().splitlines()
@@ -96,9 +105,9 @@ class Control:
                 if causes := [failure for failure in failures if failure.cause]:
                     return causes[0]
             if time.monotonic() >= deadline:
-                return None
+                break
             time.sleep(0.05)
-        return None
+        return next((failure for failure in failures if failure.rank != self.rank), None)
 
     def positions(self) -> str:
         """A line per rank: where it stands, or that it no longer reports and where it was last seen.
@@ -138,7 +147,7 @@ class Control:
                 return [self._store.get(key) for key in keys]
             except dist.DistStoreError:
                 if (failure := self.failure()) is not None:
-                    raise PeerFailure(failure.rank, failure.text) from None
+                    raise told_by(failure) from None
                 if time.monotonic() > deadline:
                     missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                     names = ", ".join(f"rank {rank}" for rank in missing)
@@ -162,12 +171,12 @@ def _report_positions(
     store: Any, rank: int, interval: float, position: Callable[[], str | None], stop: threading.Event
 ) -> None:
     """The watchdog: publishes where the rank stands, also while its main thread is stuck in Python or in a wait."""
-    count = 0
-    while not stop.wait(interval):
-        at, count = position(), count + 1
-        if at is None:
+    for number in count():
+        if (at := position()) is None:
             return
         try:
-            store.set(f"position/{rank}", json.dumps({"count": count, "at": at}))
+            store.set(f"position/{rank}", json.dumps({"count": number, "at": at}))
         except (dist.DistError, RuntimeError):
             return  # the store is gone: the process that holds it has ended, and with it the run
+        if stop.wait(interval):
+            return

@@ -20,12 +20,12 @@ from schedc_runtime.transport import Transport
 class InstructionError(Exception):
     """An instruction failed. Names the rank, the instruction and its source line; the cause is chained.
 
-    rank, row: which instruction, as a row of the program.
+    rank, row: which instruction, as a row of the program; the first of ``width`` that were posted as one batch.
     """
 
-    def __init__(self, program: Program, rank: int, row: int, cause: BaseException) -> None:
+    def __init__(self, program: Program, rank: int, row: int, width: int, cause: BaseException) -> None:
         self.rank, self.row = rank, row
-        self.instruction = sentence(program, row)
+        self.instruction = ", with ".join(sentence(program, batched) for batched in range(row, row + width))
         self.where = program.where(row)
         self.reason = f"{type(cause).__name__}: {cause}"
         super().__init__(f"rank {rank} failed at {self.instruction}\n  --> {self.where}\n  {self.reason}")
@@ -119,7 +119,7 @@ class Executor:
                     return False
                 position += 1
         except Exception as error:
-            raise InstructionError(self.program, self.transport.rank, self.code.rows[position], error) from error
+            raise self._failure(position, error) from error
         self.position = count
         return True
 
@@ -140,8 +140,12 @@ class Executor:
                 self._started = 0
                 self.position = position + 1
         except Exception as error:
-            raise InstructionError(self.program, self.transport.rank, rows[self.position], error) from error
+            raise self._failure(self.position, error) from error
         return True
+
+    def _failure(self, position: int, error: Exception) -> InstructionError:
+        row, width = self.code.rows[position], self.code.widths[position]
+        return InstructionError(self.program, self.transport.rank, row, width, error)
 
     def finish(self) -> bool:
         """Complete the reductions that the stream has posted; False if one must still be waited for."""

@@ -76,7 +76,8 @@ class Network:
     def close(self) -> None:
         """Leave the group made for this pipeline."""
         if self._own is not None:
-            self.transports.clear()  # they hold the group, and it closes with its last reference
+            for transport in self.transports.values():
+                transport.close()
             group, self._own = self._own, None
             dist.destroy_process_group(group)
 

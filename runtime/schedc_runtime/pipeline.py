@@ -19,9 +19,9 @@ from schedc.ir.program import InstructionKind, Program
 from schedc.passes.forward_only import forward_only
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
-from schedc_runtime.control import Control, PeerFailure, StepTimeout
+from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
-from schedc_runtime.executor import Executor, Interval, run_together
+from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import Partition, partition
@@ -431,19 +431,20 @@ class Pipeline:
         told = self._ask_others(error) if echo else error
         self.control.publish_failure(not echo, f"{type(told).__name__}: {told}")
         self._forget()
+        self._bound.clear()  # the channels of what is bound hold messages of the step that failed
         self._network.abort()
-        if self._network.in_process:
-            self._bound.clear()  # their channels hold messages of the step that failed
-        else:
-            self._broken = f"{type(told).__name__}: {told}".splitlines()[0]
+        self._broken = "" if self._network.in_process else f"{type(told).__name__}: {told}"
         return told
 
     def _ask_others(self, error: BaseException) -> BaseException:
         if isinstance(error, (PeerFailure, StepTimeout)):
             return error
         if (failure := self.control.failure(wait=1.0)) is not None:
-            return PeerFailure(failure.rank, failure.text)
-        return StepTimeout(f"{error}\nwhere every rank stands:\n{self.control.positions()}")
+            return told_by(failure)
+        at = f"rank {self.rank}: {error}"
+        if isinstance(error, InstructionError):
+            at = f"rank {self.rank} gave up at {error.instruction}\n  --> {error.where}\n  {error.__cause__}"
+        return StepTimeout(f"{at}\nwhere every rank stands:\n{self.control.positions()}")
 
     def _forget(self) -> None:
         """Drop everything of a step that will not be finished."""

@@ -52,6 +52,10 @@ class Transport(Protocol):
         """Block until the transfer is complete."""
         ...
 
+    def close(self) -> None:
+        """Let go of the connections. Nothing can be posted afterwards."""
+        ...
+
 
 class TransportError(Exception):
     """The network failed: a connection closed, or a wait that took too long. Often not the cause but its echo."""

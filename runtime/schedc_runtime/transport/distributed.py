@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class TorchTransport:
         try:
             return self._post_all(batch)
         except RuntimeError as error:
-            raise TransportError(str(error)) from None
+            raise TransportError(_plainly(error)) from None
 
     def ready(self, handle: _Posted) -> bool:
         return True
@@ -51,7 +52,11 @@ class TorchTransport:
             # lives, and closing them is what wakes the other ranks.
             work = None
             handle.works.clear()
-            raise TransportError(str(error)) from None
+            raise TransportError(_plainly(error)) from None
+
+    def close(self) -> None:
+        # A group closes with the last reference to it, and tracebacks may keep this object alive.
+        del self._group, self._post_all
 
     def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
         """gloo: receives first, so that a peer that posts the same batch the other way round finds them."""
@@ -75,6 +80,11 @@ class TorchTransport:
         ]
         works = dist.batch_isend_irecv(operations) if operations else []
         return [_Posted(works, tensors) for tensors in kept]
+
+
+def _plainly(error: RuntimeError) -> str:
+    """gloo's text without its place in gloo's source and without its advice."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error)).split(" This is typically")[0]
 
 
 def _contiguous(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

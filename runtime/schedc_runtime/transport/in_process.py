@@ -75,6 +75,9 @@ class InProcessTransport:
         if not handle.done:
             raise RuntimeError("waited for a message that is not ready: an in-process rank must return instead")
 
+    def close(self) -> None:
+        return
+
 
 def _copy(source: int, target: int, send: Transfer, receive: Transfer) -> None:
     sent = [(tensor.shape, tensor.dtype) for tensor in send.tensors]
