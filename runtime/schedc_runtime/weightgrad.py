@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from schedc_runtime.errors import StageError
@@ -68,7 +67,8 @@ class WeightSink:
         if self.queue is None:
             work.run()
         else:
-            self.queue.append(work)
+            # Detached: an input knows what made it, and would keep that graph until W.
+            self.queue.append(work._replace(inputs=work.inputs.detach()))
 
     def flush(self, microbatch: int) -> None:
         """W: run what was deferred for ``microbatch``, letting go of each item as it is done."""
@@ -164,16 +164,24 @@ class _Linear(torch.autograd.Function):
         return functional.linear(input, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        _once(ctx)
         input, weight = ctx.saved_tensors
         needs_input, _, needs_bias, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])
         input_grad = flat.mm(weight).view(input.shape) if needs_input else None
         bias_grad = flat.sum(0) if needs_bias else None
-        # Detached: the input knows what made it, and would keep that graph until W.
-        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input.detach(), flat))
+        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input, flat))
         return input_grad, None, bias_grad, None
+
+
+def _once(ctx: Any) -> None:
+    """Refuse double backward, like torch's `once_differentiable`, whose wrapper costs more than all else here."""
+    if torch.is_grad_enabled():
+        raise StageError(
+            f"{type(ctx).__name__.strip('_')}: the gradient of a gradient is asked for (create_graph=True)",
+            "deferred weight gradients are not differentiable; freeze the layer's weight or subclass the layer",
+        )
 
 
 def _linear_grad(input: Tensor, grad: Tensor, weight: nn.Parameter, _: None) -> Tensor:
@@ -191,8 +199,8 @@ class _Embedding(torch.autograd.Function):
         return functional.embedding(index, weight, padding)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        _once(ctx)
         (index,) = ctx.saved_tensors
         ctx.sink.put(WeightWork(ctx.weight, _embedding_grad, index, grad, ctx.padding))
         return None, None, None, None

@@ -1,0 +1,201 @@
+"""What the split of the backward costs: (I + W) against plain autograd, and the memory held between I and W.
+
+One stage of four transformer blocks in the middle of a pipeline. Plain: the same blocks, unmodified, one
+`torch.autograd.backward`. Split: a `Stage` with deferred weight gradients. Both accumulate into gradients that exist,
+take turns within one run, and use one thread.
+
+    time_ratio   I + W over plain B, median over the repetitions. Instrument: CPU time of the one thread, so that
+                 waiting for a busy machine does not count. Freed memory stays with the process (mallopt), as it does
+                 with a device's caching allocator; --default-malloc adds the page faults of glibc giving back, and
+                 taking again, what I keeps until W.
+    held_ratio   bytes held after I over bytes held before it (after F), both over the bytes before F. Instrument:
+                 glibc's mallinfo2, bytes in use; every tensor of torch on CPU is in it.
+
+    python benchmarks/split_backward.py [--json] [--repetitions 25] [--width 256] [--tokens 1024] [--default-malloc]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from schedc_runtime.boundary import infer_boundaries
+from schedc_runtime.partition import partition
+from schedc_runtime.stage import Stage
+from torch import Tensor, nn
+
+from examples.gpt import Block, GPTConfig
+
+BLOCKS = 4
+BATCH = 2
+
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+def bytes_in_use() -> int:
+    """Bytes that the program has allocated and not freed."""
+    gc.collect()
+    mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    mallinfo2.restype = _MallInfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def keep_memory() -> None:
+    """Make malloc keep what is freed: neither trim the heap nor map large blocks one by one."""
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # of malloc.h
+    libc = ctypes.CDLL("libc.so.6")
+    for option, value in ((trim_threshold, 2**31 - 1), (mmap_threshold, 2**30), (mmap_max, 0)):
+        libc.mallopt(option, value)
+
+
+class Split:
+    """The stage under test, with its neighbours' tensors."""
+
+    def __init__(self, stage: Stage, x: Tensor, grad: Tensor) -> None:
+        self.stage, self.x, self.grad = stage, x, grad
+
+    def f(self) -> None:
+        self.stage.forward(0, (self.x,))
+
+    def i(self) -> None:
+        self.stage.backward(0, (self.grad,), defer=True)
+
+    def w(self) -> None:
+        self.stage.weight(0)
+
+    def b(self) -> None:
+        self.stage.backward(0, (self.grad,))
+
+
+class Plain:
+    """Autograd on the same blocks, as a hand-written loop would run them."""
+
+    def __init__(self, module: nn.Module, x: Tensor, grad: Tensor) -> None:
+        self.module, self.x, self.grad = module, x, grad
+        self.output = x
+
+    def f(self) -> None:
+        self.output = self.module(self.x.detach().requires_grad_())
+
+    def b(self) -> None:
+        torch.autograd.backward(self.output, self.grad)
+        self.output = self.x
+
+
+def make(width: int, tokens: int) -> tuple[Split, Plain]:
+    """Stage 1 of 3, and a copy of its blocks."""
+    torch.manual_seed(0)
+    config = GPTConfig(width=width, heads=4)
+    parts = partition(nn.Sequential(*[Block(config) for _ in range(3 * BLOCKS)]), 3)
+    x, grad = torch.randn(2, BATCH, tokens // BATCH, width)
+    boundaries = infer_boundaries(parts, (x,))
+    plain = nn.Sequential(*copy.deepcopy(list(parts.modules[1].children())))
+    stage = Stage(parts.modules[1], 1, 3)
+    stage.bind(boundaries[1], boundaries[2])
+    return Split(stage, x, grad), Plain(plain, x, grad)
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """CPU time of this thread."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def measure_time(split: Split, plain: Plain, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of every repetition, by what was timed. Who comes first alternates, as do caches."""
+    times: dict[str, list[float]] = {name: [] for name in ("plain F", "plain B", "F", "I", "W", "B")}
+    rounds: list[list[tuple[str, Callable[[], None]]]] = [
+        [("plain F", plain.f), ("plain B", plain.b)],
+        [("F", split.f), ("I", split.i), ("W", split.w)],
+        [("F", split.f), ("B", split.b)],
+    ]
+    for repetition in range(repetitions):
+        for works in rounds if repetition % 2 else reversed(rounds):
+            for name, work in works:
+                times[name].append(seconds(work))
+    return times
+
+
+def measure_memory(split: Split) -> tuple[int, int, int]:
+    """Bytes held after F, after I and after W."""
+    before = bytes_in_use()
+    held = []
+    for work in (split.f, split.i, split.w):
+        work()
+        held.append(bytes_in_use() - before)
+    return held[0], held[1], held[2]
+
+
+def benchmark(width: int, tokens: int, repetitions: int, *, default_malloc: bool = False) -> dict[str, Any]:
+    """All figures; ``ms`` holds the least time of each part over the repetitions."""
+    torch.set_num_threads(1)
+    if not default_malloc:
+        keep_memory()
+    split, plain = make(width, tokens)
+    measure_time(split, plain, 2)
+    times = measure_time(split, plain, repetitions)
+    after_f, after_i, after_w = measure_memory(split)
+    sums = [i + w for i, w in zip(times["I"], times["W"], strict=True)]
+    least = {name: min(values) * 1e3 for name, values in times.items()}
+    return {
+        "blocks": BLOCKS,
+        "width": width,
+        "tokens": tokens,
+        "repetitions": repetitions,
+        "ms": least,
+        "time_ratio": paired(sums, times["plain B"]),
+        "least_time_ratio": min(sums) / min(times["plain B"]),
+        "full_backward_ratio": paired(times["B"], times["plain B"]),
+        "held_bytes": {"after F": after_f, "after I": after_i, "after W": after_w},
+        "held_ratio": after_i / after_f,
+    }
+
+
+def paired(ours: list[float], theirs: list[float]) -> float:
+    """Median over the repetitions of the ratio within one repetition."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repetitions", type=int, default=25)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--default-malloc", action="store_true")
+    options = parser.parse_args()
+    result = benchmark(options.width, options.tokens, options.repetitions, default_malloc=options.default_malloc)
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{BLOCKS} blocks of width {options.width}, {options.tokens} tokens, 1 thread, least of {options.repetitions}"
+    )
+    for name, value in result["ms"].items():
+        print(f"  {name:<10}{value:9.1f} ms")
+    for name, value in result["held_bytes"].items():
+        print(f"  held {name:<9}{value / 2**20:6.1f} MiB")
+    print(f"(I + W) / plain B  {result['time_ratio']:.3f}   (of the least times {result['least_time_ratio']:.3f})")
+    print(f"B / plain B        {result['full_backward_ratio']:.3f}")
+    print(f"held after I / F   {result['held_ratio']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
