@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
-from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait
+from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait, probes_of
 from schedc_runtime.transport import Spec
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class _Binder:
         elif kind is not OpKind.W:
             read = self.slot(Channel.GRADIENT, stage + 1, microbatch) if stage < last else -1
             write = self.slot(Channel.GRADIENT, stage, microbatch) if stage > 0 else -1
-        return Compute(self.stage(stage, microbatch), microbatch, read, write, kind is OpKind.I)
+        probes = probes_of([spec.dtype for spec in self.boundaries[stage + 1].tensors]) if kind is OpKind.F else ()
+        return Compute(self.stage(stage, microbatch), microbatch, read, write, kind is OpKind.I, probes)
 
     def stage(self, stage: int, microbatch: int) -> Stage:
         starts = self.program.placement.first_microbatch

@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
 from schedc_runtime.binding import Code
+from schedc_runtime.handlers import Compute
 from schedc_runtime.names import label, sentence
 from schedc_runtime.transport import Transport
 
@@ -70,7 +71,7 @@ class Executor:
         self.values: list[Any] = [None] * self.code.slots
         self.handles: list[Any] = [None] * self.code.handles
         self.targets: Sequence[Any] = ()
-        self.probes: list[tuple[int, int, list[Tensor | None]]] = []
+        self.probes: list[tuple[Compute, list[Tensor]]] = []
         self.reducing: list[tuple[list[Any], list[torch.nn.Parameter], Tensor]] = []
         self.intervals: list[Interval] | None = None
         self.loss_scale, self.probing = 1.0, False

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from schedc.ir.program import InstructionKind
 from schedc_runtime.transport import Spec, Transfer, check_tensors
@@ -24,6 +23,8 @@ class Compute(NamedTuple):
 
     read, write: slots of the value consumed and produced: inputs and outputs of a forward, gradients of outputs and
         inputs of a backward; -1 where there is none (outer ends of the pipeline, W).
+    defer: whether a backward leaves the weight gradients to a W.
+    probes: of a forward: positions of its floating outputs, and in which dtype to sum them (see `probes_of`).
     """
 
     stage: Stage
@@ -31,6 +32,7 @@ class Compute(NamedTuple):
     read: int
     write: int
     defer: bool
+    probes: tuple[tuple[int, torch.dtype | None], ...] = ()
 
 
 class Cell(NamedTuple):
@@ -73,7 +75,7 @@ def forward(run: Executor, op: Compute) -> None:
     if op.write >= 0:
         run.values[op.write] = outputs
     if run.probing:
-        run.probes.append((op.microbatch, op.stage.index, [_probe(x) for x in outputs]))
+        run.probes.append((op, [outputs[place].sum(dtype=dtype) for place, dtype in op.probes]))
 
 
 def backward(run: Executor, op: Compute) -> None:
@@ -151,12 +153,15 @@ HANDLERS: Mapping[InstructionKind, Handler] = {
 """One handler per kind. SEND and RECV share one: what is posted together is one step of the stream."""
 
 
-def _probe(value: Tensor) -> Tensor | None:
-    """A number on the value's device that is finite if all of the value is: cheaper than looking at each element.
+def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, torch.dtype | None], ...]:
+    """How to probe outputs of these dtypes: a sum is finite if all of its terms are, and costs the least.
 
-    Summed in float32 at least, where a sum of ordinary half-precision values does not overflow.
+    Of narrow dtypes the sum is in float32, where ordinary values do not overflow.
     """
-    if not value.is_floating_point():
-        return None
-    narrow = value.dtype.itemsize < 4
-    return value.detach().sum(dtype=torch.float32) if narrow else value.detach().sum()
+    return tuple(
+        [
+            (place, torch.float32 if dtype.itemsize < 4 else None)
+            for place, dtype in enumerate(dtypes)
+            if dtype.is_floating_point
+        ]
+    )

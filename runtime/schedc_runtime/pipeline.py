@@ -28,6 +28,7 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage, mean_loss
 from schedc_runtime.transport import TransportError
+from schedc_runtime.weightgrad import uninstall
 
 _SIGNATURES_KEPT = 16
 """Bound streams kept, one per input signature and mode: batches of changing length must not grow without bound."""
@@ -386,10 +387,10 @@ class Pipeline:
     def _blame(self, executors: list[Executor], losses: Mapping[int, float], mean: float) -> None:
         """Raise `NonFiniteLoss` for the smallest microbatch, and of its stages the first, that is not finite."""
         mine = [
-            (microbatch, stage)
+            (forward.microbatch, forward.stage.index)
             for executor in executors
-            for microbatch, stage, probes in executor.probes
-            if not all(bool(torch.isfinite(probe)) for probe in probes if probe is not None)
+            for forward, probes in executor.probes
+            if not all(bool(torch.isfinite(probe)) for probe in probes)
         ]
         found = [tuple(pair) for part in self.control.gather("naming what is not finite", mine) for pair in part]
         stages = self.program.stages
@@ -482,12 +483,17 @@ def _cut(
 
 def _stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
     """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
-    return {
+    held = {
         (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
         for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
         for index, owner in enumerate(ranks)
         if owner == rank
     }
+    if not (program.kind == InstructionKind.W).any():
+        # Without a W nothing is deferred, and autograd's own weight gradients are the same bits for less.
+        for stage in held.values():
+            uninstall(stage.module)
+    return held
 
 
 def _device_of(model: nn.Module) -> torch.device:
