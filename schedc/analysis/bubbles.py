@@ -1,0 +1,136 @@
+"""Why ranks are idle: every idle interval of a timeline, split into classes whose sums are the bubble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import Floats, Timeline, durations
+from schedc.cost.costs import Costs, StageCosts
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int64
+
+CLASSES = ("warm-up", "cooldown", "dependency", "message", "imbalance")
+WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))
+
+_ROUNDING = 1e-12
+"""Times below this share of the makespan are what rounding left over."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bubbles:
+    """The idle intervals (gaps) of all ranks between time 0 and the makespan, in order of rank and time.
+
+    A gap before a rank's first cell is *warm-up*, one after its last *cooldown*, whole. A gap before another cell c is
+    a wait for the producer that `Timeline.bound_by` names. What made it long is asked of the two chains of waits that
+    lead to it (`Timeline.bound_by`, followed back to time 0): one to the arrival of the producer's output, one to the
+    end of the cell before c. In this order:
+
+    *imbalance*: how much shorter the gap would be if every cell on the two chains took the mean time of its kind over
+        the whole schedule (an overlapped pair is a kind of its own), at least 0 and at most the gap. It is 0 where all
+        stages cost the same.
+    *message*: of the rest, the p2p latencies by which the first chain has more than the second. 0 where p2p is 0.
+    *dependency*: what is left: the order makes the rank wait for another rank's cell.
+
+    rank, start, end: [gaps], times in the unit of the costs.
+    cell: [gaps] the cell that runs after the gap, -1 for cooldown. Its ``bound_by`` is what the rank waited for.
+    parts: [classes, gaps] time of the gap in each of `CLASSES`; a column sums to end - start.
+    totals: [classes, P] the same per rank; a column sums to `Timeline.bubble`.
+    """
+
+    rank: Int64
+    start: Floats
+    end: Floats
+    cell: Int64
+    parts: Floats
+    totals: Floats
+
+    def __len__(self) -> int:
+        return int(self.rank.size)
+
+
+def classify(timeline: Timeline, costs: Costs | None = None) -> Bubbles:
+    """The gaps of a timeline that `simulate` made with these costs, classed.
+
+    Raises `DiagnosticError` (S404) for costs of another number of stages.
+    """
+    known = timeline.dependencies
+    of_stage = (costs or Costs()).resolved(known.schedule.stages)
+    rank, start, end, cell, last = _gaps(timeline)
+    parts = np.zeros((len(CLASSES), rank.size))
+    length = end - start
+    first = (cell >= 0) & (known.previous[cell] < 0) if len(known) else ~last
+    parts[WARM_UP, first] = length[first]
+    parts[COOLDOWN, last] = length[last]
+    inner = np.flatnonzero(~first & ~last)
+    waiting = cell[inner]
+    excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], known.previous[waiting])
+    parts[IMBALANCE, inner] = np.clip(excess, 0.0, length[inner])
+    left = length[inner] - parts[IMBALANCE, inner]
+    parts[MESSAGE, inner] = np.clip(latency, 0.0, left)
+    parts[DEPENDENCY, inner] = left - parts[MESSAGE, inner]
+    totals = np.stack([np.bincount(rank, part, known.rank_start.size - 1) for part in parts]).astype(float)
+    return Bubbles(rank, start, end, cell, parts, totals)
+
+
+def critical_path(timeline: Timeline) -> Int64:
+    """The cells of a longest chain of waits, from one that starts at 0 to the last end, in order of time.
+
+    Of several last cells it is the one of the lowest rank; of several things that a cell waited for at once, the one
+    that `Timeline.bound_by` names.
+    """
+    path = []
+    cell = int(timeline.end.argmax()) if timeline.end.size else -1
+    while cell >= 0:  # no chain is longer than there are levels
+        path.append(cell)
+        cell = int(timeline.bound_by[cell])
+    return np.array(path[::-1], np.int64)
+
+
+def _gaps(timeline: Timeline) -> tuple[Int64, Floats, Floats, Int64, npt.NDArray[np.bool_]]:
+    """(rank, start, end, cell after it or -1, whether it is the rank's last) of every gap, by rank and time."""
+    known, ranks = timeline.dependencies, timeline.dependencies.rank_start.size - 1
+    free = np.zeros(len(known))
+    behind = known.previous >= 0
+    free[behind] = timeline.end[known.previous[behind]]
+    filled = known.rank_start[:-1] < known.rank_start[1:]
+    done = np.zeros(ranks)
+    done[filled] = timeline.end[known.rank_start[1:][filled] - 1]
+    rank = np.concatenate([known.rank, np.arange(ranks)]).astype(np.int64)
+    start = np.concatenate([free, done])
+    end = np.concatenate([timeline.start, np.full(ranks, timeline.makespan)])
+    cell = np.concatenate([np.arange(len(known)), np.full(ranks, -1)])
+    idle = np.flatnonzero(end - start > _ROUNDING * timeline.makespan)
+    order = idle[np.lexsort((start[idle], rank[idle]))]
+    return rank[order], start[order], end[order], cell[order], cell[order] < 0
+
+
+def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int64) -> tuple[Floats, Floats]:
+    """(time above the mean, message time) by which the chain to each producer's arrival exceeds that to the end of
+    the cell before. What the two chains have in common cancels."""
+    known = timeline.dependencies
+    deviation = _deviation(known, durations(known, costs))
+    sent = np.zeros(len(known))
+    waits = np.flatnonzero(timeline.bound_by >= 0)
+    sent[waits] = known.rank[timeline.bound_by[waits]] != known.rank[waits]
+    above, hops = deviation.copy(), sent
+    for low, high in pairwise(known.levels.start.tolist()):
+        cells = known.levels.order[low:high]
+        cells = cells[timeline.bound_by[cells] >= 0]
+        above[cells] += above[timeline.bound_by[cells]]
+        hops[cells] += hops[timeline.bound_by[cells]]
+    return above[producer] - above[before], costs.p2p * (hops[producer] + 1 - hops[before])
+
+
+def _deviation(known: Dependencies, duration: Floats) -> Floats:
+    """[cells] duration less the mean over the cells of the same kind; exactly 0 where they do not differ."""
+    kind = known.schedule.kind.astype(np.int64)
+    signature = kind[known.first] + len(OpKind) * np.where(known.pairs, 1 + kind[known.second], 0)
+    count = np.maximum(np.bincount(signature), 1)
+    mean = (np.bincount(signature, duration) / count)[signature]
+    difference = duration - mean
+    return np.where(np.abs(difference) <= _ROUNDING * mean, 0.0, difference)
