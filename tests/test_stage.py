@@ -19,6 +19,7 @@ from schedc_runtime.reference import _order, reference_step
 from schedc_runtime.stage import Stage, mean_loss
 from torch import Tensor, nn
 
+import schedc
 from examples.gpt import GPT, GPTConfig, next_token_loss
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -172,6 +173,19 @@ def test_microbatches_interleave_freely() -> None:
     assert_close(take_grads(model), expected)
     for stage in stages:
         stage.check_empty()
+
+
+def test_the_reference_adds_the_two_copies_of_a_bidirectional_schedule() -> None:
+    model = gpt()
+    inputs, targets = batches(4)
+    program = schedc.compile("dualpipe", P=2, M=4)
+    step = reference_step(partition(model, 2), program, [((x,), {}) for x in inputs], targets, next_token_loss)
+    halves = []
+    for half in (slice(0, 2), slice(2, 4)):
+        for x, y in zip(inputs[half], targets[half], strict=True):
+            (next_token_loss(model(x), y) / 4).backward()
+        halves.append(take_grads(model))
+    assert_equal(step.grads, {name: grad + halves[1][name] for name, grad in halves[0].items()})
 
 
 class Wide(nn.Module):
