@@ -270,6 +270,28 @@ def test_wrong_options_say_what_is_possible(options: dict[str, object], says: st
         partition(Chain(), 3, **options)
 
 
+class Spare(Chain):
+    """A module and a parameter that the forward does not use, a second name, a table that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.extra = nn.Parameter(torch.ones(3))
+        self.also = self.head
+        self.register_buffer("table", torch.arange(11.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table
+
+
+def test_unused_and_renamed_parts_stay_in_the_state_also_of_a_copy() -> None:
+    model = Spare()
+    for modules in (parts := partition(model, 3).modules, copy.deepcopy(parts)):
+        assert sorted(name for m in modules for name in m.state_dict()) == sorted(model.state_dict())
+        assert modules[2].get_parameter("also.weight") is modules[2].get_parameter("head.weight")
+        assert torch.equal(run(modules, TOKENS), model(TOKENS))
+
+
 class Compressing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0]

@@ -10,6 +10,7 @@ from torch import nn
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import find_blocks
 from schedc_runtime.partition.decoder import is_decoder, partition_decoder
+from schedc_runtime.partition.graft import adopt
 from schedc_runtime.partition.result import Partition, forward_inputs, refuse_shared, refuse_wrapped
 from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
 from schedc_runtime.partition.trace import trace
@@ -47,6 +48,7 @@ def partition(
     else:
         result = _partition_traced(model, stages, costs, split_points, blocks, inputs)
     refuse_shared(result.modules)
+    adopt(model, result.modules)
     return result
 
 

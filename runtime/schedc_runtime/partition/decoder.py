@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import parameter_count
+from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.result import Partition
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -68,9 +69,9 @@ class DecoderStage(nn.Module):
         if hasattr(decoder, "rotary_emb") and len(layers):
             names.append("rotary_emb")
         for name in names:
-            _graft(self, self.path + name, decoder.get_submodule(name))
+            graft(self, self.path + name, decoder.get_submodule(name))
         if self.head:
-            _graft(self, self.head, model.lm_head)
+            graft(self, self.head, model.lm_head)
 
     def part(self, name: str) -> nn.Module:
         """The decoder's submodule ``name``."""
@@ -115,17 +116,6 @@ def _mask_function() -> Any:
     except ImportError as error:
         raise PartitionError(f"this version of transformers has no mask functions ({error})", "update it") from error
     return create_masks_for_generate
-
-
-def _graft(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Register ``module`` under its qualified name, with empty modules on the way."""
-    owner = root
-    *parents, name = path.split(".")
-    for parent in parents:
-        if parent not in owner._modules:
-            owner.add_module(parent, nn.Module())
-        owner = owner.get_submodule(parent)
-    owner.add_module(name, module)
 
 
 def partition_decoder(

@@ -1,4 +1,4 @@
-"""A traced model cut into one graph module per stage.
+"""A traced model cut into one module per stage.
 
     values of the graph     stage 0          stage 1          stage 2
     x (input)          ---> used  ---------> passed on -----> used
@@ -11,11 +11,14 @@ training flag never cross: a stage reads its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, fx, nn
 
 from schedc_runtime.partition.blocks import parameter_count
+from schedc_runtime.partition.graft import graft, is_persistent
 from schedc_runtime.partition.trace import Traced
 
 
@@ -63,7 +66,7 @@ def assign(graph: fx.Graph, calls: Sequence[fx.Node], cuts: Sequence[int]) -> di
 
 def split(
     model: nn.Module, traced: Traced, stage_of: Mapping[fx.Node, int], stages: int
-) -> tuple[tuple[fx.GraphModule, ...], tuple[tuple[str, ...], ...]]:
+) -> tuple[tuple[TracedStage, ...], tuple[tuple[str, ...], ...]]:
     """(modules, values): see `Partition`."""
     crossing = _crossing(traced.graph, stage_of, stages)
     modules = tuple(
@@ -93,7 +96,7 @@ def _stage_module(
     stage: int,
     entering: Sequence[fx.Node],
     leaving: Sequence[fx.Node] | None,
-) -> fx.GraphModule:
+) -> TracedStage:
     """The graph of one stage over the model's own submodules; ``leaving`` is None for the last stage."""
     graph = fx.Graph()
     here = {node: graph.placeholder(node.name) for node in entering}
@@ -113,30 +116,39 @@ def _stage_module(
         graph.output(tuple(here[node] for node in leaving))
     elif output is not None:
         graph.node_copy(output, lookup)
-    return _graph_module(model, graph, traced.constants, stage)
+    return _traced_stage(model, graph, traced.constants, stage)
 
 
-def _graph_module(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], stage: int) -> fx.GraphModule:
-    targets = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
-    attributes = {
-        target: constants[target] if target in constants else _attribute(model, target) for target in targets
-    }  # fmt: skip
-    module = fx.GraphModule(attributes, graph, class_name=f"{type(model).__name__}Stage{stage}")
+class TracedStage(nn.Module):
+    """A stage of a traced model: a generated forward over grafted submodules.
+
+    Unlike an `fx.GraphModule`, a deep copy keeps everything that is registered, used by the forward or not.
+    """
+
+    def __init__(self, graph: fx.Graph, name: str) -> None:
+        super().__init__()
+        generated = graph.python_code("self")
+        self.code = generated.src
+        filename = f"<{name}>"
+        # So that tracebacks show the generated line.
+        linecache.cache[filename] = (len(self.code), None, self.code.splitlines(keepends=True), filename)
+        names = dict(generated.globals)
+        exec(compile(self.code, filename, "exec"), names)
+        self._forward: Callable[..., Any] = names["forward"]
+
+    def forward(self, *values: Any) -> Any:
+        return self._forward(self, *values)
+
+
+def _traced_stage(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], stage: int) -> TracedStage:
+    module = TracedStage(graph, f"stage {stage} of {type(model).__name__}")
     module.training = model.training
-    for target in targets:
-        _keep_persistence(model, module, target)
+    for node in graph.nodes:
+        target = str(node.target)
+        if node.op in ("get_attr", "call_module") and target != "training":
+            value = constants[target] if target in constants else _attribute(model, target)
+            graft(module, target, value, persistent=is_persistent(model, target))
     return module
-
-
-def _keep_persistence(model: nn.Module, module: nn.Module, target: str) -> None:
-    """fx registers every tensor attribute as a persistent buffer: only those of the model are."""
-    owner_name, _, name = target.rpartition(".")
-    owner = module.get_submodule(owner_name)
-    if name not in owner._buffers:
-        return
-    original = model.get_submodule(owner_name)
-    if name not in original._buffers or name in original._non_persistent_buffers_set:
-        owner._non_persistent_buffers_set.add(name)
 
 
 def _attribute(model: nn.Module, target: str) -> object:

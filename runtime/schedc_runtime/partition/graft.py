@@ -1,0 +1,58 @@
+"""Putting a model's own modules and tensors into a stage, under their qualified names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+def graft(root: nn.Module, path: str, value: object, *, persistent: bool = True) -> None:
+    """Register ``value``, a module or tensor, as ``root.<path>``, with empty modules on the way.
+
+    persistent: whether a tensor that is no parameter is part of the state_dict.
+    """
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        if parent not in owner._modules:
+            owner.add_module(parent, nn.Module())
+        owner = owner.get_submodule(parent)
+    if isinstance(value, nn.Module):
+        owner.add_module(name, value)
+    elif isinstance(value, nn.Parameter):
+        owner.register_parameter(name, value)
+    elif isinstance(value, Tensor):
+        owner.register_buffer(name, value, persistent=persistent)
+    else:
+        setattr(owner, name, value)
+
+
+def is_persistent(model: nn.Module, path: str) -> bool:
+    """Whether ``model.<path>`` is a buffer that the model's state_dict has."""
+    parent, _, name = path.rpartition(".")
+    try:
+        owner = model.get_submodule(parent)
+    except AttributeError:
+        return False
+    return name in owner._buffers and name not in owner._non_persistent_buffers_set
+
+
+def adopt(model: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Give every parameter and buffer that no stage has to one, so that the stages' state is the whole model's.
+
+    One that the forward never uses goes to the first stage; a second name of one goes where the first name is.
+    """
+    home: dict[int, int] = {}
+    known: set[str] = set()
+    for index, stage in enumerate(stages):
+        for name, tensor in _tensors(stage):
+            home.setdefault(id(tensor), index)
+            known.add(name)
+    for name, tensor in _tensors(model):
+        if name not in known:
+            graft(stages[home.get(id(tensor), 0)], name, tensor, persistent=is_persistent(model, name))
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
