@@ -81,7 +81,7 @@ class _Checker:
     def parameters(self, tree: t.ScheduleTree, names: _Names) -> None:
         for parameter in tree.parameters:
             if parameter.role not in ROLES:
-                help = did_you_mean(parameter.role, ROLES)
+                help = _nearest(parameter.role, ROLES)
                 self.add("S103", f"`{parameter.role}` is not a role of a size", parameter.span, help=help)
             self.define(parameter.name, "size", parameter.span, names, reserved=True)
         for role in ("ranks", "microbatches"):
@@ -120,7 +120,7 @@ class _Checker:
 
     def place(self, place: t.Place, names: _Names) -> None:
         if place.form not in PLACEMENTS:
-            help = did_you_mean(place.form, PLACEMENTS)
+            help = _nearest(place.form, PLACEMENTS)
             self.add("S104", f"`{place.form}` is not a placement", place.span, help=help)
             return
         least, most = PLACEMENTS[place.form]
@@ -227,7 +227,7 @@ class _Checker:
             self.add("S107", f"`{name.id}` is a metric, known only in claims", name.span)
         else:
             known = [known for known, meaning in names.items() if meaning.kind != "function"]
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=_nearest(name.id, known))
 
     def call(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
         meaning = names.get(call.function)
@@ -251,7 +251,7 @@ class _Checker:
             self.add("S106", f"`{call.function}` is not defined yet", call.span, "called here", there, help=help)
             return
         known = [*BUILTINS, *(name for name, meaning in names.items() if meaning.kind == "function")]
-        help = did_you_mean(call.function, known)
+        help = _nearest(call.function, known)
         self.add("S101", f"`{call.function}` is not a function", call.span, help=help)
 
     # ---- claims
@@ -271,7 +271,7 @@ class _Checker:
         match expr:
             case t.Index(name=name, index=index):
                 if name not in METRICS:
-                    self.add("S101", f"`{name}` is not a metric", expr.span, help=did_you_mean(name, METRICS))
+                    self.add("S101", f"`{name}` is not a metric", expr.span, help=_nearest(name, METRICS))
                 if not isinstance(index, t.Name) or index.id in names or index.id in (*COST_SYMBOLS, *METRICS):
                     help = f"write `{name}[r]`: the claim then speaks of every rank r"
                     self.add("S109", "the index of a metric is a name for any rank", index.span, help=help)
@@ -295,7 +295,14 @@ class _Checker:
             place = "the rank block" if name.id in rank_only else "the order, not in claims"
             self.add("S109", f"`{name.id}` is known only in {place}", name.span, help=help)
         else:
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=_nearest(name.id, known))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the name that was meant; one that differs only in case before all others."""
+    names = list(known)
+    alike = next((other for other in names if other.lower() == name.lower()), None)
+    return f"did you mean `{alike}`?" if alike else did_you_mean(name, names)
 
 
 def _parts(expr: t.Expr) -> tuple[t.Expr, ...]:

@@ -53,7 +53,9 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
         if isinstance(item, t.Require):
             if not evaluator.value(item.condition, scope):
                 failed.append(unmet(tree, item, sizes))
-        elif not failed:  # a let may rely on what was required above it
+        elif failed:
+            break  # a let may rely on what was required above it, and what follows on the let
+        else:
             scope.names[item.name] = evaluator.value(item.value, scope)
     if failed:
         raise DiagnosticError(failed)

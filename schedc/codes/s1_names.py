@@ -54,8 +54,8 @@ S1: tuple[Code, ...] = (
     _code(
         "S104",
         "placement",
-        "A schedule has exactly one `place` line: `linear`, `loop(v)`, `v`, `waves(w)`, `map(S) { stage s on rank ... }` or"
-        " `pipes { ... }` with two pipes.",
+        "A schedule has one `place` line: `linear`, `loop(v)`, `v`, `waves(w)`, `map(S) { stage s on rank ... }`"
+        " or `pipes { ... }` with two pipes.",
         "place v",
         "place w",
     ),

@@ -88,6 +88,8 @@ def _help(items: Sequence[Token], i: int, accepted: set[str]) -> str:
         return "sizes are integers"
     if token.type == "NAME":
         return _help_of_word(token, accepted)
+    if token in _KEYWORDS and _wants_name(accepted):
+        return f"`{token}` is a word of the language; choose another name"
     if token.type in ("INT", "LPAR") and before is not None and before.type in ("INT", "RPAR", "NAME"):
         return "a product is written with *"
     return ""

@@ -22,8 +22,6 @@ EDITION = 1
 
 _MAX_ERRORS = 10
 _MAX_RECOVERIES = 50
-_QUIET = 2
-"""Tokens that must pass after a recovery before an error is believed to be a new one."""
 
 _RESUME = frozenset(
     {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE", "SCHEDULE", "RBRACE",
@@ -67,17 +65,16 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
     """Feed all tokens. After an error skip to where something new begins, and leave what was open before it."""
     errors: list[Diagnostic] = []
     last = Token("$END", "", 0, 1, 1, 1, 1, 0)
-    i, believed, recoveries, items = 0, 0, 0, tokens.items
+    i, recoveries, items = 0, 0, tokens.items
     while i < len(items) and len(errors) < _MAX_ERRORS and recoveries < _MAX_RECOVERIES:
         try:
             parser.feed_token(items[i])
             i += 1
         except UnexpectedToken:
-            if i >= believed and items[i].start_pos not in tokens.after_stray:
+            if items[i].start_pos not in tokens.after_stray:
                 errors.append(unexpected(items, i, _accepted(parser), source))
             recoveries += 1
-            i = _resume(parser, tokens, i)
-            believed = i + _QUIET
+            i = _resume(parser, tokens, i + (items[i].type in ("OP", "OP_DIGIT")))
     if recoveries:
         return None, errors
     end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
