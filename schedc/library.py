@@ -27,12 +27,15 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> Source:
-    """The text of a shipped schedule, or of the file at a path. Raises `DiagnosticError` (S121, S122)."""
+    """The text of a shipped schedule, or of the file at a path. Raises `DiagnosticError` (S121, S122).
+
+    ``dualpipev`` is always the shipped one, ``dualpipev.sched`` only where there is no such file.
+    """
     given = str(name_or_path)
-    if given in names():
-        path = _folder() / f"{given}{_SUFFIX}"
-        return Source(path.name, _read(path))
     path = Path(given)
+    if given in names() or (given.removesuffix(_SUFFIX) in names() and not path.exists()):
+        shipped = _folder() / f"{given.removesuffix(_SUFFIX)}{_SUFFIX}"
+        return Source(shipped.name, _read(shipped))
     if path.suffix == _SUFFIX or path.is_file():
         return Source(given, _read(path))
     help = did_you_mean(given, names())
@@ -47,8 +50,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise _refusal("S122", f"{path} is not UTF-8 text (byte {error.start})", "") from None
     except FileNotFoundError:
-        shipped = path.stem in names() and path.name == str(path)
-        help = f"the shipped schedule is called `{path.stem}`" if shipped else ""
+        help = f"`{path.stem}` alone is the shipped schedule" if path.stem in names() else ""
         raise _refusal("S122", f"there is no file {path}", help) from None
     except (OSError, ValueError) as error:
         raise _refusal("S122", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", "") from None

@@ -261,6 +261,15 @@ def test_unknown_schedules_and_files(tmp_path: Path) -> None:
     assert code_of(str(large)).code == "S004"
 
 
+def test_a_file_goes_before_the_shipped_schedule_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_schedule("gpipe.sched") == TREES["gpipe"]
+    Path("gpipe.sched").write_text(load("1f1b").text)
+    assert open_schedule("gpipe.sched").name == "1f1b"
+    assert open_schedule(Path("gpipe")).name == "gpipe"
+    assert "alone" in code_of("sub/gpipe.sched").help
+
+
 def test_one_of_several_schedules_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "two.sched"
     body = "(P: ranks = 2, M: microbatches = 2) { place linear rank r { repeat M { F B } } }\n"
