@@ -128,7 +128,7 @@ class Build(Transformer[Token, t.FileTree]):
     def repeat(self, word: Token, count: t.Expr, block: tuple[Any, Span]) -> t.Repeat:
         return t.Repeat(count, block[0], span_of(word).to(count.span))
 
-    def for_(self, word: Token, name: Token, start: t.Expr, stop: t.Expr, block: tuple[Any, Span]) -> t.For:
+    def for_(self, word: Token, name: Token, start: t.Expr, _: Token, stop: t.Expr, block: tuple[Any, Span]) -> t.For:
         return t.For(str(name), start, stop, block[0], span_of(word).to(stop.span))
 
     def if_(self, word: Token, condition: t.Expr, block: tuple[Any, Span], *other: Any) -> t.If:

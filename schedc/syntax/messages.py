@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from lark import Token
 
@@ -16,7 +17,7 @@ _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "rank
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"REQUIRE", "PLACE", "RANK", "EXPECT", "FN", "LET"}),
-        "`require`, `place`, `let`, `fn`, `rank`, `expect`",
+        "another part of the schedule",
     ),
     (frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "OP", "OP_DIGIT"}), "an op or another statement"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS", "NOT"}), "a value"),
@@ -32,7 +33,7 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
 _SINGLE = {
     "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
     "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "IF_BLOCK": "`if`",
-    "__ANON_0": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "$END": "the end of the file",
+    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "$END": "the end of the file",
 }  # fmt: skip
 
 
@@ -51,6 +52,8 @@ def _expected(accepted: set[str]) -> str:
         if group <= left:
             words.append(word)
             left -= group
+    if "an operator" in words:
+        left -= {"LPAR", "LSQB", "COMMA"}  # a call, an index, one more argument: true, but no help
     words += sorted(_SINGLE.get(kind, f"`{kind.lower()}`") for kind in left if kind != "DOC")
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -71,32 +74,68 @@ def _wants_name(accepted: set[str]) -> bool:
     return "NAME" in accepted and "INT" not in accepted
 
 
+@dataclass(frozen=True)
+class _Slip:
+    """An unexpected token, its neighbours (empty at the ends of the file) and what could stand in its place."""
+
+    token: Token
+    before: str
+    before_type: str
+    after: str
+    accepted: set[str]
+
+
+_HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
+    (
+        lambda s: _is_op(s.token) and _wants_name(s.accepted),
+        lambda s: f"`{s.token}` is an op (F, I, W or B and a chunk number); choose another name",
+    ),
+    (lambda s: s.token == s.before == "*", lambda _: "there is no power operator; multiply"),
+    (lambda s: s.token == "=" and s.after == ">", lambda _: "write >="),
+    (lambda s: s.token == "=" and "COMPARISON" in s.accepted, lambda _: "compare with =="),
+    (lambda s: s.token == ":" and s.after == "=", lambda _: "write = alone"),
+    (lambda s: "RANGE" in s.accepted, lambda _: "a range is written a ..< b, without its end"),
+    (
+        lambda s: s.token.type == "COMPARISON" and "PLUS" in s.accepted,
+        lambda _: "comparisons cannot be chained; write a < b and b < c",
+    ),
+    (lambda s: s.token == "," and "PHASE" in s.accepted, lambda _: "statements need no separator"),
+    (
+        lambda s: s.token == "&" and s.before_type in ("OP", "OP_DIGIT", "RSQB"),
+        lambda _: "a pair is one forward and one backward",
+    ),
+    (
+        lambda s: s.token.type == "INT" and s.before_type == "OP",
+        lambda s: f"a chunk stands at its op: {s.before}{s.token}",
+    ),
+    (lambda s: s.token.type == "DECIMAL", lambda _: "sizes are integers"),
+    (lambda s: bool(_near_word(s)), lambda s: _near_word(s)),
+    (
+        lambda s: {"REPEAT", "LBRACE"} <= s.accepted and s.token.type in ("NAME", "INT", "LPAR"),
+        lambda _: "a count follows the word `repeat`",
+    ),
+    (
+        lambda s: s.token in _KEYWORDS and _wants_name(s.accepted),
+        lambda s: f"`{s.token}` is a word of the language; choose another name",
+    ),
+    (
+        lambda s: s.token.type in ("INT", "LPAR", "NAME") and "TIMES" in s.accepted,
+        lambda _: "a product is written with *",
+    ),
+)
+"""What to write instead, for the slips that are common; the first that fits is said."""
+
+
 def _help(items: Sequence[Token], i: int, accepted: set[str]) -> str:
-    """What to write instead, for the slips that are common."""
-    token, before = items[i], items[i - 1] if i else None
-    if _is_op(token) and _wants_name(accepted):
-        return f"`{token}` is an op (F, I, W or B and a chunk number); choose another name"
-    if before is not None and token == before == "*":
-        return "there is no power operator; multiply"
-    if token == "=" and "COMPARISON" in accepted:
-        return "compare with =="
-    if token.type == "COMPARISON":
-        return "comparisons cannot be chained; write a < b and b < c"
-    if token == "," and accepted & {"OP"}:
-        return "statements need no separator"
-    if token.type == "DECIMAL":
-        return "sizes are integers"
-    if token.type == "NAME":
-        return _help_of_word(token, accepted)
-    if token in _KEYWORDS and _wants_name(accepted):
-        return f"`{token}` is a word of the language; choose another name"
-    if token.type in ("INT", "LPAR") and before is not None and before.type in ("INT", "RPAR", "NAME"):
-        return "a product is written with *"
-    return ""
+    before, after = items[i - 1] if i else None, items[i + 1] if i + 1 < len(items) else None
+    slip = _Slip(items[i], str(before or ""), before.type if before else "", str(after or ""), accepted)
+    return next((said(slip) for fits, said in _HELPS if fits(slip)), "")
 
 
-def _help_of_word(token: Token, accepted: set[str]) -> str:
-    """A keyword that ``token`` is nearly, if it could stand there."""
-    legal = [word for word in _KEYWORDS if word.upper() in accepted or (word == "if" and "IF_BLOCK" in accepted)]
-    near = did_you_mean(token, legal)
+def _near_word(slip: _Slip) -> str:
+    """A keyword that a name is nearly, if it could stand there."""
+    if slip.token.type != "NAME":
+        return ""
+    legal = [word for word in _KEYWORDS if {word.upper(), f"{word.upper()}_BLOCK"} & slip.accepted]
+    near = did_you_mean(slip.token, legal)
     return near if near.startswith("did you mean") else ""

@@ -105,9 +105,10 @@ def _accepted(parser: InteractiveParser) -> set[str]:
 
 def _cut_back(parser: InteractiveParser, kind: str) -> bool:
     """Drop open constructs until ``kind`` is legal; False, and nothing dropped, if it never is."""
+    wanted = "PHASE" if kind in ("OP", "OP_DIGIT") else kind  # an op, and not its letter as a value
     state = parser.parser_state
     states, values = list(state.state_stack), list(state.value_stack)
-    while kind not in _accepted(parser):
+    while wanted not in _accepted(parser):
         if len(state.state_stack) == 1:
             state.state_stack[:], state.value_stack[:] = states, values
             return False
