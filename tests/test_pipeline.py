@@ -131,6 +131,26 @@ def test_frozen_parts_and_empty_stages(schedule: str, blocks: int) -> None:
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-13)
 
 
+class TwiceBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.linear(torch.tanh(self.linear(x)))
+        return result
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_layer_that_is_used_twice(schedule: str) -> None:
+    """Its gradient is a sum of two per microbatch, in the order of the reference with and without deferral."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(32, 8), *[TwiceBlock() for _ in range(4)], nn.Linear(8, 32)).double()
+    pipe = pipeline(model, schedule)
+    batch, targets = tokens(2 * pipe.program.microbatches)
+    assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+
+
 def test_state_under_the_models_names() -> None:
     model = small_gpt()
     pipe = pipeline(model, "dualpipe")

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
@@ -65,10 +66,11 @@ class Control:
         self._round = 0
         self._interval = min(1.0, timeout / 5)
         self._stop = threading.Event()
+        self._read: deque[str] = deque()
         if store is not None:
             store.set_timeout(timedelta(seconds=_SLICE))
-            arguments = (store.clone(), rank, self._interval, _weakly(position), self._stop)
-            threading.Thread(target=_report_positions, args=arguments, daemon=True, name="schedc-watchdog").start()
+            arguments = (store.clone(), rank, self._interval, _weakly(position), self._read, self._stop)
+            threading.Thread(target=_watch, args=arguments, daemon=True, name="schedc-watchdog").start()
         weakref.finalize(self, self._stop.set)
 
     def gather(self, what: str, value: Any) -> list[Any]:
@@ -84,8 +86,8 @@ class Control:
         self._store.set(keys[self.rank], json.dumps(value))
         answers = self._wait_all(keys, what)
         if self._round > 1:
-            # Everyone is in this round, hence has read the one before.
-            self._store.delete_key(f"round/{self._round - 1}/{self.rank}")
+            # Everyone is in this round, hence has read the one before. The watchdog deletes it, off the step's path.
+            self._read.append(f"round/{self._round - 1}/{self.rank}")
         return [json.loads(answer) for answer in answers]
 
     def publish_failure(self, cause: bool, text: str) -> None:
@@ -167,15 +169,25 @@ def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
     return call
 
 
-def _report_positions(
-    store: Any, rank: int, interval: float, position: Callable[[], str | None], stop: threading.Event
+def _watch(
+    store: Any,
+    rank: int,
+    interval: float,
+    position: Callable[[], str | None],
+    read: deque[str],
+    stop: threading.Event,
 ) -> None:
-    """The watchdog: publishes where the rank stands, also while its main thread is stuck in Python or in a wait."""
+    """The watchdog: publishes where the rank stands, also while its main thread is stuck in Python or in a wait.
+
+    Deletes the answers of rounds that all ranks have ``read``, so that the store does not grow.
+    """
     for number in count():
         if (at := position()) is None:
             return
         try:
             store.set(f"position/{rank}", json.dumps({"count": number, "at": at}))
+            while read:
+                store.delete_key(read.popleft())
         except (dist.DistError, RuntimeError):
             return  # the store is gone: the process that holds it has ended, and with it the run
         if stop.wait(interval):

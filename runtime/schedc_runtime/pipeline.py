@@ -20,6 +20,7 @@ from schedc.passes.forward_only import forward_only
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
+from schedc_runtime.deferral import counting_uses, spare_deferral
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
 from schedc_runtime.names import sentence
@@ -28,7 +29,6 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage, mean_loss
 from schedc_runtime.transport import TransportError
-from schedc_runtime.weightgrad import uninstall
 
 _SIGNATURES_KEPT = 16
 """Bound streams kept, one per input signature and mode: batches of changing length must not grow without bound."""
@@ -302,7 +302,9 @@ class Pipeline:
     def _executors(self, program: Program, signature: Any, key: str) -> list[Executor]:
         if key not in self._bound:
             args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-            boundaries = infer_boundaries(self.partition, args, kwargs)
+            with counting_uses(self.partition.modules) as uses:
+                boundaries = infer_boundaries(self.partition, args, kwargs)
+            spare_deferral(self.program, list(self._held()), self.partition.modules, uses)
             self._bound[key] = (
                 boundaries,
                 [
@@ -483,17 +485,12 @@ def _cut(
 
 def _stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
     """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
-    held = {
+    return {
         (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
         for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
         for index, owner in enumerate(ranks)
         if owner == rank
     }
-    if not (program.kind == InstructionKind.W).any():
-        # Without a W nothing is deferred, and autograd's own weight gradients are the same bits for less.
-        for stage in held.values():
-            uninstall(stage.module)
-    return held
 
 
 def _device_of(model: nn.Module) -> torch.device:
