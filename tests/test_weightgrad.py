@@ -177,6 +177,14 @@ def test_checkpointing_defers_once_and_runs_the_forward_twice(reentrant: bool) -
     assert_same(model, plain)
 
 
+def test_the_gradient_of_a_gradient_is_refused() -> None:
+    model = Net()
+    install(model, WeightSink())
+    loss = torch.sin(model(torch.ones(2, 3, dtype=torch.int64))).sum()
+    with pytest.raises(StageError, match="gradient of a gradient"):
+        torch.autograd.grad(loss, list(model.norm.parameters()), create_graph=True)
+
+
 def test_a_weight_used_twice_is_summed_the_same_in_both_modes() -> None:
     torch.manual_seed(0)
     at_once = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))

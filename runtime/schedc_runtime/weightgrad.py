@@ -67,8 +67,7 @@ class WeightSink:
         if self.queue is None:
             work.run()
         else:
-            # Detached: an input knows what made it, and would keep that graph until W.
-            self.queue.append(work._replace(inputs=work.inputs.detach()))
+            self.queue.append(work)
 
     def flush(self, microbatch: int) -> None:
         """W: run what was deferred for ``microbatch``, letting go of each item as it is done."""
@@ -171,7 +170,8 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         input_grad = flat.mm(weight).view(input.shape) if needs_input else None
         bias_grad = flat.sum(0) if needs_bias else None
-        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input, flat))
+        # Detached: the input knows what made it, and would keep that graph until W.
+        ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input.detach(), flat))
         return input_grad, None, bias_grad, None
 
 
