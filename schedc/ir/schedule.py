@@ -87,8 +87,13 @@ class Schedule:
 
     def op(self, row: int) -> Op:
         return Op(
-            int(self.rank[row]), OpKind(int(self.kind[row])), int(self.stage[row]), int(self.microbatch[row]),
-            int(self.pair[row]), self.phases[self.phase[row]], self.spans[self.span[row]],
+            int(self.rank[row]),
+            OpKind(int(self.kind[row])),
+            int(self.stage[row]),
+            int(self.microbatch[row]),
+            int(self.pair[row]),
+            self.phases[self.phase[row]],
+            self.spans[self.span[row]],
         )
 
     def ops(self, rank: int) -> Iterator[Op]:
