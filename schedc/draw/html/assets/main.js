@@ -1,0 +1,199 @@
+// What the reader does: mouse, keys, the toolbar; and the state of the page as data attributes.
+const box = byId("chart");
+let drag = null;
+
+// The cell or the gap under a point of the canvas.
+function under(event) {
+  const bounds = canvas.getBoundingClientRect();
+  const [x, y] = [event.clientX - bounds.left, event.clientY - bounds.top];
+  const lane = x >= GUTTER && y >= ROWS.axis ? laneAt(y) : null;
+  if (!lane) return null;
+  const chart = charts[lane.number];
+  const cell = cellAt(chart, lane.rank, timeOf(x));
+  return { ...lane, cell, gap: cell < 0 ? gapAt(chart, lane.rank, timeOf(x)) : -1 };
+}
+
+function choose(number, cell) {
+  const ops = opsOf(charts[number], cell);
+  chosen.chart = number;
+  chosen.cell = cell;
+  if (!ops.some((op) => op.microbatch === chosen.microbatch)) setMicrobatch(ops[0].microbatch);
+  fillLines(byId("details"), describeCell(charts[number], cell));
+  redraw();
+}
+
+function setMicrobatch(microbatch) {
+  chosen.microbatch = microbatch;
+  byId("microbatch").value = microbatch < 0 ? "" : microbatch;
+  redraw();
+}
+
+function clear() {
+  chosen.chart = chosen.cell = -1;
+  byId("details").replaceChildren();
+  setMicrobatch(-1);
+}
+
+function toggle(name) {
+  chosen[name] = !chosen[name];
+  byId(name).checked = chosen[name];
+  redraw();
+}
+
+// From the chosen cell to its neighbour on the rank, or to the one at its time on another rank.
+function walk(along, across) {
+  if (chosen.cell < 0) return choose(0, charts[0].rankStart.findIndex((_, rank) => charts[0].rankStart[rank + 1] > 0));
+  const chart = charts[chosen.chart];
+  const rank = rankOf(chart, chosen.cell);
+  const target = Math.min(Math.max(rank + across, 0), chart.ranks - 1);
+  const [low, high] = [chart.rankStart[target], chart.rankStart[target + 1] - 1];
+  const { start, end } = chart.cells;
+  const time = start[chosen.cell];
+  const near = across ? firstWhere(low, high, (cell) => end[cell] > time) : chosen.cell + along;
+  if (high < low) return;
+  choose(chosen.chart, Math.min(Math.max(near, low), high));
+  reveal(chosen.chart, chosen.cell);
+}
+
+function walkToProducer() {
+  const producer = chosen.cell < 0 ? -1 : charts[chosen.chart].cells.bound[chosen.cell];
+  if (producer < 0) return;
+  choose(chosen.chart, producer);
+  reveal(chosen.chart, producer);
+}
+
+const shown = () => view.to - view.from;
+const KEYS = {
+  "+": () => zoom(1.4),
+  "=": () => zoom(1.4),
+  "-": () => zoom(1 / 1.4),
+  0: () => setRange(0, WHOLE),
+  Home: () => pan(-WHOLE),
+  End: () => pan(WHOLE),
+  ArrowLeft: () => pan(-0.15 * shown()),
+  ArrowRight: () => pan(0.15 * shown()),
+  ArrowUp: () => box.scrollBy(0, -PITCH),
+  ArrowDown: () => box.scrollBy(0, PITCH),
+  PageUp: () => box.scrollBy(0, -view.height),
+  PageDown: () => box.scrollBy(0, view.height),
+  c: () => toggle("critical"),
+  b: () => toggle("classes"),
+  m: () => byId("microbatch").focus(),
+  w: walkToProducer,
+  Escape: clear,
+};
+const SHIFTED = {
+  ArrowLeft: () => walk(-1, 0),
+  ArrowRight: () => walk(1, 0),
+  ArrowUp: () => walk(0, -1),
+  ArrowDown: () => walk(0, 1),
+};
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const action = (event.shiftKey && SHIFTED[event.key]) || KEYS[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+}
+
+function onWheel(event) {
+  event.preventDefault();
+  const unit = event.deltaMode === 1 ? 24 : 1;
+  const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+  const amount = (sideways && event.deltaX ? event.deltaX : event.deltaY) * unit;
+  if (sideways) return pan(amount / scale());
+  const x = event.clientX - canvas.getBoundingClientRect().left;
+  zoom(Math.exp(-amount * 0.0016), timeOf(Math.max(x, GUTTER)));
+}
+
+function onMove(event) {
+  if (!drag) {
+    const found = under(event);
+    const chart = found && charts[found.number];
+    const lines = !found ? null : found.cell >= 0 ? describeCell(chart, found.cell)
+      : found.gap >= 0 ? describeGap(chart, found.gap) : null;
+    return showTip(lines, event.clientX, event.clientY);
+  }
+  drag.moved ||= Math.hypot(event.clientX - drag.x, event.clientY - drag.y) > 4;
+  if (!drag.moved) return;
+  showTip(null);
+  canvas.classList.add("dragging");
+  const time = (drag.x - event.clientX) / scale();
+  setRange(drag.from + time, drag.to + time);
+  box.scrollTop = drag.scroll + drag.y - event.clientY;
+}
+
+function onDown(event) {
+  if (event.button !== 0) return;
+  drag = { x: event.clientX, y: event.clientY, from: view.from, to: view.to, scroll: box.scrollTop, moved: false };
+  canvas.setPointerCapture(event.pointerId);
+}
+
+function onUp(event) {
+  const moved = drag?.moved;
+  drag = null;
+  canvas.classList.remove("dragging");
+  if (moved !== false) return;
+  const found = under(event);
+  if (found && found.cell >= 0) choose(found.number, found.cell);
+  else clear();
+}
+
+function resize() {
+  view.width = box.clientWidth;
+  view.height = Math.min(fullHeight, Math.max(160, Math.floor(innerHeight * 0.74) - 2));
+  canvas.style.height = `${view.height}px`;
+  byId("spacer").style.height = `${fullHeight - view.height}px`;
+  redraw();
+}
+
+// What is seen and chosen, for tests and for whoever scripts the page.
+function expose() {
+  const { from, to, scroll } = view;
+  const cell = chosen.cell < 0 ? "" : cellName(charts[chosen.chart], chosen.cell);
+  Object.assign(canvas.dataset, { from, to, scroll, cell, gutter: GUTTER, right: RIGHT, pitch: PITCH });
+  Object.assign(canvas.dataset, { tops: tops.join(" "), microbatch: chosen.microbatch, critical: chosen.critical });
+}
+
+function start() {
+  readColours();
+  buildHeads();
+  buildLegend();
+  buildTables();
+  canvas.addEventListener("wheel", onWheel, { passive: false });
+  canvas.addEventListener("pointerdown", onDown);
+  canvas.addEventListener("pointermove", onMove);
+  canvas.addEventListener("pointerup", onUp);
+  canvas.addEventListener("pointercancel", () => (drag = null));
+  canvas.addEventListener("pointerleave", () => showTip(null));
+  canvas.addEventListener("keydown", onKey);
+  byId("zoom-in").addEventListener("click", () => zoom(1.4));
+  byId("zoom-out").addEventListener("click", () => zoom(1 / 1.4));
+  byId("fit").addEventListener("click", () => setRange(0, WHOLE));
+  byId("clear").addEventListener("click", clear);
+  byId("critical").addEventListener("change", () => toggle("critical"));
+  byId("classes").addEventListener("change", () => toggle("classes"));
+  byId("microbatch").addEventListener("input", (event) => {
+    const text = event.target.value;
+    chosen.microbatch = /^\d+$/.test(text) ? Number(text) : -1;
+    redraw();
+  });
+  byId("microbatch").addEventListener("keydown", (event) => {
+    if (event.key === "Escape" || event.key === "Enter") canvas.focus();
+  });
+  box.addEventListener("scroll", () => {
+    view.scroll = box.scrollTop;
+    redraw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    readColours();
+    buildLegend();
+    redraw();
+  });
+  new ResizeObserver(resize).observe(box);
+  addEventListener("resize", resize);
+  resize();
+}
+
+start();

@@ -1,0 +1,129 @@
+// The schedules of the page: columns over cells, found by time, named, and the reason for each wait.
+const page = JSON.parse(document.getElementById("data").textContent);
+const EPSILON = 1e-9 * Math.max(page.longest, Number.MIN_VALUE);
+
+const charts = page.charts.map((raw) => {
+  const cells = raw.cells;
+  const marked = new Uint8Array(cells.start.length);
+  for (const cell of raw.critical) marked[cell] = 1;
+  const gapStart = new Int32Array(raw.ranks + 1);
+  for (const rank of raw.gaps.rank) gapStart[rank + 1]++;
+  for (let rank = 0; rank < raw.ranks; rank++) gapStart[rank + 1] += gapStart[rank];
+  const highest = raw.peaks.reduce((a, b) => Math.max(a, b), 0);
+  return { ...raw, paired: "kind2" in cells, marked, gapStart, highest };
+});
+
+const shortNumber = (value) => String(Number(value.toPrecision(6)));
+
+// The first index in low ..< high whose value passes; the values pass from some index on.
+function firstWhere(low, high, passes) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (passes(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+const rankOf = (chart, cell) => firstWhere(0, chart.ranks, (rank) => chart.rankStart[rank + 1] > cell);
+
+// The ops of a cell: one, or the forward and the backward of an overlapped pair.
+function opsOf(chart, cell) {
+  const { kind, stage, microbatch, kind2, stage2, microbatch2 } = chart.cells;
+  const ops = [{ kind: kind[cell], stage: stage[cell], microbatch: microbatch[cell] }];
+  if (chart.paired && kind2[cell] >= 0) {
+    ops.push({ kind: kind2[cell], stage: stage2[cell], microbatch: microbatch2[cell] });
+  }
+  return ops;
+}
+
+const letter = (op) => page.kinds[op.kind].letter;
+const opName = (op) => `${op.stage}${letter(op)}${op.microbatch}`;
+const cellName = (chart, cell) => opsOf(chart, cell).map(opName).join(" & ");
+
+const pipeOf = (chart, microbatch) =>
+  firstWhere(0, chart.firstMicrobatch.length, (i) => chart.firstMicrobatch[i] > microbatch) - 1;
+const chunkOf = (chart, stage, microbatch) => chart.chunk[pipeOf(chart, microbatch)][stage];
+
+const holds = (chart, cell, microbatch) =>
+  chart.cells.microbatch[cell] === microbatch || (chart.paired && chart.cells.microbatch2[cell] === microbatch);
+
+// The cell that runs on a rank at a time, or -1.
+function cellAt(chart, rank, time) {
+  const { start, end } = chart.cells;
+  const low = chart.rankStart[rank];
+  const cell = firstWhere(low, chart.rankStart[rank + 1], (c) => start[c] > time) - 1;
+  return cell >= low && time < end[cell] ? cell : -1;
+}
+
+// The gap that a rank has at a time, or -1.
+function gapAt(chart, rank, time) {
+  const low = chart.gapStart[rank];
+  const gap = firstWhere(low, chart.gapStart[rank + 1], (g) => chart.gaps.start[g] > time) - 1;
+  return gap >= low && time < chart.gaps.end[gap] ? gap : -1;
+}
+
+// The op of `producer` whose output `cell` takes; the whole cell's name where neither op is that (its rank was busy).
+function outputName(chart, producer, cell) {
+  for (const taken of opsOf(chart, cell)) {
+    for (const made of opsOf(chart, producer)) {
+      const forward = letter(taken) === "F" && letter(made) === "F" && made.stage === taken.stage - 1;
+      const backward = "BI".includes(letter(taken)) && "BI".includes(letter(made)) && made.stage === taken.stage + 1;
+      if (made.microbatch === taken.microbatch && (forward || backward)) return opName(made);
+    }
+  }
+  return cellName(chart, producer);
+}
+
+// Why a cell starts when it does, in one sentence.
+function reason(chart, cell) {
+  const { start, end, bound } = chart.cells;
+  const rank = rankOf(chart, cell);
+  const isFirst = cell === chart.rankStart[rank];
+  const free = isFirst ? 0 : end[cell - 1];
+  const waited = start[cell] - free;
+  const producer = bound[cell];
+  if (waited > EPSILON && producer >= 0) {
+    const from = rankOf(chart, producer);
+    const flight = chart.p2p > 0 && from !== rank ? `, whose message took ${shortNumber(chart.p2p)}` : "";
+    return `waited ${shortNumber(waited)} for ${outputName(chart, producer, cell)} on rank ${from}${flight}`;
+  }
+  if (isFirst) return "no wait: first on its rank, at time 0";
+  return `no wait: rank busy with ${cellName(chart, cell - 1)} until ${shortNumber(free)}`;
+}
+
+function gapClasses(chart, gap) {
+  const shares = page.classes.map((name, i) => [name, chart.parts[i][gap]]).filter(([, share]) => share > 0);
+  return shares.length === 1 ? shares[0][0] : shares.map(([name, share]) => `${name} ${shortNumber(share)}`).join(", ");
+}
+
+// What there is to say of a cell, line by line.
+function describeCell(chart, cell) {
+  const { start, end, phase, held, after } = chart.cells;
+  const rank = rankOf(chart, cell);
+  const ops = opsOf(chart, cell);
+  const lines = [`${cellName(chart, cell)} on rank ${rank}` + (ops.length > 1 ? " (overlapped pair)" : "")];
+  for (const op of ops) {
+    const pipe = chart.chunk.length > 1 ? `, pipe ${pipeOf(chart, op.microbatch)}` : "";
+    const chunk = chunkOf(chart, op.stage, op.microbatch);
+    const place = `stage ${op.stage} (chunk ${chunk}${pipe})`;
+    lines.push(`${page.kinds[op.kind].name} of microbatch ${op.microbatch}, ${place}`);
+  }
+  if (chart.phases[phase[cell]]) lines.push(`phase ${chart.phases[phase[cell]]}`);
+  const cost = shortNumber(end[cell] - start[cell]);
+  lines.push(`${shortNumber(start[cell])} to ${shortNumber(end[cell])}, cost ${cost}`);
+  const gap = gapAt(chart, rank, start[cell] - EPSILON);
+  const waited = gap >= 0 && chart.gaps.cell[gap] === cell;
+  lines.push(reason(chart, cell) + (waited ? ` (${gapClasses(chart, gap)})` : ""));
+  lines.push(`${chart.unit} held: at most ${shortNumber(held[cell])}, then ${shortNumber(after[cell])}`);
+  if (chart.marked[cell]) lines.push("on the critical path");
+  return lines;
+}
+
+function describeGap(chart, gap) {
+  const { start, end, cell, rank } = chart.gaps;
+  const lines = [`idle on rank ${rank[gap]}: ${gapClasses(chart, gap)}`];
+  lines.push(`${shortNumber(start[gap])} to ${shortNumber(end[gap])}, ${shortNumber(end[gap] - start[gap])} long`);
+  lines.push(cell[gap] < 0 ? "nothing left to do" : `${cellName(chart, cell[gap])} ${reason(chart, cell[gap])}`);
+  return lines;
+}

@@ -1,0 +1,104 @@
+// What stands around the drawing, as elements: figures, legend, tables of idle time, tooltip and details.
+const byId = (id) => document.getElementById(id);
+
+function make(name, text = "", parent = null) {
+  const element = document.createElement(name);
+  if (text !== "") element.textContent = text;
+  if (parent) parent.append(element);
+  return element;
+}
+
+function buildHeads() {
+  for (const chart of charts) {
+    const head = make("div", "", byId("heads"));
+    make("h1", chart.title, head);
+    if (chart.summary) make("p", chart.summary, head);
+    const facts = make("dl", "", head);
+    facts.className = "facts";
+    for (const [what, value] of chart.facts) {
+      const fact = make("div", "", facts);
+      make("dt", what, fact);
+      make("dd", value, fact);
+    }
+  }
+}
+
+// A small canvas with each fill side by side, and what they mean.
+function legendItem(fills, text) {
+  const item = make("span", "", byId("legend"));
+  const swatch = make("canvas", "", item);
+  [swatch.width, swatch.height] = [60, 28];
+  const pen = swatch.getContext("2d");
+  fills.forEach((fill, i) => {
+    pen.fillStyle = fill;
+    pen.fillRect((i * 60) / fills.length, 0, 60 / fills.length, 28);
+  });
+  item.append(text);
+}
+
+function buildLegend() {
+  byId("legend").replaceChildren();
+  const chunks = Math.max(...charts.map((chart) => Math.max(...chart.chunk.flat()) + 1));
+  const used = new Set(charts.flatMap((chart) => [...new Set([...chart.cells.kind, ...(chart.cells.kind2 ?? [])])]));
+  page.kinds.forEach((kind, value) => {
+    if (used.has(value)) legendItem(page.fills[value].slice(0, chunks), `${kind.letter} ${kind.name}`);
+  });
+  if (chunks > 1) make("span", "pale: even chunks, deep: odd chunks; the numeral is the microbatch", byId("legend"));
+  else make("span", "the numeral is the microbatch", byId("legend"));
+  page.classes.forEach((name, i) => {
+    if (charts.some((chart) => chart.totals[i].some((total) => total > 0))) legendItem([hatches[name]], `idle: ${name}`);
+  });
+  legendItem([colours["curve-fill"], colours.curve], charts.map((chart) => `${chart.unit} held`)[0]);
+  const phases = new Set(charts.length === 1 ? charts[0].phases : []);
+  if (phases.size < 2) return;
+  [...phases].slice(0, 12).forEach((name, i) => legendItem([page.phaseTints[i % page.phaseTints.length]], `phase ${name}`));
+}
+
+function buildTables() {
+  for (const chart of charts) {
+    const parent = byId("tables");
+    make("h2", `Idle time of ${chart.title}`, parent);
+    const box = make("div", "", parent);
+    box.className = "wide";
+    const table = make("table", "", box);
+    const head = make("tr", "", make("thead", "", table));
+    const shown = page.classes.map((_, i) => i).filter((i) => page.classes[i] !== "message" || chart.p2p > 0);
+    const titles = ["rank", "busy", "bubble", ...shown.map((i) => page.classes[i]), "of the makespan", `peak ${chart.unit}`];
+    for (const title of titles) make("th", title, head).scope = "col";
+    const body = make("tbody", "", table);
+    const share = (bubble, ranks) => (chart.makespan > 0 ? `${((100 * bubble) / ranks / chart.makespan).toFixed(1)} %` : "");
+    const fill = (row, values) => {
+      for (const value of values) {
+        const cell = make("td", typeof value === "number" ? shortNumber(value) : value, row);
+        if (value === 0) cell.className = "zero";
+      }
+    };
+    for (let rank = 0; rank < chart.ranks; rank++) {
+      const row = make("tr", "", body);
+      make("th", String(rank), row).scope = "row";
+      const bubble = chart.bubble[rank];
+      const parts = shown.map((i) => chart.totals[i][rank]);
+      fill(row, [chart.busy[rank], bubble, ...parts, share(bubble, 1), chart.peaks[rank]]);
+    }
+    const sum = (values) => values.reduce((a, b) => a + b, 0);
+    const foot = make("tr", "", make("tfoot", "", table));
+    make("th", "all", foot).scope = "row";
+    const all = sum(chart.bubble);
+    fill(foot, [sum(chart.busy), all, ...shown.map((i) => sum(chart.totals[i])), share(all, chart.ranks), chart.highest]);
+  }
+}
+
+function fillLines(element, lines) {
+  element.replaceChildren();
+  for (const line of lines) make("div", line, element);
+}
+
+function showTip(lines, x, y) {
+  const tip = byId("tip");
+  tip.hidden = !lines;
+  if (!lines) return;
+  fillLines(tip, lines);
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${x + 16 + width > innerWidth ? Math.max(4, x - width - 12) : x + 16}px`;
+  tip.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
+}

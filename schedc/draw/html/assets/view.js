@@ -1,0 +1,75 @@
+// What part of time is seen, which lanes, and what is chosen; every change asks for one redraw.
+const WHOLE = page.longest > 0 ? page.longest : 1;
+const MANY_LANES = 10;
+const lanes = charts.reduce((sum, chart) => sum + chart.ranks, 0);
+const ROWS = lanes > MANY_LANES
+  ? { axis: 26, title: 22, phases: 3, cells: 17, memory: 13, gap: 6, between: 10 }
+  : { axis: 26, title: 24, phases: 4, cells: 22, memory: 20, gap: 11, between: 14 };
+const PITCH = ROWS.phases + ROWS.cells + ROWS.memory + ROWS.gap;
+const GUTTER = 104;
+const RIGHT = 14;
+
+const view = { from: 0, to: WHOLE, width: 0, height: 0, scroll: 0 };
+const chosen = { chart: -1, cell: -1, microbatch: -1, critical: false, classes: true };
+
+// Where each chart's first lane begins, from the top of the whole drawing.
+const tops = [];
+let fullHeight = ROWS.axis;
+for (const chart of charts) {
+  fullHeight += charts.length > 1 ? ROWS.title : 6;
+  tops.push(fullHeight);
+  fullHeight += chart.ranks * PITCH + ROWS.between;
+}
+
+const plotWidth = () => Math.max(1, view.width - GUTTER - RIGHT);
+const scale = () => plotWidth() / (view.to - view.from);
+const xOf = (time) => GUTTER + (time - view.from) * scale();
+const timeOf = (x) => view.from + (x - GUTTER) / scale();
+const laneTop = (number, rank) => tops[number] + rank * PITCH - view.scroll;
+
+// The chart and the rank at a height of the canvas, and whether the lane's cells are there; null between lanes.
+function laneAt(y) {
+  for (let number = charts.length - 1; number >= 0; number--) {
+    const inside = y + view.scroll - tops[number];
+    if (inside < 0) continue;
+    const rank = Math.floor(inside / PITCH);
+    return rank < charts[number].ranks && inside % PITCH < PITCH - ROWS.gap ? { number, rank } : null;
+  }
+  return null;
+}
+
+function setRange(from, to) {
+  const length = Math.min(Math.max(to - from, WHOLE * 1e-6), WHOLE);
+  view.from = Math.min(Math.max(from, 0), WHOLE - length);
+  view.to = view.from + length;
+  redraw();
+}
+
+function zoom(factor, around = (view.from + view.to) / 2) {
+  setRange(around - (around - view.from) / factor, around + (view.to - around) / factor);
+}
+
+const pan = (time) => setRange(view.from + time, view.to + time);
+
+function reveal(number, cell) {
+  const { start, end } = charts[number].cells;
+  const length = view.to - view.from;
+  if (start[cell] < view.from || end[cell] > view.to) {
+    const middle = (start[cell] + end[cell]) / 2;
+    setRange(middle - length / 2, middle + length / 2);
+  }
+  const top = laneTop(number, rankOf(charts[number], cell));
+  const box = document.getElementById("chart");
+  if (top < ROWS.axis) box.scrollTop += top - ROWS.axis - 8;
+  if (top + PITCH > view.height) box.scrollTop += top + PITCH - view.height;
+}
+
+let pending = false;
+function redraw() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => {
+    pending = false;
+    paint();
+  });
+}
