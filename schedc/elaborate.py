@@ -70,25 +70,33 @@ def _assemble(
     codes: Int64,
     starts: Int64,
 ) -> Schedule:
-    """Number the microbatches rank by rank and write the columns."""
-    item, chunk, microbatch = unpack(codes)
-    kind = np.array([i.kind for i in items], np.int8)[item] if items else np.empty(0, np.int8)
-    faults = _Faults(evaluator, items)
-    stage_of, pipe_of = placement.stage_of_chunk, placement.pipe_of_chunk
-    first = np.asarray(placement.first_microbatch, np.int64)
-    stage = np.empty(codes.size, np.int32)
-    for rank in range(placement.ranks):
-        own = slice(int(starts[rank]), int(starts[rank + 1]))
-        numbered = number(Unnumbered(kind[own], chunk[own], microbatch[own]))
-        faults.starved(rank, item[own], numbered.starved)
-        known = np.maximum(numbered.chunk, 0)  # a starved W has no chunk, and is reported
-        pipe = pipe_of[rank][known]
-        faults.too_many(rank, item[own], known, numbered.microbatch, (first[1:] - first[:-1])[pipe])
-        stage[own] = stage_of[rank][known]
-        microbatch[own] = numbered.microbatch + first[pipe]
-    faults.report()
-    half = np.array([i.half for i in items], np.int8)[item] if items else kind
+    """Number the microbatches and write the columns, rank by rank so that little is held besides them."""
     phases = tuple(dict.fromkeys(i.phase for i in items)) or ("",)
+    kind_of = np.array([i.kind for i in items], np.int8)
+    half_of = np.array([i.half for i in items], np.int8)
+    phase_of = np.array([phases.index(i.phase) for i in items], np.int32)
+    kind = np.empty(codes.size, np.int8)
+    stage, microbatch, pair, phase, span = (np.empty(codes.size, np.int32) for _ in range(5))
+    faults = _Faults(evaluator, items)
+    first = np.asarray(placement.first_microbatch, np.int64)
+    pairs = 0
+    for rank in range(placement.ranks if items else 0):
+        own = slice(int(starts[rank]), int(starts[rank + 1]))
+        item, chunk, explicit = unpack(codes[own])
+        kind[own] = kind_of[item]
+        numbered = number(Unnumbered(kind[own], chunk, explicit))
+        faults.starved(rank, item, numbered.starved)
+        known = np.maximum(numbered.chunk, 0)  # a starved W has no chunk, and is reported
+        pipe = placement.pipe_of_chunk[rank][known]
+        faults.too_many(rank, item, known, numbered.microbatch, np.diff(first)[pipe])
+        stage[own] = placement.stage_of_chunk[rank][known]
+        microbatch[own] = numbered.microbatch + first[pipe]
+        half = half_of[item]
+        pair[own] = np.where(half > 0, pairs - 1 + np.cumsum(half == 1), -1)
+        pairs += int(np.count_nonzero(half == 1))
+        phase[own] = phase_of[item]
+        span[own] = item
+    faults.report()
     return Schedule(
         name=tree.name,
         sizes=dict(evaluator.sizes),
@@ -96,10 +104,10 @@ def _assemble(
         rank_start=starts,
         kind=kind,
         stage=stage,
-        microbatch=microbatch.astype(np.int32),
-        pair=np.where(half > 0, np.cumsum(half == 1) - 1, -1).astype(np.int32),
-        phase=np.array([phases.index(i.phase) for i in items], np.int32)[item] if items else stage,
-        span=item.astype(np.int32),
+        microbatch=microbatch,
+        pair=pair,
+        phase=phase,
+        span=span,
         phases=phases,
         spans=tuple(i.span for i in items) or (tree.span,),
         doc=tree.doc,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from schedc.diagnostics import CompilerBug
 from schedc.evaluate import Evaluator, Scope, Value
 from schedc.ir import placement
 from schedc.ir.placement import IntArray, Placement
@@ -84,9 +85,10 @@ def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, sco
 
 
 def _no_lanes(span: Span) -> Any:
-    raise AssertionError(f"only scalars are visible where stages are placed, {span}")
+    raise CompilerBug("place", f"lanes are visible where stages are placed, at {span}")
 
 
 def _scalar(value: Value) -> int:
-    assert isinstance(value, int), "no lanes are known before the rank block"
+    if not isinstance(value, int):
+        raise CompilerBug("place", "lanes are known before the rank block")
     return value
