@@ -18,6 +18,7 @@ from schedc.cli.export import export
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.run import run
 from schedc.cli.show import show
+from schedc.cli.watch import watch
 
 _NO_SUCH_SCHEDULE = {"S121", "S122"}
 
@@ -52,5 +53,5 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check, show, export, list_command, explain, run):
+for _command in (compile_command, check, show, watch, export, list_command, explain, run):
     main.add_command(_command)

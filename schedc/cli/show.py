@@ -1,13 +1,15 @@
-"""`schedc show`: a schedule as a picture."""
+"""`schedc show`: a schedule as a picture, as a page to explore, or in the terminal; two of them to compare."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, output_argument, schedule_arguments, write
+from schedc.cli.charts import FORMATS, chart_at, charts_at, drawing, format_of
+from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments, write
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -16,11 +18,58 @@ if TYPE_CHECKING:
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
+@click.option(
+    "--format",
+    "wanted",
+    type=click.Choice(FORMATS),
+    help="svg: a picture. html: one offline page with zoom, hover and the reason for each wait. term: the terminal. "
+    "Default: by the suffix of -o, else svg.",
+)
+@click.option(
+    "--with",
+    "other",
+    metavar="SCHEDULE",
+    help="A second schedule below, on the same time axis and at the same sizes (html and term).",
+)
+@click.option(
+    "--with-cost",
+    "other_costs",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Cost for the second schedule only, over those of --cost: its stages may be larger or smaller.",
+)
 @output_argument
-def show(schedule: str, sizes: dict[str, int], costs: Costs, output: Path | None) -> None:
-    """Draw SCHEDULE as SVG."""
-    from schedc.compiler import analyse
-    from schedc.draw.svg import draw_svg
+def show(
+    schedule: str,
+    sizes: dict[str, int],
+    costs: Costs,
+    wanted: str | None,
+    other: str | None,
+    other_costs: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Draw SCHEDULE."""
+    from schedc.cli.screen import colours_of, width_of
 
-    analysis = analyse(schedule, sizes, costs)
-    write(draw_svg(analysis.schedule, analysis.timeline, analysis.memory), output)
+    form = format_of(wanted, output)
+    if other and form == "svg":
+        raise click.UsageError("--with needs --format html or --format term")
+    if other_costs and not other:
+        raise click.UsageError("--with-cost needs --with")
+    if other:
+        charts = list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
+    else:
+        charts = [chart_at(schedule, sizes, costs)]
+    write(drawing(charts, form, width=width_of(output), colours=colours_of(output)), output)
+
+
+def _over(costs: Costs, options: tuple[str, ...]) -> Costs:
+    """The costs with these options over them; a wrong option is wrong usage."""
+    from schedc.cost.costs import Costs
+    from schedc.diagnostics import DiagnosticError
+
+    try:
+        return Costs.from_options(options, base=costs)
+    except DiagnosticError as error:
+        print_findings(error.diagnostics)
+        sys.exit(USAGE)

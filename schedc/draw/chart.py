@@ -1,4 +1,4 @@
-"""One schedule as the interactive page and the terminal show it: what it costs, holds and waits for, and its figures."""
+"""One schedule as the page and the terminal show it: what it costs, holds and waits for, and its figures."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
     """
     schedule, cells, bubbles = chart.schedule, chart.cells, chart.bubbles
     number = {name: i for i, name in enumerate(cells.phase_names)}
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "kind": schedule.kind[cells.first],
         "stage": schedule.stage[cells.first],
         "microbatch": schedule.microbatch[cells.first],

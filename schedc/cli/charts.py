@@ -1,0 +1,73 @@
+"""What `show` and `watch` draw: charts of schedules, and the text of a chart in each format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+    from schedc.draw.chart import Chart
+    from schedc.syntax.tree import ScheduleTree
+
+FORMATS = ("svg", "html", "term")
+
+SUFFIXES = {".svg": "svg", ".html": "html", ".htm": "html", ".txt": "term"}
+"""Format by the suffix of a file."""
+
+
+def format_of(wanted: str | None, output: Path | None) -> str:
+    """The format asked for, else that of the output's name, else SVG."""
+    return wanted or SUFFIXES.get(output.suffix.lower() if output else "", "svg")
+
+
+def chart_at(schedule: str, sizes: Mapping[str, int], costs: Costs) -> Chart:
+    """The chart of a schedule at one size; raises `DiagnosticError` if there is none, or it is not legal."""
+    from schedc.library import open_schedule
+
+    return _chart(open_schedule(schedule), sizes, costs)
+
+
+def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
+    """Two charts at the same sizes: the second takes the first's value of every size that both have by name.
+
+    A size that only the second has goes to it alone; one that neither has is the first's fault (S1 code).
+    """
+    from schedc.library import open_schedule
+
+    trees = [open_schedule(schedule) for schedule in schedules]
+    known = [{parameter.name for parameter in tree.parameters} for tree in trees]
+    own = {name: value for name, value in sizes.items() if name in known[0] or name not in known[1]}
+    first = _chart(trees[0], own, costs[0])
+    shared = {**sizes, **first.schedule.sizes}
+    return first, _chart(trees[1], {name: shared[name] for name in shared if name in known[1]}, costs[1])
+
+
+def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> str:
+    """The charts as text of a format; width (in characters) and colours concern the terminal only."""
+    if form == "html":
+        from schedc.draw.html.page import draw_html
+
+        return draw_html(charts)
+    if form == "term":
+        from schedc.draw.terminal import draw_terminal
+
+        return draw_terminal(charts, width, colours=colours)
+    from schedc.draw.svg import draw_svg
+
+    (chart,) = charts  # an SVG shows one schedule
+    return draw_svg(chart.schedule, chart.timeline, chart.memory)
+
+
+def _chart(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Chart:
+    from schedc.analysis.dependencies import Dependencies
+    from schedc.analysis.memory import measure_memory
+    from schedc.analysis.timeline import simulate
+    from schedc.compiler import legal_schedule
+    from schedc.draw.chart import Chart
+
+    schedule = legal_schedule(tree, sizes)
+    known = Dependencies.of(schedule)
+    timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
+    return Chart.of(schedule, timeline, memory, costs)

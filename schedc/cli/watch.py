@@ -1,0 +1,99 @@
+"""`schedc watch`: draw a schedule anew whenever its file is saved."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.charts import SUFFIXES, drawing, format_of
+from schedc.cli.common import EPILOG, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.screen import colours_of, width_of
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+
+_INTERVAL = 0.2
+"""Seconds between two looks at the file."""
+
+_CLEAR = "\x1b[2J\x1b[3J\x1b[H"
+
+State = tuple[int, int, int] | None
+"""What a save changes about a file: time, size and inode; None where there is no file."""
+
+
+@click.command(epilog=EPILOG)
+@schedule_arguments
+@cost_arguments
+@output_argument
+def watch(schedule: str, sizes: dict[str, int], costs: Costs, output: Path | None) -> None:
+    """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
+
+    With -o, also keep that .svg or .html file up to date. Of a file that is broken the findings are shown, and the
+    last good drawing stays in the file.
+    """
+    file, colon, _name = schedule.rpartition(":")
+    path = Path(file if colon and file.endswith(".sched") else schedule)
+    if not path.is_file():
+        raise click.UsageError(f"{path} is not a file; `watch` follows a file of yours, `show` draws the library")
+    if output is not None and output.suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"-o {output} ends in none of {', '.join(SUFFIXES)}")
+    try:
+        for _ in _changes(path):
+            _redraw(schedule, sizes, costs, output)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _changes(path: Path) -> Iterator[None]:
+    """Yields at once, and then after every save of the file and every change of the terminal's width."""
+    seen: tuple[State, int] | None = None
+    while True:
+        now = (_state(path), width_of(None))
+        if now != seen:
+            seen = now
+            yield
+        time.sleep(_INTERVAL)
+
+
+def _state(path: Path) -> State:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, output: Path | None) -> None:
+    """One look at the file: its chart and the claims that fail, or the findings that prevent a chart."""
+    from schedc.compiler import analyse
+    from schedc.diagnostics import DiagnosticError
+    from schedc.draw.chart import Chart
+
+    if sys.stdout.isatty():
+        click.echo(_CLEAR, nl=False)
+    try:
+        analysis = analyse(schedule, sizes, costs)
+    except DiagnosticError as error:
+        print_findings(error.diagnostics)
+        return
+    charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs)]
+    click.echo(drawing(charts, "term", width=width_of(None), colours=colours_of(None)))
+    if output is not None:
+        _replace(output, drawing(charts, format_of(None, output), width=width_of(output), colours=colours_of(output)))
+        click.echo(f"wrote {output}")
+    if analysis.diagnostics:
+        print_findings(analysis.diagnostics)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file so that whoever reads it meanwhile sees the old text or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,227 @@
+"""A schedule in time for the terminal: one line per rank, coloured blocks, or letters where there is no colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.bubbles import CLASSES, COOLDOWN, DEPENDENCY, IMBALANCE, MESSAGE, WARM_UP
+from schedc.draw import palette
+from schedc.draw.ansi import NORMAL, PLAIN, Style, Text, paint
+from schedc.draw.chart import Chart, longest
+from schedc.draw.layout import tick_step
+from schedc.draw.markup import quantity
+from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.schedule import Int64
+
+_WIDEST_CELL = 8
+"""Columns of the shortest cell at most: a tiny schedule need not fill a wide screen."""
+_NARROWEST = 10
+_FACTS = ("makespan", "bubble ratio", "span bubble ratio", "peak activations")
+
+_OVER = -1 - len(CLASSES)
+"""Sample of a time after the makespan. Idle time of class i is -1 - i, work is the row of its op."""
+
+_IDLE = {WARM_UP: "··", COOLDOWN: "··", DEPENDENCY: "░:", MESSAGE: "≈~", IMBALANCE: "▒%"}
+"""How idle time of each class looks, in blocks and in ASCII."""
+_ASCII_REST = "."
+
+_FAINT = Style(faint=True)
+_BOLD = Style(bold=True)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Columns of the common time axis, columns per time, and whether figures stand right of it."""
+
+    columns: int
+    scale: float
+    figures: bool
+
+
+def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) -> str:
+    """The charts, one above the other on one time axis, in lines of at most ``width`` characters (from 24).
+
+    colours: `ansi.PLAIN`, `CUBE` or `TRUE`. A column shows what runs in the middle of it (with colours: of each of
+    its halves), so that a cell shorter than that may be missing. Numerals are microbatches, where they fit.
+    """
+    left = max(len(_rank_name(chart.schedule.ranks - 1)) for chart in charts) + 1
+    figures = [_figures(chart) for chart in charts]
+    right = max(len(rows[0]) for rows in figures)
+    grid = _grid(charts, width - left, right)
+    lines: list[str] = []
+    for chart, rows in zip(charts, figures, strict=True):
+        facts = dict(chart.facts)
+        lines += [paint([Text(row, _BOLD)], colours) for row in wrap(chart.title, width)]
+        lines += wrap(", ".join(f"{name} {facts[name]}" for name in _FACTS), width)
+        axis = [Text("time".ljust(left) + _axis(grid), _FAINT)]
+        lines.append(paint([*axis, Text(rows[0], _FAINT)] if grid.figures else axis, colours).rstrip())
+        for rank in range(chart.schedule.ranks):
+            name = Text(_rank_name(rank).ljust(left), _BOLD)
+            lane = _coloured(chart, rank, grid) if colours else _letters(chart, rank, grid)
+            lines.append(paint([name, *lane, Text(rows[1 + rank] if grid.figures else "")], colours).rstrip())
+        lines.append("")
+    return "\n".join([*lines, *_legend(charts, width, colours)]) + "\n"
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _figures(chart: Chart) -> list[str]:
+    """Heading and one row per rank of the figures right of the lanes, equally wide."""
+    peaks = chart.memory.peak_memory if chart.weighted else chart.memory.peak_activations
+    columns = [
+        ["bubble", *map(quantity, chart.timeline.bubble.tolist())],
+        ["peak", *(quantity(float(peak)) for peak in peaks)],
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "".join("  " + text.rjust(w) for text, w in zip(row, widths, strict=True)) for row in zip(*columns, strict=True)
+    ]
+
+
+def _grid(charts: Sequence[Chart], room: int, figures: int) -> Grid:
+    """Whole columns for the shortest cell where that fits, so that equal cells look equal."""
+    shown = room - figures >= 2 * _NARROWEST
+    most = max(_NARROWEST, room - figures if shown else room)
+    whole = longest(charts)
+    if whole <= 0:
+        return Grid(most, 0.0, shown)
+    lengths = np.concatenate([chart.cells.end - chart.cells.start for chart in charts])
+    shortest = float(lengths[lengths > 0].min())
+    per_cell = min(int(most * shortest / whole * (1 + 1e-9)), _WIDEST_CELL)
+    scale = per_cell / shortest if per_cell else most / whole
+    return Grid(min(most, max(1, int(np.ceil(whole * scale * (1 - 1e-9))))), scale, shown)
+
+
+def _axis(grid: Grid) -> str:
+    """Times over the columns where they are, in steps of 1, 2 or 5 times a power of ten."""
+    row = [" "] * grid.columns
+    step = tick_step(grid.scale, 8) if grid.scale else 0.0
+    for i in range(int(grid.columns / (step * grid.scale)) + 1 if step else 0):
+        text, at = quantity(i * step), round(i * step * grid.scale)
+        if at + len(text) <= grid.columns:
+            row[at : at + len(text)] = text
+    return "".join(row)
+
+
+def _samples(chart: Chart, rank: int, grid: Grid, per_column: int) -> Int64:
+    """[columns * per_column] what the rank does in the middle of each part of a column; see `_OVER`."""
+    count = grid.columns * per_column
+    if not grid.scale:
+        return np.full(count, _OVER)
+    times = (np.arange(count) + 0.5) / (per_column * grid.scale)
+    result = np.where(times < chart.timeline.makespan, _idle_class(chart, rank, times), _OVER)
+    cells, of_rank = chart.cells, chart.cells.of_rank(rank)
+    start, end = cells.start[of_rank], cells.end[of_rank]
+    at = np.searchsorted(start, times, side="right") - 1
+    running = np.flatnonzero((at >= 0) & (times < end[np.maximum(at, 0)]) if start.size else at > 0)
+    cell = at[running] + of_rank.start
+    in_second = times[running] >= cells.middle[cell]
+    result[running] = np.where(in_second & (cells.second[cell] >= 0), cells.second[cell], cells.first[cell])
+    return result
+
+
+def _idle_class(chart: Chart, rank: int, times: npt.NDArray[np.floating[Any]]) -> Int64:
+    """[times] -1 - class of the idle time there, if the rank is idle there at all."""
+    bubbles = chart.bubbles
+    mine = bubbles.rank == rank
+    parts = bubbles.parts[:, mine]
+    begins = (bubbles.start[mine] + np.cumsum(parts, axis=0) - parts).T.ravel()
+    piece = np.searchsorted(begins, times, side="right") - 1
+    return np.asarray(-1 - np.maximum(piece, 0) % len(CLASSES), np.int64)
+
+
+def _runs(samples: Int64) -> Iterator[tuple[int, int, int]]:
+    """(first, end, value) of each run of equal samples."""
+    heads = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1))
+    for first, end in zip(heads.tolist(), [*heads[1:].tolist(), samples.size], strict=True):
+        yield first, end, int(samples[first])
+
+
+def _letters(chart: Chart, rank: int, grid: Grid) -> list[Text]:
+    """``F0--B0----`` in ASCII: letter (lower case: odd chunk) and microbatch where it fits."""
+    parts = []
+    for first, end, value in _runs(_samples(chart, rank, grid, 1)):
+        width = end - first
+        if value < 0:
+            parts.append((" " if value == _OVER else _idle_letter(-1 - value)) * width)
+            continue
+        schedule = chart.schedule
+        letter = LETTERS[schedule.kind[value]]
+        letter = letter.lower() if chart.cells.chunk[value] % 2 else letter
+        name = f"{letter}{schedule.microbatch[value]}"
+        parts.append((name if len(name) <= width else letter).ljust(width, "-"))
+    return [Text("".join(parts))]
+
+
+def _idle_letter(idle: int) -> str:
+    return _ASCII_REST if idle in (WARM_UP, COOLDOWN) else _IDLE[idle][1]
+
+
+def _coloured(chart: Chart, rank: int, grid: Grid) -> list[Text]:
+    """Blocks in the colours of `palette`, half a column fine, with the microbatch where it fits."""
+    samples = _samples(chart, rank, grid, 2)
+    glyphs = [_block(chart, left, right) for left, right in samples.reshape(-1, 2).tolist()]
+    for first, end, value in _runs(samples):
+        begin, width = -(-first // 2), end // 2 - -(-first // 2)
+        text = str(chart.schedule.microbatch[value]) if value >= 0 else ""
+        if not text or width < len(text) + (len(text) > 1):
+            continue
+        style = _style(chart, value)
+        apart = int(width > len(text) and end < samples.size and samples[end] >= 0)
+        label = text.center(width - apart) + "▕" * apart
+        glyphs[begin : begin + width] = [Text(character, style) for character in label]
+    return glyphs
+
+
+def _block(chart: Chart, left: int, right: int) -> Text:
+    """One column with this on its left and on its right half."""
+    if left < 0 and right < 0:
+        return Text(" " if left == _OVER else _IDLE[-1 - left][0], _FAINT)
+    if left == right:
+        return Text(" ", _style(chart, left))
+    fills = [_style(chart, value).fill if value >= 0 else "" for value in (left, right)]
+    if not fills[0]:
+        return Text("▐", Style(ink=fills[1]))
+    return Text("▌", Style(ink=fills[0], fill=fills[1]))
+
+
+def _style(chart: Chart, row: int) -> Style:
+    chunk = int(chart.cells.chunk[row])
+    fill = palette.FILLS[OpKind(int(chart.schedule.kind[row]))][palette.shade_of(chunk)]
+    return Style(palette.INKS[palette.ink_of(chunk)], fill, underlined=bool(chart.schedule.pair[row] >= 0))
+
+
+def _legend(charts: Sequence[Chart], width: int, colours: int) -> list[str]:
+    """What the letters, colours and dots mean, in lines of at most ``width`` characters."""
+    kinds = {int(kind) for chart in charts for kind in np.unique(chart.schedule.kind)}
+    chunks = min(2, max(chart.schedule.placement.chunks for chart in charts))
+    items: list[list[Text]] = []
+    for kind in (kind for kind in OpKind if kind in kinds):
+        swatches = [Text("  ", Style(fill=fill)) for fill in palette.FILLS[kind][:chunks]] if colours else []
+        items.append([*swatches, Text(f"{' ' * bool(swatches)}{kind.name} {FACTS[kind].name}")])
+    if chunks > 1:
+        items.append([Text("odd chunks: " + ("deep colours" if colours else "lower case"))])
+    if colours and any((chart.schedule.pair >= 0).any() for chart in charts):
+        items.append([Text("12", Style(underlined=True)), Text(" overlapped pair")])
+    for idle, name in enumerate(CLASSES):
+        if any(chart.bubbles.totals[idle].any() for chart in charts):
+            sign = _IDLE[idle][0] if colours else _idle_letter(idle)
+            items.append([Text(sign, _FAINT), Text(f" {name}")])
+    lines: list[list[Text]] = [[]]
+    for item in items:
+        if lines[-1] and _length(lines[-1]) + 3 + _length(item) > width:
+            lines.append([])
+        lines[-1] += [Text("   ", NORMAL)] * bool(lines[-1]) + item
+    return [paint(line, colours) for line in lines]
+
+
+def _length(texts: Sequence[Text]) -> int:
+    return sum(len(text.characters) for text in texts)
