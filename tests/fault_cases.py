@@ -71,6 +71,21 @@ def refusals(rank: int, world_size: int) -> list[list[str]]:
     return found
 
 
+def different_models(rank: int, world_size: int) -> list[str]:
+    """Rank 1 builds its model from another seed: fatal where a stage has two copies, and only there."""
+    found = []
+    for schedule in ("dualpipe", "1f1b"):
+        model = small_gpt(blocks=4)
+        if rank == 1:
+            nn.init.ones_(model.blocks[0].up.weight)
+        try:
+            Pipeline(model, compile_schedule(schedule, P=2, M=4), loss_fn=next_token_loss, timeout=20).close()
+            found.append("built")
+        except Exception as error:
+            found.append(str(error).splitlines()[0])
+    return found
+
+
 def changing_sizes(rank: int, world_size: int) -> list[str]:
     """Batch size and sequence length change from step to step; only the ends are given data."""
     _, pipe = build(timeout=20, ranks=world_size)

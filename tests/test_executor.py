@@ -15,9 +15,9 @@ from schedc_runtime.binding import bind
 from schedc_runtime.boundary import infer_boundaries
 from schedc_runtime.executor import Deadlock, Executor, InstructionError, run_together
 from schedc_runtime.handlers import HANDLERS, Cell
+from schedc_runtime.losses import Leftovers
 from schedc_runtime.names import label, sentence
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline import Leftovers
 from schedc_runtime.stage import Stage
 from schedc_runtime.transport import InProcessNetwork
 

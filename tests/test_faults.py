@@ -23,6 +23,11 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
         assert text.startswith(expected)
 
 
+def test_copies_of_a_stage_must_begin_equal() -> None:
+    answers = pool(2).run("fault_cases:different_models")
+    assert answers == [["ranks 0 and 1 differ in their weights of stage 0", "built"]] * 2
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sizes_may_change_between_steps(ranks: int) -> None:
     assert pool(ranks).run("fault_cases:changing_sizes") == [[]] * ranks

@@ -10,7 +10,7 @@ from runtime_cases import differences, gradients, next_token_loss, oracle, plain
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.executor import InstructionError
-from schedc_runtime.pipeline import NonFiniteLoss
+from schedc_runtime.losses import NonFiniteLoss
 from schedc_runtime.signature import BatchRefused
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor

@@ -6,16 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from hashlib import sha256
 from time import perf_counter_ns, time_ns
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import Program
 from schedc.passes.forward_only import forward_only
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
@@ -23,34 +21,17 @@ from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.deferral import counting_uses, spare_deferral
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
+from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
-from schedc_runtime.partition import Partition, partition
+from schedc_runtime.partition import partition
+from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, stages_of
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
-from schedc_runtime.stage import LossFunction, Stage, mean_loss
+from schedc_runtime.stage import LossFunction, Stage
 from schedc_runtime.transport import TransportError
 
 _SIGNATURES_KEPT = 16
 """Bound streams kept, one per input signature and mode: batches of changing length must not grow without bound."""
-
-Held = dict[tuple[int, int], Stage]
-"""The stages of one rank, by (pipe, stage)."""
-
-
-class NonFiniteLoss(RuntimeFault):
-    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value."""
-
-    def __init__(self, loss: float, microbatch: int, stage: int, stages: int) -> None:
-        self.microbatch, self.stage = microbatch, stage
-        where = f"stage {stage} was the first to produce a value that is not finite, for microbatch {microbatch}"
-        if stage == stages:
-            where = f"all stages produced finite values; the loss function did not, for microbatch {microbatch}"
-            self.stage = stages - 1
-        super().__init__(
-            f"the loss is {loss}: {where}",
-            "this step's gradients are spoilt: zero them before the next step",
-        )
-
 
 _AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
 """What every rank raises alike, with no message under way: the pipeline stays usable."""
@@ -58,10 +39,6 @@ _AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
 
 class PipelineBroken(RuntimeFault):
     """The pipeline has failed before and its messages are no longer in step."""
-
-
-class Leftovers(Exception):
-    """A program that ends before everything it produced has been used: not one that the compiler made."""
 
 
 class Pipeline:
@@ -102,14 +79,16 @@ class Pipeline:
         self.check_finite = check_finite
         # First, since other ranks take part in it: whatever fails below then fails on its own.
         self._network = Network(program, group, in_process, timeout)
-        self.partition = _cut(model, program, costs, split_points, blocks, inputs)
+        self.partition = partition(
+            model, program.stages, costs=costs, split_points=split_points, blocks=blocks, inputs=inputs
+        )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        self._device = _device_of(model)
+        self._device = device_of(model)
         self._local = self._network.local
         # A stage with two copies in one process needs parameters of its own for the second.
         copies = 1 if len(self._local) < program.ranks else program.placement.pipes
         modules = [self.partition.modules, *(deepcopy(self.partition.modules) for _ in range(1, copies))]
-        self._stages = {rank: _stages_of(modules, program, rank, loss_fn) for rank in self._local}
+        self._stages = {rank: stages_of(modules, program, rank, loss_fn) for rank in self._local}
         self._evaluation: Program | None = None
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
         self._boundaries: tuple[Boundary, ...] | None = None
@@ -241,18 +220,8 @@ class Pipeline:
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        x = self.program
-        mine = [
-            _digest(x.rank_start, x.kind, x.stage, x.microbatch, x.peer, x.message, x.batch),
-            _digest([(name, *spec) for name, spec in self._names.items()]),
-        ]
-        for rank, other in enumerate(self.control.gather("building the pipeline", mine)):
-            for what, a, b in zip(("program", "model"), mine, other, strict=True):
-                if a != b:
-                    raise RuntimeFault(
-                        f"ranks {self.rank} and {rank} were given a different {what}",
-                        f"build the same {what} on every rank of a pipeline",
-                    )
+        mine = fingerprint(self.program, self._names, self._copied())
+        check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(
         self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
@@ -275,7 +244,8 @@ class Pipeline:
             if trace:
                 self.intervals = {x.transport.rank: x.intervals or [] for x in executors}
         with self._guarded("the end of the step: sharing the loss"):
-            return self._share_loss(executors)
+            losses = {m: loss for stage in self._held() for m, loss in stage.take_losses().items()}
+            return share_loss(self.control, losses, executors, self.check_finite).to(self._device)
 
     def _execute(self, executors: list[Executor]) -> None:
         if self._network.in_process:
@@ -348,7 +318,7 @@ class Pipeline:
         if not torch.is_grad_enabled():
             yield
             return
-        copies = self._copied_parameters()
+        copies = [parameter for stage in self._copied() for parameter in stage.module.parameters()]
         before = [parameter.grad for parameter in copies]
         for parameter in copies:
             parameter.grad = None
@@ -357,48 +327,14 @@ class Pipeline:
             if old is not None:
                 parameter.grad = old if parameter.grad is None else old + parameter.grad
 
-    def _copied_parameters(self) -> list[nn.Parameter]:
-        """Parameters of stages that have a second copy on another rank."""
-        reduced = np.flatnonzero(self.program.kind == InstructionKind.REDUCE)
-        copied = set(zip(self.program.rank[reduced].tolist(), self.program.stage[reduced].tolist(), strict=True))
+    def _copied(self) -> list[Stage]:
+        """The stages here that have a second copy on another rank."""
         return [
-            parameter
+            stage
             for rank in self._local
             for stage in self._stages[rank].values()
-            if (rank, stage.index) in copied
-            for parameter in stage.module.parameters()
+            if stage.index in copied_stages(self.program, rank)
         ]
-
-    def _share_loss(self, executors: list[Executor]) -> Tensor:
-        losses = {m: loss for stage in self._held() for m, loss in stage.take_losses().items()}
-        dtype = str(next(iter(losses.values())).dtype).removeprefix("torch.") if losses else ""
-        mine = [dtype, {m: float(loss) for m, loss in losses.items()}]
-        everyone = self.control.gather("the end of the step, to share the loss", mine)
-        values = {int(m): value for _, part in everyone for m, value in part.items()}
-        name = next((name for name, _ in everyone if name), "")
-        if not name:
-            raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
-        if missing := sorted(set(range(self.program.microbatches)) - values.keys()):
-            raise Leftovers(f"the program formed no loss for the microbatches {missing}")
-        dtype_of_loss = getattr(torch, name)
-        mean = mean_loss({m: torch.tensor(value, dtype=dtype_of_loss) for m, value in values.items()})
-        if self.check_finite and not torch.isfinite(mean):
-            self._blame(executors, values, float(mean))
-        return mean.to(self._device)
-
-    def _blame(self, executors: list[Executor], losses: Mapping[int, float], mean: float) -> None:
-        """Raise `NonFiniteLoss` for the smallest microbatch, and of its stages the first, that is not finite."""
-        mine = [
-            (forward.microbatch, forward.stage.index)
-            for executor in executors
-            for forward, probes in executor.probes
-            if not all(bool(torch.isfinite(probe)) for probe in probes)
-        ]
-        found = [tuple(pair) for part in self.control.gather("naming what is not finite", mine) for pair in part]
-        stages = self.program.stages
-        bad = [m for m, value in sorted(losses.items()) if not torch.isfinite(torch.tensor(value))]
-        microbatch, stage = min(found + [(m, stages) for m in bad], default=(0, stages))
-        raise NonFiniteLoss(mean, microbatch, stage, stages)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -468,40 +404,3 @@ class Pipeline:
 def _is_echo(error: BaseException) -> bool:
     """Whether an error may be the consequence of another rank's."""
     return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)
-
-
-def _cut(
-    model: nn.Module,
-    program: Program,
-    costs: Sequence[float] | None,
-    split_points: Sequence[str] | None,
-    blocks: str | None,
-    inputs: Sequence[str] | None,
-) -> Partition:
-    return partition(
-        model, program.stages, costs=costs, split_points=split_points, blocks=blocks, inputs=inputs
-    )  # fmt: skip
-
-
-def _stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
-    """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
-    return {
-        (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
-        for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
-        for index, owner in enumerate(ranks)
-        if owner == rank
-    }
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "meta"}
-    if len(devices) > 1:
-        names = ", ".join(sorted(str(device) for device in devices))
-        raise RuntimeFault(f"the model lies on several devices: {names}", "move the whole model to this rank's device")
-    return next(iter(devices), torch.device("cpu"))
-
-
-def _digest(*parts: Any) -> str:
-    return sha256(
-        b"".join(part.tobytes() if hasattr(part, "tobytes") else repr(part).encode() for part in parts)
-    ).hexdigest()

@@ -27,8 +27,9 @@ from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Deadlock, InstructionError
 from schedc_runtime.launch import launch, launched
+from schedc_runtime.losses import Leftovers
 from schedc_runtime.partition import partition
-from schedc_runtime.pipeline import Leftovers, Pipeline
+from schedc_runtime.pipeline import Pipeline
 from schedc_runtime.reference import Microbatch, Reference, reference_step
 from schedc_runtime.signature import split
 from schedc_runtime.trace import chrome_trace, compare, measured_costs

@@ -1,0 +1,77 @@
+"""Which stages a rank holds, and whether all ranks were built from the same program and model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from schedc.ir.program import InstructionKind, Program
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.stage import LossFunction, Stage
+
+Held = dict[tuple[int, int], Stage]
+"""The stages of one rank, by (pipe, stage)."""
+
+
+def stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
+    """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
+    return {
+        (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
+        for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
+        for index, owner in enumerate(ranks)
+        if owner == rank
+    }
+
+
+def copied_stages(program: Program, rank: int) -> set[int]:
+    """Stages of ``rank`` whose gradients are summed with a second copy on another rank."""
+    reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.rank == rank))
+    return set(program.stage[reduced].tolist())
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that the model lies on; raises `RuntimeFault` for several."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "meta"}
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise RuntimeFault(f"the model lies on several devices: {names}", "move the whole model to this rank's device")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def fingerprint(program: Program, names: Mapping[str, Any], copies: Iterable[Stage]) -> dict[str, str]:
+    """What must be equal on all ranks that have it: the program, the model's names and shapes, the copied weights."""
+    x = program
+    columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
+    weights = {f"weights of stage {stage.index}": _digest(*map(_bytes, stage.module.parameters())) for stage in copies}
+    return {
+        "program": _digest(*(column.tobytes() for column in columns)),
+        "model": _digest(repr(sorted(names.items())).encode()),
+        **weights,
+    }
+
+
+def check_fingerprints(everyone: Sequence[Mapping[str, str]]) -> None:
+    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have."""
+    first: dict[str, tuple[int, str]] = {}
+    for rank, prints in enumerate(everyone):
+        for what, digest in prints.items():
+            other, known = first.setdefault(what, (rank, digest))
+            if known != digest:
+                raise RuntimeFault(
+                    f"ranks {other} and {rank} differ in their {what}",
+                    "build the same program and, with the same seed, the same model on every rank of a pipeline",
+                )
+
+
+def _bytes(parameter: Tensor) -> bytes:
+    flat = parameter.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def _digest(*parts: bytes) -> str:
+    return sha256(b"".join(parts)).hexdigest()
