@@ -61,6 +61,10 @@ class _Checker:
                 case t.Function():
                     self.function(item, names)
         self.places(tree, names)
+        if len(tree.orders) > 1:
+            self.one_of("S105", "`order for` line", [order.span for order in tree.orders], tree.span)
+        for order in tree.orders:
+            self.expr(order.microbatches, names)
         if len(tree.ranks) != 1:
             self.one_of("S105", "`rank r { ... }` block", [block.span for block in tree.ranks], tree.span)
         for block in tree.ranks:

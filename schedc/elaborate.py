@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
 from schedc.numbering import Unnumbered, number
 from schedc.place import build_placement
-from schedc.sizes import bind_sizes, in_order, role, unmet
+from schedc.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, unmet
 from schedc.syntax import tree as t
 
 _SHOWN = 10
@@ -42,7 +42,9 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     if expander.findings:
         raise DiagnosticError(expander.findings[:_SHOWN])
     starts = np.concatenate([[0], np.cumsum(rows.per_lane(ranks))]).astype(np.int64)
-    return _assemble(tree, evaluator, placement, expander.items, rows.codes, starts)
+    written = _written_for(tree, evaluator, placement, scope)
+    schedule = _assemble(tree, evaluator, placement, expander.items, rows.codes, starts, written)
+    return schedule if written is None else _without_the_missing(schedule, placement)
 
 
 def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
@@ -62,6 +64,41 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
     return scope
 
 
+def _written_for(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, scope: Scope) -> Placement | None:
+    """The placement with the microbatches that ``order for`` gives each pipe; None if there is no such line."""
+    for order in tree.orders:
+        count = int(evaluator.value(order.microbatches, scope))
+        most = int(np.diff(placement.first_microbatch).max())
+        if not most <= count <= 2 * MAX_MICROBATCHES:
+            message = f"the order is written for {count} microbatches, where a pipe has {most}"
+            help = f"write `order for max({count}, {role(tree, 'microbatches').name})`, or the like"
+            raise DiagnosticError([Diagnostic("S124", message, Label(order.span), help=help, source=tree.source)])
+        return replace(placement, first_microbatch=tuple(count * pipe for pipe in range(placement.pipes + 1)))
+    return None
+
+
+def _without_the_missing(schedule: Schedule, placement: Placement) -> Schedule:
+    """The order without the ops of microbatches that ``placement`` does not have; a pair may leave one op alone."""
+    written = schedule.placement
+    pipe = written.pipe_of_microbatch(schedule.microbatch)
+    local = schedule.microbatch - np.asarray(written.first_microbatch)[pipe]
+    first = np.asarray(placement.first_microbatch)
+    kept = local < np.diff(first)[pipe]
+    pair = schedule.pair[kept]
+    alone = np.bincount(pair[pair >= 0], minlength=int(pair.max(initial=-1)) + 1) < 2
+    return replace(
+        schedule,
+        placement=placement,
+        rank_start=np.concatenate([[0], np.cumsum(kept)])[schedule.rank_start],
+        kind=schedule.kind[kept],
+        stage=schedule.stage[kept],
+        microbatch=(local + first[pipe])[kept].astype(np.int32),
+        pair=np.where((pair >= 0) & ~np.append(alone, False)[pair], pair, np.int32(-1)),
+        phase=schedule.phase[kept],
+        span=schedule.span[kept],
+    )
+
+
 def _assemble(
     tree: t.ScheduleTree,
     evaluator: Evaluator,
@@ -69,8 +106,13 @@ def _assemble(
     items: list[Item],
     codes: Int64,
     starts: Int64,
+    written: Placement | None,
 ) -> Schedule:
-    """Number the microbatches and write the columns, rank by rank so that little is held besides them."""
+    """Number the microbatches and write the columns, rank by rank so that little is held besides them.
+
+    written: the placement with the microbatches that the order was written for, if not those of ``placement``.
+    """
+    placement = written or placement
     phases = tuple(dict.fromkeys(i.phase for i in items)) or ("",)
     kind_of = np.array([i.kind for i in items], np.int8)
     half_of = np.array([i.half for i in items], np.int8)

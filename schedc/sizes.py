@@ -9,9 +9,11 @@ from schedc.evaluate import MAX_VALUE, Evaluator, Scope
 from schedc.place import MAX_STAGES
 from schedc.syntax import tree as t
 
+MAX_MICROBATCHES = 65_536
+
 BOUNDS: dict[str, tuple[int, int]] = {
     "ranks": (1, 4_096),
-    "microbatches": (1, 65_536),
+    "microbatches": (1, MAX_MICROBATCHES),
     "chunks": (1, MAX_STAGES),
     "count": (0, MAX_VALUE),
 }

@@ -325,3 +325,53 @@ def test_the_bound_on_ops_is_exact() -> None:
     with pytest.raises(DiagnosticError) as caught:
         make(f"{body} F0 @ 0", P=1, M=4000)
     assert caught.value.diagnostics[0].position == ("S120", 2, 37)
+
+
+# Orders written for more microbatches than there are.
+
+SHORT = """schedule short(P: ranks = 2, M: microbatches = 2) {
+  %s
+  place linear
+  rank r { repeat P-1-r { F } repeat 3 - (P-1-r) { F & B } repeat P-1-r { B } }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "lines"),
+    [
+        (3, [["0F0", "0F1&0B0", "0F2&0B1", "0B2"], ["1F0&1B0", "1F1&1B1", "1F2&1B2"]]),
+        (2, [["0F0", "0F1&0B0", "0B1"], ["1F0&1B0", "1F1&1B1"]]),
+        (1, [["0F0", "0B0"], ["1F0&1B0"]]),
+    ],
+)
+def test_ops_of_missing_microbatches_are_left_out(microbatches: int, lines: list[list[str]]) -> None:
+    tree = parse(Source("short.sched", SHORT % "order for 3")).schedules[0]
+    schedule = elaborate(tree, {"M": microbatches})
+    assert schedule.microbatches == microbatches
+    assert [_cells(schedule, rank) for rank in range(2)] == lines
+
+
+def _cells(schedule: Schedule, rank: int) -> list[str]:
+    cells: list[str] = []
+    pair = -1
+    for op in schedule.ops(rank):
+        joined = op.pair >= 0 and op.pair == pair
+        cells[-1:] = [f"{cells[-1]}&{op}"] if joined else [*cells[-1:], str(op)]
+        pair = op.pair
+    return cells
+
+
+@pytest.mark.parametrize("line", ["order for M - 1", "order for 200000"])
+def test_an_order_is_for_enough_microbatches_and_not_too_many(line: str) -> None:
+    tree = parse(Source("short.sched", SHORT % line)).schedules[0]
+    with pytest.raises(DiagnosticError) as raised:
+        elaborate(tree, {})
+    assert [d.position for d in raised.value.diagnostics] == [("S124", 2, 3)]
+
+
+def test_one_order_line() -> None:
+    tree = parse(Source("short.sched", SHORT % "order for 3 order for 3")).schedules[0]
+    with pytest.raises(DiagnosticError) as raised:
+        elaborate(tree, {})
+    assert [d.position for d in raised.value.diagnostics] == [("S105", 2, 15)]

@@ -68,15 +68,14 @@ def torch_lines(schedule_class: Any, P: int, M: int, local: int) -> list[list[st
 def sizes_of_torch() -> Iterator[tuple[str, str, int, dict[str, int]]]:
     """Library name, torch's name, stages per rank, sizes."""
     for P in (1, 2, 3, 4, 5, 8):
-        for M in {2 * P - 1, 2 * P, 2 * P + 1, 3 * P + 2, 5 * P}:
+        for M in {1, P, 2 * P - 2, 2 * P - 1, 2 * P, 2 * P + 1, 3 * P + 2, 5 * P} - {0}:
             yield "zbv", "ScheduleZBVZeroBubble", 2, {"P": P, "M": M}
             if M >= 2 * P:
                 yield "dualpipev", "ScheduleDualPipeV", 2, {"P": P, "M": M}
-        for rounds in (1, 2, 3):
-            yield "zbh1", "ScheduleInterleavedZeroBubble", 1, {"P": P, "M": rounds * P}
+        for M in (m for m in {1, P - 1, P, P + 1, 2 * P, 2 * P + 2, 3 * P, 3 * P + 3} - {0} if m % max(1, m // P) == 0):
+            yield "zbh1", "ScheduleInterleavedZeroBubble", 1, {"P": P, "M": M}
             for v in (1, 2, 3):
-                sizes = {"P": P, "M": rounds * P, "v": v}
-                yield "interleaved_1f1b", "ScheduleInterleaved1F1B", v, sizes
+                yield "interleaved_1f1b", "ScheduleInterleaved1F1B", v, {"P": P, "M": M, "v": v}
 
 
 def test_torchs_orders() -> None:

@@ -143,7 +143,7 @@ def _tried(claim: tree.Claim, context: _Context) -> ClaimResult:
         why = "the condition does not hold at these costs"
     if not vectors:
         of_sizes = not mentioned(claim.condition) & COSTLY
-        why = "its condition does not hold at these sizes" if of_sizes else "no costs tried satisfy its condition"
+        why = "its condition does not hold at these sizes" if of_sizes else "its condition holds at these sizes for none of the costs tried"
         return ClaimResult(claim.text, claim.condition_text, None, 0, False, why)
     environment = _environment(claim, context, vectors)
     truth = _lanes(evaluate(claim.claim, environment), len(vectors), context.schedule.ranks)

@@ -62,7 +62,8 @@ S1: tuple[Code, ...] = (
     _code(
         "S105",
         "rank block",
-        "A schedule has exactly one `rank r { ... }` block. It describes all ranks, by expressions of r.",
+        "A schedule has exactly one `rank r { ... }` block, which describes all ranks by expressions of r, and at most"
+        " one `order for` line.",
         "  expect",
         "  rank q { }\n  expect",
     ),
@@ -187,5 +188,13 @@ S1: tuple[Code, ...] = (
         " rank without a stage, or shares out the microbatches wrongly between the pipes.",
         "place v",
         "place map(2*P) { stage s on rank s }",
+    ),
+    _code(
+        "S124",
+        "order for too few microbatches",
+        "`order for n` says that the order is written for n microbatches of each pipe, and leaves out the ops of those"
+        " that do not exist. n is at least the number that there are, and at most twice the largest legal one.",
+        "place v",
+        "place v  order for M - 1",
     ),
 )

@@ -52,6 +52,7 @@ class Build(Transformer[Token, t.FileTree]):
             of(t.Let),
             of(t.Function),
             of(t.Place),
+            of(t.OrderFor),
             of(t.RankBlock),
             of(t.Claim),
             span_of(name),
@@ -76,6 +77,9 @@ class Build(Transformer[Token, t.FileTree]):
 
     def names(self, *names: Token | None) -> tuple[str, ...]:
         return tuple(str(name) for name in names if name is not None)
+
+    def order_for(self, word: Token, _: Token, microbatches: t.Expr) -> t.OrderFor:
+        return t.OrderFor(microbatches, span_of(word).to(microbatches.span))
 
     def rank(self, word: Token, name: Token, block: tuple[Any, Span]) -> t.RankBlock:
         return t.RankBlock(str(name), block[0], span_of(word).to(span_of(name)))

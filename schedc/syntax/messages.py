@@ -11,12 +11,12 @@ from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source
 from schedc.syntax.tokens import span_of
 
-_KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "rank", "stage", "on", "expect", "when",
+_KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect", "when",
              "phase", "repeat", "for", "in", "if", "else", "and", "or", "not")  # fmt: skip
 
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (
-        frozenset({"REQUIRE", "PLACE", "RANK", "EXPECT", "FN", "LET"}),
+        frozenset({"REQUIRE", "PLACE", "ORDER", "RANK", "EXPECT", "FN", "LET"}),
         "another part of the schedule",
     ),
     (frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "OP", "OP_DIGIT"}), "an op or another statement"),

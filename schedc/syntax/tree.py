@@ -191,6 +191,14 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderFor:
+    """``order for n``: the order is written for n microbatches per pipe; those that do not exist are left out of it."""
+
+    microbatches: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class RankBlock:
     """``rank r { ... }``."""
 
@@ -221,6 +229,7 @@ class ScheduleTree:
     lets: tuple[Let, ...]
     functions: tuple[Function, ...]
     places: tuple[Place, ...]
+    orders: tuple[OrderFor, ...]
     ranks: tuple[RankBlock, ...]
     claims: tuple[Claim, ...]
     span: Span
