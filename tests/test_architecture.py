@@ -20,7 +20,7 @@ LAYERS = (
     ("schedc.ir",),
     ("schedc.codes", "schedc.syntax"),
     ("schedc.check",),
-    ("schedc.elaborate", "schedc.evaluate", "schedc.place", "schedc.sizes", "schedc.expand", "schedc.numbering"),
+    ("schedc.elaborate",),
     ("schedc.library", "schedc.cost"),
     ("schedc.analysis",),
     ("schedc.passes",),

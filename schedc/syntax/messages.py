@@ -11,8 +11,8 @@ from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source
 from schedc.syntax.tokens import span_of
 
-_KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect", "when",
-             "phase", "repeat", "for", "in", "if", "else", "and", "or", "not")  # fmt: skip
+_KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
+             "when", "phase", "repeat", "for", "in", "if", "else", "and", "or", "not")  # fmt: skip
 
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (

@@ -9,14 +9,14 @@ import numpy as np
 
 from schedc.check import check
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.evaluate import RANK, Evaluator, Scope
-from schedc.expand import Expander, Item, unpack
+from schedc.elaborate.evaluate import RANK, Evaluator, Scope
+from schedc.elaborate.expand import Expander, Item, unpack
+from schedc.elaborate.numbering import Unnumbered, number
+from schedc.elaborate.place import build_placement
+from schedc.elaborate.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, unmet
 from schedc.ir.ops import FACTS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
-from schedc.numbering import Unnumbered, number
-from schedc.place import build_placement
-from schedc.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, unmet
 from schedc.syntax import tree as t
 
 _SHOWN = 10

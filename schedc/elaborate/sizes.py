@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
-from schedc.evaluate import MAX_VALUE, Evaluator, Scope
-from schedc.place import MAX_STAGES
+from schedc.elaborate.evaluate import MAX_VALUE, Evaluator, Scope
+from schedc.elaborate.place import MAX_STAGES
 from schedc.syntax import tree as t
 
 MAX_MICROBATCHES = 65_536

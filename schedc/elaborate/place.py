@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from schedc.diagnostics import CompilerBug
-from schedc.evaluate import Evaluator, Scope, Value
+from schedc.elaborate.evaluate import Evaluator, Scope, Value
 from schedc.ir import placement
 from schedc.ir.placement import IntArray, Placement
 from schedc.source import Span

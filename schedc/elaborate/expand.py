@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.evaluate import RANK, Evaluator, Scope, Value
+from schedc.elaborate.evaluate import RANK, Evaluator, Scope, Value
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64
