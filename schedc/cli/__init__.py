@@ -16,6 +16,7 @@ from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
 from schedc.cli.export import export
 from schedc.cli.lookup import explain, list_command
+from schedc.cli.report import report
 from schedc.cli.run import run
 from schedc.cli.show import show
 from schedc.cli.watch import watch
@@ -53,5 +54,5 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check, show, watch, export, list_command, explain, run):
+for _command in (compile_command, check, show, watch, export, list_command, explain, report, run):
     main.add_command(_command)

@@ -37,4 +37,11 @@ S5: tuple[Code, ...] = (
         wrong=_file("bubble == (P-1)*(F+B)/(P-3)"),
         right=_file("bubble == (P-1)*(F+B)/(P-2)"),
     ),
+    Code(
+        "S503",
+        "too few sizes to derive formulas from",
+        "`schedc report` fits its formulas to a dozen or more legal sizes of 2 to 10 ranks, with up to about four "
+        "microbatches per rank, and verifies them at others. A schedule that its `require` confines to fewer sizes has "
+        "figures (`schedc check`), but no formulas.",
+    ),
 )

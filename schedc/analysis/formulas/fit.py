@@ -1,0 +1,168 @@
+"""Exact quasi-polynomials of sizes: which monomials are tried, and the fit of integer tables to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.ir.schedule import Int64
+
+Floats = npt.NDArray[np.float64]
+Table = Mapping[str, Int64]
+"""[n] columns by name: the sizes and, where a rank is meant, ``r``."""
+
+LARGEST_DENOMINATOR = 24
+SPARE = 1.4
+"""How many times more rows than coefficients a fit needs: the others confirm it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """A factor of monomials, as it is printed and as LaTeX; ``value`` of the columns of a table."""
+
+    text: str
+    latex: str
+    value: Callable[[Table], Int64]
+    rank: bool = False
+    """Whether it speaks of the rank."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Atom) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+Monomial = tuple[Atom, ...]
+"""A product of atoms; the empty one is 1."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Quasi-polynomials of sizes, one for each of some symbols: ``terms[monomial][symbol]``. One symbol for a count."""
+
+    terms: tuple[tuple[Monomial, tuple[Fraction, ...]], ...]
+
+    def at(self, table: Table) -> Floats:
+        """[n, symbols] the coefficients at every row."""
+        rows = len(next(iter(table.values())))
+        width = len(self.terms[0][1]) if self.terms else 1
+        total = np.zeros((rows, width))
+        for monomial, factors in self.terms:
+            total += monomial_values(monomial, table)[:, None] * np.array([float(f) for f in factors])
+        return total
+
+    def minus(self, other: Form) -> Form:
+        mine, theirs = dict(self.terms), dict(other.terms)
+        width = len((self.terms or other.terms)[0][1])
+        zero = (Fraction(0),) * width
+        merged = {
+            monomial: tuple(a - b for a, b in zip(mine.get(monomial, zero), theirs.get(monomial, zero), strict=True))
+            for monomial in (*mine, *(m for m in theirs if m not in mine))
+        }
+        return Form(tuple((m, factors) for m, factors in merged.items() if any(factors)))
+
+
+def monomial_values(monomial: Monomial, table: Table) -> Floats:
+    rows = len(next(iter(table.values())))
+    result = np.ones(rows)
+    for atom in monomial:
+        result = result * atom.value(table)
+    return result
+
+
+def size_atom(name: str, rank: bool = False) -> Atom:
+    return Atom(name, name, lambda table: table[name], rank)
+
+
+def families(
+    ranks: str, microbatches: str, others: tuple[str, ...], rank: str | None = None
+) -> Iterator[list[Monomial]]:
+    """Sets of monomials to try, from the plainest; each holds those before it.
+
+    Linear; products and squares; the parity of the number of ranks, and the distance of a rank to the nearer end;
+    whole rounds of microbatches, which latencies count.
+    """
+    P, M = size_atom(ranks), size_atom(microbatches)
+    extra = [size_atom(name) for name in others]
+    r = [size_atom(rank, rank=True)] if rank else []
+    single = [P, M, *extra, *r]
+    linear: list[Monomial] = [(), *((a,) for a in single)]
+    yield linear
+    products: list[Monomial] = [*combinations(single, 2), (P, P)]
+    products += [(P, M, a) for a in extra]
+    yield (bilinear := linear + products)
+    odd = Atom(f"({ranks} % 2)", rf"({ranks} \bmod 2)", lambda table: table[ranks] % 2)
+    shaped: list[Monomial] = [(odd,), (odd, P)]
+    if rank:
+        end = Atom(
+            f"min({rank}, {ranks} - 1 - {rank})",
+            rf"\min({rank}, {ranks} - 1 - {rank})",
+            lambda table: np.minimum(table[rank], table[ranks] - 1 - table[rank]),
+            rank=True,
+        )
+        shaped += [(end,), *((end, a) for a in extra)]
+    yield bilinear + shaped
+    if not rank:
+        rounds = [_rounds(ranks, microbatches, behind) for behind in (0, 1, 2)]
+        yield bilinear + shaped + [(a,) for a in rounds] + [(a, b) for a in rounds[:1] for b in (P, *extra)]
+
+
+def _rounds(ranks: str, microbatches: str, behind: int) -> Atom:
+    less = f"({microbatches} - {behind})" if behind else microbatches
+    return Atom(
+        f"({less}//{ranks})",
+        rf"\lfloor {less}/{ranks} \rfloor",
+        lambda table: (table[microbatches] - behind) // table[ranks],
+    )
+
+
+def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Form | None]:
+    """For each k the form that equals ``targets[:, k]`` at every row, or None if those monomials cannot make it.
+
+    targets: [n, K, symbols]. Monomials that depend on earlier ones at these rows are left out, so that the plainest
+    form is found. Coefficients are fractions, and are accepted only if they give every target exactly.
+    """
+    rows, count, symbols = targets.shape
+    kept, design = _independent(monomials, table)
+    if rows < SPARE * len(kept):
+        return [None] * count
+    flat = targets.reshape(rows, -1)
+    solution, *_ = np.linalg.lstsq(design, flat, rcond=None)
+    near = np.asarray(np.abs(design @ solution - flat) < 1e-6 * (1 + np.abs(flat)))
+    right = near.all(axis=0).reshape(count, symbols).all(axis=1)
+    cubes: Floats = np.asarray(solution.reshape(len(kept), count, symbols), np.float64)
+    return [_exact(kept, design, cubes[:, k], targets[:, k]) if right[k] else None for k in range(count)]
+
+
+def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: Floats) -> Form | None:
+    fractions = [[Fraction(float(x)).limit_denominator(LARGEST_DENOMINATOR) for x in row] for row in solution]
+    scale = np.lcm.reduce([f.denominator for row in fractions for f in row])
+    whole = np.array([[int(f * int(scale)) for f in row] for row in fractions], np.int64)
+    if not np.array_equal(design.astype(np.int64) @ whole, np.rint(target).astype(np.int64) * scale):
+        return None
+    terms = zip(monomials, (tuple(row) for row in fractions), strict=True)
+    return Form(tuple((m, row) for m, row in terms if any(row)))
+
+
+def _independent(monomials: list[Monomial], table: Table) -> tuple[list[Monomial], Floats]:
+    """The monomials that no combination of earlier ones equals at these rows, and their values [n, kept]."""
+    kept: list[Monomial] = []
+    columns: list[Floats] = []
+    basis: list[Floats] = []
+    for monomial in monomials:
+        values = monomial_values(monomial, table)
+        rest = values / max(1.0, float(np.linalg.norm(values)))
+        for _ in range(2):  # twice, for what rounding left
+            for direction in basis:
+                rest = rest - (rest @ direction) * direction
+        if (size := float(np.linalg.norm(rest))) > 1e-7:
+            kept.append(monomial)
+            columns.append(values)
+            basis.append(rest / size)
+    return kept, np.stack(columns, axis=1)

@@ -1,0 +1,52 @@
+"""Parts of the range of sizes in which one formula may hold, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.analysis.dependencies import Bools
+from schedc.ir.schedule import Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Sizes that satisfy a condition; ``texts`` says which, for ``P`` and ``M`` the names of the two parameters."""
+
+    texts: tuple[str, ...]
+    holds: Callable[[Int64, Int64], Bools]
+
+    def of(self, table: Mapping[str, Int64], ranks: str, microbatches: str) -> Bools:
+        """[n] which rows of the table are in the region."""
+        return np.asarray(self.holds(table[ranks], table[microbatches]), bool)
+
+    def conditions(self, ranks: str, microbatches: str) -> tuple[str, ...]:
+        return tuple(text.format(P=ranks, M=microbatches) for text in self.texts)
+
+
+REGIONS = (
+    Region((), lambda P, M: P > 0),
+    Region(("{P} >= 3",), lambda P, M: P >= 3),
+    Region(("{M} >= {P}",), lambda P, M: M >= P),
+    Region(("{P} >= 3", "{M} >= {P}"), lambda P, M: (P >= 3) & (M >= P)),
+    Region(("{M} % {P} == 0",), lambda P, M: M % P == 0),
+    Region(("{M} >= 2*{P}",), lambda P, M: M >= 2 * P),
+    Region(("{P} >= 4", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (M >= 2 * P)),
+    Region(("{M} % {P} == 0", "{M} >= 2*{P}"), lambda P, M: (M % P == 0) & (M >= 2 * P)),
+    Region(("{P} >= 4", "{P} % 2 == 0", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (P % 2 == 0) & (M >= 2 * P)),
+    Region(("{M} >= 3*{P}",), lambda P, M: M >= 3 * P),
+)
+
+NOWHERE = Region((), lambda P, M: P < 0)
+
+REMAINDERS = (
+    Region(("{M} < {P}",), lambda P, M: M < P),
+    Region(("{M} < 2*{P}",), lambda P, M: M < 2 * P),
+    Region(("{P} == 2",), lambda P, M: P == 2),
+    Region(("{P} <= 3",), lambda P, M: P <= 3),
+    Region(("{M} % {P} != 0",), lambda P, M: M % P != 0),
+    Region(("{M} < 3*{P}",), lambda P, M: M < 3 * P),
+)
+"""What is left where a formula holds in one of `REGIONS` only."""

@@ -1,0 +1,34 @@
+"""`schedc report`: bubble, memory and messages of a schedule as formulas."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from schedc.cli.common import EPILOG, json_argument
+
+
+@click.command(epilog=EPILOG)
+@click.argument("schedule")
+@click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX.")
+@json_argument
+def report(schedule: str, as_latex: bool, as_json: bool) -> None:
+    """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
+
+    They are fitted to exact critical paths at many sizes and verified at sizes and costs that they were not fitted to;
+    what fails there is reported as unknown, with the counterexample.
+    """
+    from schedc.analysis.formulas.derive import derive
+    from schedc.analysis.formulas.report import to_json, to_text
+    from schedc.library import open_schedule
+
+    tree = open_schedule(schedule)
+    with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.update(done * 100 // total - bar.pos)
+
+        facts = to_json(derive(tree, progress))
+    click.echo(json.dumps(facts) if as_json else to_text(facts, as_latex))
