@@ -63,16 +63,18 @@ function gapAt(chart, rank, time) {
   return gap >= low && time < chart.gaps.end[gap] ? gap : -1;
 }
 
-// The op of `producer` whose output `cell` takes; the whole cell's name where neither op is that (its rank was busy).
-function outputName(chart, producer, cell) {
-  for (const taken of opsOf(chart, cell)) {
-    for (const made of opsOf(chart, producer)) {
-      const forward = letter(taken) === "F" && letter(made) === "F" && made.stage === taken.stage - 1;
-      const backward = "BI".includes(letter(taken)) && "BI".includes(letter(made)) && made.stage === taken.stage + 1;
-      if (made.microbatch === taken.microbatch && (forward || backward)) return opName(made);
-    }
-  }
-  return cellName(chart, producer);
+// Whether an op takes the output of another.
+function takes(taker, maker) {
+  const forward = letter(taker) === "F" && letter(maker) === "F" && maker.stage === taker.stage - 1;
+  const backward = "BI".includes(letter(taker)) && "BI".includes(letter(maker)) && maker.stage === taker.stage + 1;
+  return maker.microbatch === taker.microbatch && (forward || backward);
+}
+
+// The ops of `producer` whose outputs `cell` takes.
+function outputNames(chart, producer, cell) {
+  const takers = opsOf(chart, cell);
+  const taken = opsOf(chart, producer).filter((maker) => takers.some((taker) => takes(taker, maker)));
+  return taken.map(opName).join(" & ");
 }
 
 // Why a cell starts when it does, in one sentence.
@@ -86,7 +88,7 @@ function reason(chart, cell) {
   if (waited > EPSILON && producer >= 0) {
     const from = rankOf(chart, producer);
     const flight = chart.p2p > 0 && from !== rank ? `, whose message took ${shortNumber(chart.p2p)}` : "";
-    return `waited ${shortNumber(waited)} for ${outputName(chart, producer, cell)} on rank ${from}${flight}`;
+    return `waited ${shortNumber(waited)} for ${outputNames(chart, producer, cell)} on rank ${from}${flight}`;
   }
   if (isFirst) return "no wait: first on its rank, at time 0";
   return `no wait: rank busy with ${cellName(chart, cell - 1)} until ${shortNumber(free)}`;

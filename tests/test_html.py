@@ -1,0 +1,330 @@
+"""The page: safe whatever names it is given, and in a real browser what it says, shows and does."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import chromium
+import numpy as np
+import pytest
+from chromium import Browser
+from random_schedules import random_schedule
+
+from schedc.analysis.memory import measure_memory
+from schedc.analysis.timeline import simulate
+from schedc.cost.costs import Costs
+from schedc.draw import palette
+from schedc.draw.chart import Chart
+from schedc.draw.html.page import draw_html
+from schedc.elaborate import elaborate
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+from schedc.library import open_schedule
+
+PAYLOADS = (
+    "</script><script>window.hacked=1</script>",
+    "<!--<script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "</title><svg onload=window.hacked=1>",
+    "]]></style><style>*{display:none}",
+    "{{script}} {{data}} \\u003c &lt;script&gt; \u2028\u2029\x00\x1b[31m\u202e'`${window.hacked=1}",
+)
+
+
+def chart_of(schedule: Schedule, costs: Costs | None = None) -> Chart:
+    costs = costs or Costs()
+    return Chart.of(schedule, simulate(schedule, costs), measure_memory(schedule, costs), costs)
+
+
+def named(name: str, costs: Costs | None = None, **sizes: int) -> Chart:
+    return chart_of(elaborate(open_schedule(name), sizes), costs)
+
+
+class Reader(HTMLParser):
+    """What a page consists of: its elements with their attributes, comments, the style, the data and the script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, tuple[Any, ...]]] = []
+        self.comments: list[str] = []
+        self._raw: dict[int, str] = {}
+        self.feed(page)
+        self.close()
+        self.style, self.data, self.script = self._raw.values()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(attrs)))
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem in {"style", "script"}:
+            number = len(self.elements)
+            self._raw[number] = self._raw.get(number, "") + data
+
+    @property
+    def page_data(self) -> Any:
+        return json.loads(self.data)
+
+
+def hostile(payload: str) -> Chart:
+    schedule = random_schedule(7)
+    return chart_of(replace(schedule, name=payload, doc=payload, sizes={payload: 1}, phases=(payload,)))
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_names_cannot_become_markup(payload: str) -> None:
+    plain = Reader(draw_html([hostile("x")]))
+    page = draw_html([hostile(payload)])
+    read = Reader(page)
+    assert read.elements == plain.elements
+    assert read.comments == []
+    shown = read.page_data["charts"][0]
+    assert shown["phases"][0].replace(" ", "").startswith(payload[:12].replace(" ", ""))
+    assert not re.search("[\u2028\u2029\u202e\x00\x1b]", page)
+
+
+def test_the_policy_names_what_the_page_holds_and_nothing_else() -> None:
+    read = Reader(draw_html([named("1f1b")]))
+    (policy,) = [dict(attributes)["content"] for tag, attributes in read.elements if "http-equiv" in dict(attributes)]
+    script, style = (
+        "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (read.script, read.style)
+    )
+    assert policy == f"default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'"
+    refers = {"src", "href", "style", "action", "data", "srcset"}
+    assert not [name for _, attributes in read.elements for name, _ in attributes if name in refers or name[:2] == "on"]
+    assert not re.search(r"https?://|//#|@import|url\(|innerHTML|eval\(", read.script + read.style)
+
+
+@pytest.mark.parametrize("costs", [Costs(), Costs(F=0.1, I=0.7, W=1 / 3, p2p=0.05)])
+def test_the_data_are_the_analyses(costs: Costs) -> None:
+    for seed in range(8):
+        chart = chart_of(random_schedule(seed), costs)
+        page = draw_html([chart])
+        assert page == draw_html([chart])
+        (data,) = Reader(page).page_data["charts"]
+        known, cells = chart.timeline.dependencies, data["cells"]
+        np.testing.assert_allclose(cells["start"], chart.timeline.start, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(cells["end"], chart.timeline.end, rtol=1e-9, atol=1e-9)
+        assert cells["bound"] == chart.timeline.bound_by.tolist()
+        assert cells["stage"] == chart.schedule.stage[known.first].tolist()
+        assert data["critical"] == chart.critical.tolist()
+        pairs = np.array(cells.get("microbatch2", np.full(len(known), -1)))
+        assert (pairs >= 0).tolist() == known.pairs.tolist()
+        np.testing.assert_allclose(np.sum(data["totals"], axis=0), data["bubble"], atol=1e-9)
+        held = np.array(cells["held"])
+        peaks = [held[known.rank_start[r] : known.rank_start[r + 1]].max(initial=0) for r in range(data["ranks"])]
+        assert peaks == data["peaks"]
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if not chromium.PATH:
+        pytest.skip("needs chromium, google-chrome or chromium-browser on the PATH")
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+class Seen:
+    """A page in the browser, with places of lanes and times on the screen."""
+
+    def __init__(self, browser: Browser, path: Path, *charts: Chart) -> None:
+        path = path / "page.html"
+        path.write_text(draw_html(charts), encoding="utf-8")
+        browser.open(path)
+        self.browser = browser
+        assert browser.urls == [path.as_uri()], "the page loads nothing but itself"
+
+    def state(self, name: str) -> str:
+        return str(self.browser.value(f"document.getElementById('canvas').dataset.{name}"))
+
+    def number(self, name: str) -> float:
+        return float(self.state(name))
+
+    def at(self, time: float, rank: int, chart: int = 0) -> tuple[float, float]:
+        """The point of the screen, in px, where a rank's cells are at a time."""
+        return self.points([(time, rank)], chart)[0]
+
+    def points(self, places: list[tuple[float, int]], chart: int = 0) -> list[tuple[float, float]]:
+        box = self.browser.value("(({left, top, width}) => ({left, top, width}))(canvas.getBoundingClientRect())")
+        state = self.browser.value("({...canvas.dataset})")
+        gutter, low, high = (float(state[name]) for name in ("gutter", "from", "to"))
+        scale = (box["width"] - gutter - float(state["right"])) / (high - low)
+        first = box["top"] + float(state["tops"].split()[chart]) - float(state["scroll"]) + 8
+        return [(box["left"] + gutter + (t - low) * scale, first + rank * float(state["pitch"])) for t, rank in places]
+
+    def hover(self, time: float, rank: int, chart: int = 0) -> list[str]:
+        """The lines of the tooltip there."""
+        self.browser.mouse("Moved", *self.at(time, rank, chart))
+        return list(self.browser.value("tip.hidden ? [] : [...tip.children].map(line => line.textContent)"))
+
+    def colours(self, places: list[tuple[float, int]], chart: int = 0) -> list[str]:
+        """What is painted above the numerals there."""
+        left, top = self.browser.value("(({left, top}) => [left, top])(canvas.getBoundingClientRect())")
+        points = [[x - left, y - top - 4] for x, y in self.points(places, chart)]
+        read = "[...canvas.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3)"
+        pixels = self.browser.value(f"{points}.map(([x, y]) => {read})")
+        return ["#" + "".join(f"{value:02x}" for value in pixel) for pixel in pixels]
+
+    def finish(self) -> None:
+        assert self.browser.faults == []
+
+
+def test_hover_tells_the_op_its_cost_and_the_reason_of_the_wait(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("1f1b", P=4, M=8))
+    assert seen.hover(11.5, 0) == [
+        "0B0 on rank 0",
+        "full backward of microbatch 0, stage 0 (chunk 0)",
+        "phase steady",
+        "10 to 12, cost 2",
+        "waited 6 for 1B0 on rank 1 (dependency)",
+        "activations held: at most 4, then 3",
+    ]
+    assert seen.hover(1.5, 0)[4] == "no wait: rank busy with 0F0 until 1"
+    assert seen.hover(0.5, 0)[4] == "no wait: first on its rank, at time 0"
+    assert seen.hover(3.5, 3)[4] == "waited 3 for 2F0 on rank 2 (warm-up)"
+    assert seen.hover(8.0, 0) == ["idle on rank 0: dependency", "4 to 10, 6 long", "0B0 waited 6 for 1B0 on rank 1"]
+    assert seen.hover(32.0, 3) == ["idle on rank 3: cooldown", "27 to 33, 6 long", "nothing left to do"]
+    seen.finish()
+
+
+def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("1f1b", Costs(p2p=0.5), P=2, M=2), named("dualpipev", P=4, M=10))
+    assert seen.hover(6.0, 0)[4] == ("waited 3 for 1B0 on rank 1, whose message took 0.5 (dependency 2, message 1)")
+    pair = seen.hover(24.0, 0, 1)
+    assert pair[0] == "7F4 & 0B0 on rank 0 (overlapped pair)"
+    assert pair[1:3] == [
+        "forward of microbatch 4, stage 7 (chunk 1)",
+        "full backward of microbatch 0, stage 0 (chunk 0)",
+    ]
+    assert pair[5] == "waited 3 for 6F4 & 1B0 on rank 1 (dependency)"
+    seen.finish()
+
+
+def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("1f1b", P=4, M=8))
+    x, y = seen.at(13.5, 0)
+    browser.mouse("Wheel", x, y, deltaX=0, deltaY=-500)
+    assert seen.number("to") - seen.number("from") == pytest.approx(33 * np.exp(-0.8), rel=1e-6)
+    assert seen.at(13.5, 0)[0] == pytest.approx(x, abs=1), "the time under the pointer stays there"
+    before = seen.number("from")
+    browser.drag(x, y, -200)
+    moved = seen.number("from")
+    assert moved > before
+    assert seen.state("cell") == "", "a drag chooses nothing"
+    browser.click(x, y)
+    chosen = seen.state("cell")
+    assert seen.state("microbatch") == re.sub(r".*\D", "", chosen)
+    browser.key("ArrowLeft")
+    assert seen.number("from") < moved
+    browser.key("+")
+    browser.key("-")
+    browser.key("0")
+    assert (seen.number("from"), seen.number("to")) == (0, 33)
+    browser.key("-")
+    assert (seen.number("from"), seen.number("to")) == (0, 33), "there is nothing beyond the step"
+    browser.key("c")
+    assert seen.state("critical") == "true"
+    browser.key("Escape")
+    assert (seen.state("cell"), seen.state("microbatch")) == ("", "-1")
+    seen.finish()
+
+
+def test_walking_from_cell_to_what_it_waited_for(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("1f1b", P=4, M=8))
+    browser.click(*seen.at(11.5, 0))
+    assert seen.state("cell") == "0B0"
+    assert "waited 6 for 1B0 on rank 1" in str(browser.value("details.textContent"))
+    trail = []
+    for _ in range(5):
+        browser.key("w")
+        trail.append(seen.state("cell"))
+    assert trail == ["1B0", "2B0", "3B0", "3F0", "2F0"]
+    browser.key("ArrowRight", shift=True)
+    assert seen.state("cell") == "2F1"
+    browser.key("ArrowDown", shift=True)
+    assert seen.state("cell") == "3F0"
+    seen.finish()
+
+
+def test_cells_have_the_colours_of_the_palette_and_one_microbatch_stands_out(browser: Browser, tmp_path: Path) -> None:
+    chart = named("zbv", P=4, M=8)
+    seen = Seen(browser, tmp_path, chart)
+    cells, schedule = chart.cells, chart.schedule
+    rows = cells.first
+    fills = [
+        palette.FILLS[OpKind(kind)][palette.shade_of(chunk)]
+        for kind, chunk in zip(schedule.kind[rows].tolist(), cells.chunk[rows].tolist(), strict=True)
+    ]
+    middles = list(zip(((cells.start + cells.end) / 2).tolist(), cells.rank.tolist(), strict=True))
+    assert seen.colours(middles) == fills
+    browser.value("microbatch.focus()")
+    browser.key("3")
+    assert seen.state("microbatch") == "3"
+    bright = [painted == fill for painted, fill in zip(seen.colours(middles), fills, strict=True)]
+    assert bright == (schedule.microbatch[rows] == 3).tolist()
+    seen.finish()
+
+
+def test_the_table_sums_the_classes(browser: Browser, tmp_path: Path) -> None:
+    chart = named("1f1b", Costs(F=(1, 1, 2, 1), B=(2, 2, 4, 2), p2p=0.25), P=4, M=12)
+    Seen(browser, tmp_path, chart).finish()
+    rows = browser.value("[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+    heads = browser.value("[...document.querySelectorAll('thead th')].map(c => c.textContent)")
+    assert heads[2:8] == ["bubble", "warm-up", "cooldown", "dependency", "message", "imbalance"]
+    assert len(rows) == 4
+    for rank, row in enumerate(rows):
+        bubble, *classes = map(float, row[2:8])
+        assert sum(classes) == pytest.approx(bubble)
+        assert bubble == pytest.approx(chart.timeline.bubble[rank])
+
+
+def test_two_schedules_share_the_axis_and_dark_is_dark(browser: Browser, tmp_path: Path) -> None:
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    seen = Seen(browser, tmp_path, named("1f1b", P=4, M=8), named("gpipe", P=4, M=8))
+    assert seen.hover(0.5, 0)[0] == seen.hover(0.5, 0, 1)[0] == "0F0 on rank 0"
+    assert seen.hover(9.0, 0)[0] == "idle on rank 0: dependency"
+    assert seen.hover(9.0, 0, 1)[0] == "idle on rank 0: dependency"
+    assert seen.colours([(0.5, 0)], 1) == [palette.FILLS[OpKind.F][0]]
+    ground, ink = browser.value("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    colours = ["#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", text)) for text in (ground, ink)]
+    assert palette.luminance(colours[0]) < 0.02
+    assert palette.contrast(*colours) > 12
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    seen.finish()
+
+
+def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -> None:
+    for payload in PAYLOADS:
+        seen = Seen(browser, tmp_path, hostile(payload))
+        assert browser.value("typeof window.hacked") == "undefined"
+        assert payload[:8].strip() in str(browser.value("document.querySelector('h1').textContent"))
+        assert browser.value("document.querySelectorAll('h1 *, p *:not(kbd), img, svg').length") == 0
+        seen.finish()
+
+
+def test_a_hundred_thousand_cells(browser: Browser, tmp_path: Path) -> None:
+    chart = named("zbv", P=32, M=640)
+    assert len(chart.cells) > 100_000
+    seen = Seen(browser, tmp_path, chart)
+    assert browser.value("document.querySelectorAll('*').length") < 1000
+    for _ in range(9):
+        browser.mouse("Wheel", *seen.at(1000.5, 3), deltaX=0, deltaY=-500)
+    rank = chart.cells.of_rank(3)
+    cell = rank.start + int(np.searchsorted(chart.cells.start[rank], 1000.5, side="right")) - 1
+    row = int(chart.cells.first[cell])
+    assert seen.hover(1000.5, 3)[0] == chart.schedule.describe(row).replace("(", "on ").rstrip(")")
+    seen.finish()
