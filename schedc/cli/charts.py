@@ -41,7 +41,8 @@ def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple
     own = {name: value for name, value in sizes.items() if name in known[0] or name not in known[1]}
     first = _chart(trees[0], own, costs[0])
     shared = {**sizes, **first.schedule.sizes}
-    return first, _chart(trees[1], {name: shared[name] for name in shared if name in known[1]}, costs[1])
+    common = {parameter.name: shared[parameter.name] for parameter in trees[1].parameters if parameter.name in shared}
+    return first, _chart(trees[1], common, costs[1])
 
 
 def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> str:
