@@ -89,8 +89,10 @@ const SHIFTED = {
   ArrowDown: () => walk(0, 1),
 };
 
+// Letters and signs work wherever the page has the focus; keys that scroll a page belong to the drawing when it has it.
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "INPUT") return;
+  if (event.target !== canvas && event.key.length > 1 && event.key !== "Escape") return;
   const action = (event.shiftKey && SHIFTED[event.key]) || KEYS[event.key];
   if (!action) return;
   event.preventDefault();
@@ -167,7 +169,7 @@ function start() {
   canvas.addEventListener("pointerup", onUp);
   canvas.addEventListener("pointercancel", () => (drag = null));
   canvas.addEventListener("pointerleave", () => showTip(null));
-  canvas.addEventListener("keydown", onKey);
+  addEventListener("keydown", onKey);
   byId("zoom-in").addEventListener("click", () => zoom(1.4));
   byId("zoom-out").addEventListener("click", () => zoom(1 / 1.4));
   byId("fit").addEventListener("click", () => setRange(0, WHOLE));
@@ -180,7 +182,9 @@ function start() {
     redraw();
   });
   byId("microbatch").addEventListener("keydown", (event) => {
-    if (event.key === "Escape" || event.key === "Enter") canvas.focus();
+    if (event.key !== "Escape" && event.key !== "Enter") return;
+    if (event.key === "Escape") clear();
+    canvas.focus();
   });
   box.addEventListener("scroll", () => {
     view.scroll = box.scrollTop;

@@ -24,11 +24,12 @@ function buildHeads() {
 }
 
 // A small canvas with each fill side by side, and what they mean.
-function legendItem(fills, text) {
+function legendItem(fills, text, strength = 1) {
   const item = make("span", "", byId("legend"));
   const swatch = make("canvas", "", item);
   [swatch.width, swatch.height] = [60, 28];
   const pen = swatch.getContext("2d");
+  pen.globalAlpha = strength;
   fills.forEach((fill, i) => {
     pen.fillStyle = fill;
     pen.fillRect((i * 60) / fills.length, 0, 60 / fills.length, 28);
@@ -46,12 +47,15 @@ function buildLegend() {
   if (chunks > 1) make("span", "pale: even chunks, deep: odd chunks; the numeral is the microbatch", byId("legend"));
   else make("span", "the numeral is the microbatch", byId("legend"));
   page.classes.forEach((name, i) => {
-    if (charts.some((chart) => chart.totals[i].some((total) => total > 0))) legendItem([hatches[name]], `idle: ${name}`);
+    const occurs = charts.some((chart) => chart.totals[i].some((total) => total > 0));
+    if (occurs) legendItem([hatches[name]], `idle: ${name}`);
   });
   legendItem([colours["curve-fill"], colours.curve], charts.map((chart) => `${chart.unit} held`)[0]);
   const phases = new Set(charts.length === 1 ? charts[0].phases : []);
   if (phases.size < 2) return;
-  [...phases].slice(0, 12).forEach((name, i) => legendItem([page.phaseTints[i % page.phaseTints.length]], `phase ${name}`));
+  [...phases].slice(0, 12).forEach((name, i) => {
+    legendItem([page.phaseTints[i % page.phaseTints.length]], `phase ${name}`, Number(colours["phase-strength"]));
+  });
 }
 
 function buildTables() {
@@ -63,10 +67,12 @@ function buildTables() {
     const table = make("table", "", box);
     const head = make("tr", "", make("thead", "", table));
     const shown = page.classes.map((_, i) => i).filter((i) => page.classes[i] !== "message" || chart.p2p > 0);
-    const titles = ["rank", "busy", "bubble", ...shown.map((i) => page.classes[i]), "of the makespan", `peak ${chart.unit}`];
+    const classes = shown.map((i) => page.classes[i]);
+    const titles = ["rank", "busy", "bubble", ...classes, "of the makespan", `peak ${chart.unit}`];
     for (const title of titles) make("th", title, head).scope = "col";
     const body = make("tbody", "", table);
-    const share = (bubble, ranks) => (chart.makespan > 0 ? `${((100 * bubble) / ranks / chart.makespan).toFixed(1)} %` : "");
+    const share = (bubble, ranks) =>
+      chart.makespan > 0 ? `${((100 * bubble) / ranks / chart.makespan).toFixed(1)} %` : "";
     const fill = (row, values) => {
       for (const value of values) {
         const cell = make("td", typeof value === "number" ? shortNumber(value) : value, row);
@@ -84,7 +90,8 @@ function buildTables() {
     const foot = make("tr", "", make("tfoot", "", table));
     make("th", "all", foot).scope = "row";
     const all = sum(chart.bubble);
-    fill(foot, [sum(chart.busy), all, ...shown.map((i) => sum(chart.totals[i])), share(all, chart.ranks), chart.highest]);
+    const sums = shown.map((i) => sum(chart.totals[i]));
+    fill(foot, [sum(chart.busy), all, ...sums, share(all, chart.ranks), chart.highest]);
   }
 }
 

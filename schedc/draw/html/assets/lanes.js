@@ -1,0 +1,172 @@
+// One lane: phases, idle time, cells and memory; only what is in view, and never more pieces than there are pixels.
+function paintLane(chart, rank, y) {
+  const { start, end } = chart.cells;
+  const high = chart.rankStart[rank + 1];
+  const from = firstWhere(chart.rankStart[rank], high, (cell) => end[cell] >= view.from);
+  const to = firstWhere(from, high, (cell) => start[cell] > view.to);
+  paintPhases(chart, from, to, y);
+  paintGaps(chart, rank, y + ROWS.phases);
+  paintCells(chart, from, to, y + ROWS.phases);
+  paintMemory(chart, rank, from, to, y + ROWS.phases + ROWS.cells);
+}
+
+// x of a time, kept near what is seen: a canvas is exact only for moderate numbers.
+const nearX = (time) => Math.min(Math.max(xOf(time), GUTTER - 4), view.width + 4);
+
+function paintPhases(chart, from, to, y) {
+  const { start, end, phase } = chart.cells;
+  if (chart.phases.length < 2) return;
+  context.globalAlpha = Number(colours["phase-strength"]);
+  for (let cell = from; cell < to; ) {
+    const number = phase[cell];
+    const x = nearX(start[cell]);
+    let last = cell;
+    while (last + 1 < to && phase[last + 1] === number) last++;
+    context.fillStyle = page.phaseTints[number % page.phaseTints.length];
+    context.fillRect(x, y, Math.max(nearX(end[last]) - x, 0.5), ROWS.phases - 1);
+    cell = last + 1;
+  }
+  context.globalAlpha = 1;
+}
+
+// Idle time; in each wait the classes stand in their order, imbalance and messages last, before the cell.
+function paintGaps(chart, rank, y) {
+  const { start, end } = chart.gaps;
+  const high = chart.gapStart[rank + 1];
+  let gap = firstWhere(chart.gapStart[rank], high, (g) => end[g] >= view.from);
+  for (; gap < high && start[gap] <= view.to; gap++) {
+    let time = start[gap];
+    const pieces = chosen.classes ? page.classes.map((name, i) => [name, chart.parts[i][gap]]) : [];
+    for (const [name, part] of chosen.classes ? pieces : [["idle", end[gap] - start[gap]]]) {
+      if (part <= 0) continue;
+      const x = nearX(time);
+      time += part;
+      context.fillStyle = hatches[name];
+      if (nearX(time) - x > 0.3) context.fillRect(x, y, nearX(time) - x, ROWS.cells);
+    }
+  }
+}
+
+function paintCells(chart, from, to, y) {
+  if (to > from && (to - from) * 2 > plotWidth()) return paintBlend(chart, from, to, y);
+  const { start, end, middle, kind2 } = chart.cells;
+  context.font = `11px ${FONT}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (let cell = from; cell < to; cell++) {
+    const [left, right] = [nearX(start[cell]), nearX(end[cell])];
+    const ops = opsOf(chart, cell);
+    const paired = chart.paired && kind2[cell] >= 0;
+    const seam = paired ? nearX(middle[cell]) : right;
+    paintOp(chart, ops[0], left, seam, y);
+    if (!paired) continue;
+    paintOp(chart, ops[1], seam, right, y);
+    paintPairEdge(left, right, y, ops);
+  }
+  context.globalAlpha = 1;
+}
+
+// Cells thinner than pixels: every column shows the mean of its cells' colours, as dense as it is covered.
+function paintBlend(chart, from, to, y) {
+  const { start, end, middle, kind2 } = chart.cells;
+  const sums = new Float64Array(4 * (Math.ceil(plotWidth() + RIGHT) + 1));
+  const add = (op, low, high) => {
+    const [red, green, blue] = rgbOf(page.fills[op.kind][chunkOf(chart, op.stage, op.microbatch) % 2]);
+    for (let column = Math.floor(low); column < high && column * 4 < sums.length; column++) {
+      const part = Math.min(high, column + 1) - Math.max(low, column);
+      if (column < 0 || part <= 0) continue;
+      sums[4 * column] += red * part;
+      sums[4 * column + 1] += green * part;
+      sums[4 * column + 2] += blue * part;
+      sums[4 * column + 3] += part;
+    }
+  };
+  const marked = [];
+  for (let cell = from; cell < to; cell++) {
+    const [left, right] = [nearX(start[cell]) - GUTTER, nearX(end[cell]) - GUTTER];
+    const ops = opsOf(chart, cell);
+    const seam = ops.length > 1 ? nearX(middle[cell]) - GUTTER : right;
+    add(ops[0], left, seam);
+    if (ops.length > 1) add(ops[1], seam, right);
+    if (chosen.microbatch >= 0 && holds(chart, cell, chosen.microbatch)) marked.push(cell);
+  }
+  const strength = chosen.microbatch < 0 ? 1 : 0.22;
+  for (let column = 0; column * 4 < sums.length; column++) {
+    const covered = sums[4 * column + 3];
+    if (covered < 0.004) continue;
+    const mean = [0, 1, 2].map((i) => Math.round(sums[4 * column + i] / covered));
+    context.fillStyle = `rgb(${mean.join()})`;
+    context.globalAlpha = strength * Math.min(covered, 1);
+    context.fillRect(GUTTER + column, y, 1, ROWS.cells);
+  }
+  for (const cell of marked) {
+    for (const op of opsOf(chart, cell)) {
+      const isSecond = op.kind === kind2?.[cell];
+      if (op.microbatch === chosen.microbatch) {
+        paintOp(chart, op, nearX(isSecond ? middle[cell] : start[cell]), nearX(end[cell]), y);
+      }
+    }
+  }
+  context.globalAlpha = 1;
+}
+
+const known = new Map();
+function rgbOf(colour) {
+  if (!known.has(colour)) known.set(colour, [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)));
+  return known.get(colour);
+}
+
+function paintOp(chart, op, left, right, y) {
+  const chunk = chunkOf(chart, op.stage, op.microbatch);
+  const width = right - left;
+  const isChosen = chosen.microbatch === op.microbatch;
+  context.globalAlpha = chosen.microbatch < 0 || isChosen ? 1 : 0.22;
+  context.fillStyle = page.fills[op.kind][chunk % 2];
+  const drawn = width >= 4 ? width - 1 : isChosen ? Math.max(width, 1.5) : width;
+  context.fillRect(left, y, drawn, ROWS.cells);
+  const text = String(op.microbatch);
+  if (width < 7 * text.length + 3) return;
+  context.fillStyle = page.inks[chunk % page.inks.length];
+  context.fillText(text, (left + right) / 2 - 0.5, y + ROWS.cells / 2 + 0.5);
+}
+
+function paintPairEdge(left, right, y, ops) {
+  if (right - left < 6) return;
+  const isChosen = chosen.microbatch < 0 || ops.some((op) => op.microbatch === chosen.microbatch);
+  context.globalAlpha = isChosen ? 1 : 0.22;
+  context.strokeStyle = colours.edge;
+  context.lineWidth = 1.2;
+  context.strokeRect(left + 0.6, y + 0.6, right - left - 2.2, ROWS.cells - 1.2);
+}
+
+// What the rank holds: the most in each pixel, so that no peak is lost.
+function paintMemory(chart, rank, from, to, y) {
+  const { start, end, held, after } = chart.cells;
+  const columns = new Float64Array(Math.max(0, Math.ceil(nearX(chart.makespan) - GUTTER)));
+  const raise = (low, high, value) => {
+    const last = Math.min(Math.floor(nearX(high) - GUTTER), columns.length - 1);
+    for (let i = Math.max(0, Math.floor(nearX(low) - GUTTER)); i <= last; i++) {
+      if (columns[i] < value) columns[i] = value;
+    }
+  };
+  const low = chart.rankStart[rank];
+  for (let cell = Math.max(low, from - 1); cell < to; cell++) {
+    raise(start[cell], end[cell], held[cell]);
+    raise(end[cell], cell + 1 < chart.rankStart[rank + 1] ? start[cell + 1] : chart.makespan, after[cell]);
+  }
+  const unit = chart.highest > 0 ? (ROWS.memory - 3) / chart.highest : 0;
+  const base = y + ROWS.memory;
+  context.beginPath();
+  context.moveTo(GUTTER, base);
+  for (let i = 0; i < columns.length; i++) {
+    const top = base - columns[i] * unit;
+    context.lineTo(GUTTER + i, top);
+    context.lineTo(GUTTER + i + 1, top);
+  }
+  context.lineTo(GUTTER + columns.length, base);
+  context.fillStyle = colours["curve-fill"];
+  context.fill();
+  context.strokeStyle = colours.curve;
+  context.lineWidth = 1;
+  context.stroke();
+}
