@@ -220,6 +220,8 @@ def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
     browser.mouse("Wheel", x, y, deltaX=0, deltaY=-500)
     assert seen.number("to") - seen.number("from") == pytest.approx(33 * np.exp(-0.8), rel=1e-6)
     assert seen.at(13.5, 0)[0] == pytest.approx(x, abs=1), "the time under the pointer stays there"
+    (at_the_edge,) = seen.colours([(seen.number("to") + 0.1, 3)])
+    assert at_the_edge in {palette.FILLS[OpKind.F][0], palette.FILLS[OpKind.B][0]}
     before = seen.number("from")
     browser.drag(x, y, -200)
     moved = seen.number("from")

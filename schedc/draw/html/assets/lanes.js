@@ -3,7 +3,7 @@ function paintLane(chart, rank, y) {
   const { start, end } = chart.cells;
   const high = chart.rankStart[rank + 1];
   const from = firstWhere(chart.rankStart[rank], high, (cell) => end[cell] >= view.from);
-  const to = firstWhere(from, high, (cell) => start[cell] > view.to);
+  const to = firstWhere(from, high, (cell) => start[cell] > lastTime());
   paintPhases(chart, from, to, y);
   paintGaps(chart, rank, y + ROWS.phases);
   paintCells(chart, from, to, y + ROWS.phases);
@@ -34,7 +34,7 @@ function paintGaps(chart, rank, y) {
   const { start, end } = chart.gaps;
   const high = chart.gapStart[rank + 1];
   let gap = firstWhere(chart.gapStart[rank], high, (g) => end[g] >= view.from);
-  for (; gap < high && start[gap] <= view.to; gap++) {
+  for (; gap < high && start[gap] <= lastTime(); gap++) {
     let time = start[gap];
     const pieces = chosen.classes ? page.classes.map((name, i) => [name, chart.parts[i][gap]]) : [];
     for (const [name, part] of chosen.classes ? pieces : [["idle", end[gap] - start[gap]]]) {

@@ -25,6 +25,7 @@ const plotWidth = () => Math.max(1, view.width - GUTTER - RIGHT);
 const scale = () => plotWidth() / (view.to - view.from);
 const xOf = (time) => GUTTER + (time - view.from) * scale();
 const timeOf = (x) => view.from + (x - GUTTER) / scale();
+const lastTime = () => timeOf(view.width); // the drawing goes on into the right margin
 const laneTop = (number, rank) => tops[number] + rank * PITCH - view.scroll;
 
 // The chart and the rank at a height of the canvas, and whether the lane's cells are there; null between lanes.
