@@ -14,6 +14,7 @@ import click
 from schedc import __version__
 from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
+from schedc.cli.diff import diff
 from schedc.cli.export import export
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.report import report
@@ -54,5 +55,5 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check, show, watch, export, list_command, explain, report, run):
+for _command in (compile_command, check, show, watch, export, list_command, explain, report, diff, run):
     main.add_command(_command)

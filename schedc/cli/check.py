@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,15 +75,48 @@ def compile_command(
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
+@click.option(
+    "--sweep",
+    "size_range",
+    metavar="RANGE",
+    help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; tells the smallest failing.",
+)
 @json_argument
-def check(schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+def check(schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | None, as_json: bool) -> None:
     """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
     from schedc.compiler import report
 
+    if size_range is not None:
+        _sweep(schedule, sizes, costs, size_range, as_json)
+        return
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json)
     facts = report(analysis)
     click.echo(json.dumps(facts) if as_json else _table(facts))
     finish(analysis.diagnostics)
+
+
+def _sweep(name: str, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
+    from schedc.analysis.size_range import sizes_in
+    from schedc.analysis.sweep import sweep
+    from schedc.library import open_schedule
+
+    tree = open_schedule(name)
+    listed = list(sizes_in(size_range, tree, sizes))
+    label = f"checking {len(listed)} sizes"
+    with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        result = sweep(tree, listed, costs, bar.update)
+    found = result.smallest
+    if as_json:
+        facts = {"schema": "schedc.sweep", "version": 1, "schedule": tree.name, "range": size_range}
+        click.echo(json.dumps({**facts, **result.to_json()}))
+    else:
+        click.echo(f"{tree.name}: {result.tried} sizes checked, {result.refused} refused, {result.failed} failed")
+        for text, holds, fails, rest in result.claims:
+            click.echo(f"expect {text}: holds at {holds}, fails at {fails}, not tested at {rest}")
+        if found:
+            smallest = ", ".join(f"{key} = {value}" for key, value in found.sizes.items())
+            click.echo(f"the smallest size that fails: {smallest}")
+    finish(found.diagnostics if found else ())
 
 
 def _analysed(schema: str, schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:

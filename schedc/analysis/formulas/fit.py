@@ -134,8 +134,8 @@ def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Form |
         return [None] * count
     flat = targets.reshape(rows, -1)
     solution, *_ = np.linalg.lstsq(design, flat, rcond=None)
-    near = np.asarray(np.abs(design @ solution - flat) < 1e-6 * (1 + np.abs(flat)))
-    right = near.all(axis=0).reshape(count, symbols).all(axis=1)
+    worst = (np.abs(design @ solution - flat) / (1 + np.abs(flat))).max(axis=0)
+    right = (worst.reshape(count, symbols) < 1e-6).all(axis=1).tolist()
     cubes: Floats = np.asarray(solution.reshape(len(kept), count, symbols), np.float64)
     return [_exact(kept, design, cubes[:, k], targets[:, k]) if right[k] else None for k in range(count)]
 

@@ -11,14 +11,12 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
+from schedc.analysis.sweep import REFUSED
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.sizes import role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
-
-REFUSED = frozenset({"S113", "S114"})
-"""Codes of sizes that a schedule is not made for: not a fault of it."""
 
 _FITTED, _HELD_OUT = 100, 40
 _RANKS = range(2, 11)
