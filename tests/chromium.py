@@ -110,9 +110,15 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def now(self, expression: str) -> Any:
+        """The value of an expression on the page, at once: for what does not wait for a frame."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
     def wait_for(self, expression: str) -> None:
         deadline = time.monotonic() + _PATIENCE
-        while not self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value"):
+        while not self.now(expression):
             assert time.monotonic() < deadline, f"never: {expression}"
             time.sleep(0.02)
 

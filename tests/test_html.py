@@ -168,8 +168,14 @@ class Seen:
 
     def hover(self, time: float, rank: int, chart: int = 0) -> list[str]:
         """The lines of the tooltip there."""
-        self.browser.mouse("Moved", *self.at(time, rank, chart))
-        return list(self.browser.value("tip.hidden ? [] : [...tip.children].map(line => line.textContent)"))
+        return self.tips([(time, rank)], chart)[0]
+
+    def tips(self, places: list[tuple[float, int]], chart: int = 0) -> list[list[str]]:
+        found = []
+        for point in self.points(places, chart):
+            self.browser.mouse("Moved", *point)
+            found.append(self.browser.now("tip.hidden ? [] : [...tip.children].map(line => line.textContent)"))
+        return found
 
     def colours(self, places: list[tuple[float, int]], chart: int = 0) -> list[str]:
         """What is painted above the numerals there."""
@@ -212,6 +218,43 @@ def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path
     ]
     assert pair[5] == "waited 3 for 6F4 & 1B0 on rank 1 (dependency)"
     seen.finish()
+
+
+def test_the_reason_of_every_wait(browser: Browser, tmp_path: Path) -> None:
+    """Against a statement of its own: what the cell needs, from whom, and when each of these is there."""
+    for seed in (3, 11, 40):
+        schedule = random_schedule(seed)
+        costs = Costs(F=tuple(1.0 + s for s in range(schedule.stages)), B=2.5, I=1.5, W=1.0, p2p=0.5)
+        chart = chart_of(schedule, costs)
+        seen = Seen(browser, tmp_path, chart)
+        known, end = chart.timeline.dependencies, chart.timeline.end
+        made = {
+            (int(schedule.stage[row]), OpKind(int(schedule.kind[row])) is OpKind.F, int(schedule.microbatch[row])): row
+            for row in np.flatnonzero(schedule.kind != OpKind.W).tolist()
+        }
+        middles = ((chart.timeline.start + end) / 2).tolist()
+        tips = seen.tips(list(zip(middles, known.rank.tolist(), strict=True)))
+        for cell, tip in enumerate(tips):
+            rank, start = int(known.rank[cell]), float(chart.timeline.start[cell])
+            free = float(end[cell - 1]) if cell > known.rank_start[rank] else 0.0
+            line = next(line for line in tip if line.startswith(("waited", "no wait")))
+            if start == free:
+                assert line.startswith("no wait: ")
+                continue
+            ready = {}
+            for row in (int(known.first[cell]), int(known.second[cell])):
+                is_forward = schedule.kind[row] == OpKind.F
+                key = (int(schedule.stage[row]) + (-1 if is_forward else 1), is_forward, int(schedule.microbatch[row]))
+                if row >= 0 and schedule.kind[row] != OpKind.W and key in made:
+                    producer = made[key]
+                    ready[producer] = end[known.cell_of[producer]] + 0.5 * (schedule.rank[producer] != rank)
+            producer = max(ready, key=lambda row: ready[row])
+            assert ready[producer] == start
+            name, on = schedule.describe(producer).rstrip(")").split(" (")
+            assert re.match(
+                rf"waited {start - free:g} for (\S+ & )?{name}( & \S+)? on {on}, whose message took 0.5", line
+            )
+        seen.finish()
 
 
 def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
