@@ -32,11 +32,11 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1]))
 
 from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.testing import pool
 
 import schedc
-from examples.gpt import GPT, GPTConfig, next_token_loss
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
 

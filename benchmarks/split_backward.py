@@ -28,11 +28,10 @@ from typing import Any
 
 import torch
 from schedc_runtime.boundary import infer_boundaries
+from schedc_runtime.gpt import Block, GPTConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.stage import Stage
 from torch import Tensor, nn
-
-from examples.gpt import Block, GPTConfig
 
 BLOCKS = 4
 BATCH = 2

@@ -10,8 +10,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from torch import Tensor
 
 import schedc

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.reference import Reference, reference_step
 from schedc_runtime.signature import arguments, split
 from torch import Tensor, nn
 
-from examples.gpt import GPT, GPTConfig, next_token_loss
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
 

@@ -107,10 +107,10 @@ def test_another_handler_takes_the_place_of_the_cell() -> None:
     network, executors = InProcessNetwork(2), []
     for rank in range(2):
         stages = {
-            (0, s): Stage(cut.modules[s], s, program.stages, loss_fn=next_token_loss)
+            s: Stage(cut.modules[s], s, program.stages, loss_fn=next_token_loss)
             for s in np.flatnonzero(program.placement.rank_of_stage[0] == rank).tolist()
         }
-        for (_, s), stage in stages.items():
+        for s, stage in stages.items():
             stage.bind(boundaries[s], boundaries[s + 1])
         code = bind(program, rank, stages, boundaries, {**HANDLERS, InstructionKind.CELL: cell})
         executors.append(Executor(program, code, network.transport(rank), torch.device("cpu")))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
@@ -44,12 +47,22 @@ class Code:
 class _Binder:
     program: Program
     rank: int
-    stages: Mapping[tuple[int, int], Stage]
+    stages: Mapping[int, Stage]
     boundaries: Sequence[Boundary]
     handlers: Mapping[InstructionKind, Handler]
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def reduced(self) -> dict[int, tuple[nn.Parameter, ...]]:
+        """The parameters of each REDUCE, by stage: one that several stages share is summed with the last of them."""
+        stream = self.program.instructions(self.rank)
+        order = [x.stage for x in stream if x.kind is InstructionKind.REDUCE]
+        last = {id(p): stage for stage in order for p in self.stages[stage].module.parameters()}
+        return {
+            stage: tuple(p for p in self.stages[stage].module.parameters() if last[id(p)] == stage) for stage in order
+        }
 
     def slot(self, channel: int, stage: int, microbatch: int) -> int:
         """The slot of what ``stage`` produces for ``microbatch``; made on first use."""
@@ -71,12 +84,7 @@ class _Binder:
             read = self.slot(Channel.GRADIENT, stage + 1, microbatch) if stage < last else -1
             write = self.slot(Channel.GRADIENT, stage, microbatch) if stage > 0 else -1
         probes = probes_of([spec.dtype for spec in self.boundaries[stage + 1].tensors]) if kind is OpKind.F else ()
-        return Compute(self.stage(stage, microbatch), microbatch, read, write, kind is OpKind.I, probes)
-
-    def stage(self, stage: int, microbatch: int) -> Stage:
-        starts = self.program.placement.first_microbatch
-        pipe = next(p for p in range(len(starts) - 1) if microbatch < starts[p + 1])
-        return self.stages[pipe, stage]
+        return Compute(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes)
 
     def handle(self, message: int) -> int:
         return self.handle_of.setdefault(message, len(self.handle_of))
@@ -102,8 +110,7 @@ class _Binder:
                 slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in received else -1
                 return Wait(self.handle(x.message), slot)
             case InstructionKind.REDUCE:
-                pipe = next(p for (p, stage) in self.stages if stage == x.stage)
-                return Reduce(self.stages[pipe, x.stage], x.peer)
+                return Reduce(x.peer, self.reduced[x.stage])
             case _:
                 return self.compute(OpKind(x.kind), x.stage, x.microbatch)
 
@@ -111,13 +118,13 @@ class _Binder:
 def bind(
     program: Program,
     rank: int,
-    stages: Mapping[tuple[int, int], Stage],
+    stages: Mapping[int, Stage],
     boundaries: Sequence[Boundary],
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
 ) -> Code:
     """The code of ``rank``.
 
-    stages: the stages that it holds, by (pipe, stage). boundaries: what crosses before each stage and after the last,
+    stages: the stages that it holds, by number. boundaries: what crosses before each stage and after the last,
     which is what messages carry. handlers: another table puts another implementation in place, such as an overlapped
     cell.
     """

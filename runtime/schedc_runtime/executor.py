@@ -13,7 +13,7 @@ from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
 from schedc_runtime.binding import Code
-from schedc_runtime.handlers import Compute
+from schedc_runtime.handlers import Compute, add_reduced
 from schedc_runtime.names import label, sentence
 from schedc_runtime.transport import Transport
 
@@ -156,10 +156,7 @@ class Executor:
                 return False
             for handle in handles:
                 self.transport.wait(handle)
-            parts = torch.split(theirs, [p.numel() for p in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                assert parameter.grad is not None
-                parameter.grad += part.view_as(parameter)
+            add_reduced(parameters, theirs)
             self.reducing.pop(0)
         return True
 

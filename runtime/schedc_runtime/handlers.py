@@ -64,10 +64,10 @@ class Wait(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """Operands of REDUCE: the stage, and the rank with its other copy."""
+    """Operands of REDUCE: the rank with the other copy of a stage, and the stage's parameters, in one order on both."""
 
-    stage: Stage
     peer: int
+    parameters: tuple[torch.nn.Parameter, ...]
 
 
 def forward(run: Executor, op: Compute) -> None:
@@ -121,22 +121,33 @@ def wait(run: Executor, op: Wait) -> bool | None:
 
 
 def reduce(run: Executor, op: Reduce) -> None:
-    """Exchange this step's weight gradients with the other copy; they are added when the stream has ended.
+    """Exchange this step's weight gradients with the other copy; `add_reduced` adds them when the stream has ended.
 
-    One tensor per dtype travels, in the order of the parameters, which both copies share.
+    One tensor per dtype travels: the gradients, and behind them a 1 for every parameter that has one and a 0 for one
+    without, such as an expert that no token came to. What has none on either rank keeps none.
     """
-    parameters = [p for p in op.stage.module.parameters() if p.requires_grad]
     groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.grad is None:
-            # The other copy may have a gradient, and both must send the same shapes.
-            parameter.grad = torch.zeros_like(parameter)
-        groups.setdefault(parameter.dtype, []).append(parameter)
-    for group in groups.values():
-        mine = torch.cat([p.grad.reshape(-1) for p in group if p.grad is not None])
+    for parameter in op.parameters:
+        if parameter.requires_grad:
+            groups.setdefault(parameter.dtype, []).append(parameter)
+    for dtype, group in groups.items():
+        present = torch.tensor([p.grad is not None for p in group], dtype=dtype, device=run.device)
+        mine = torch.cat([*[(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in group], present])
         theirs = torch.empty_like(mine)
         handles = run.transport.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
         run.reducing.append((handles, group, theirs))
+
+
+def add_reduced(parameters: Sequence[torch.nn.Parameter], theirs: torch.Tensor) -> None:
+    """Add the gradients that the other copy has sent, as `reduce` lays them out."""
+    *parts, present = torch.split(theirs, [*(p.numel() for p in parameters), len(parameters)])
+    for parameter, part, has in zip(parameters, parts, present.tolist(), strict=True):
+        if not has:
+            continue
+        if parameter.grad is None:
+            parameter.grad = part.view_as(parameter).clone()
+        else:
+            parameter.grad += part.view_as(parameter)
 
 
 HANDLERS: Mapping[InstructionKind, Handler] = {

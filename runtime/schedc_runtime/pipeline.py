@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from time import perf_counter_ns, time_ns
 from typing import Any
 
@@ -18,14 +17,13 @@ from schedc.passes.forward_only import forward_only
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
-from schedc_runtime.deferral import counting_uses, spare_deferral
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
 from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
-from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, stages_of
+from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, make_stages
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
 from schedc_runtime.transport import TransportError
@@ -80,15 +78,18 @@ class Pipeline:
         # First, since other ranks take part in it: whatever fails below then fails on its own.
         self._network = Network(program, group, in_process, timeout)
         self.partition = partition(
-            model, program.stages, costs=costs, split_points=split_points, blocks=blocks, inputs=inputs
+            model,
+            program.stages,
+            costs=costs,
+            split_points=split_points,
+            blocks=blocks,
+            inputs=inputs,
+            placement=program.placement,
         )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._device = device_of(model)
         self._local = self._network.local
-        # A stage with two copies in one process needs parameters of its own for the second.
-        copies = 1 if len(self._local) < program.ranks else program.placement.pipes
-        modules = [self.partition.modules, *(deepcopy(self.partition.modules) for _ in range(1, copies))]
-        self._stages = {rank: stages_of(modules, program, rank, loss_fn) for rank in self._local}
+        self._stages = make_stages(self.partition.modules, program, self._local, loss_fn)
         self._evaluation: Program | None = None
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
         self._boundaries: tuple[Boundary, ...] | None = None
@@ -101,7 +102,7 @@ class Pipeline:
         rank = self._local[0]
         self.control = Control(self._network.store, rank, self._network.processes, timeout, self._position)
         if release_others:
-            self.partition.release_others({stage for rank in self._local for _, stage in self._stages[rank]})
+            self.partition.release_others({stage.index for stage in self._held()})
         self._introduce()
 
     @property
@@ -272,9 +273,7 @@ class Pipeline:
     def _executors(self, program: Program, signature: Any, key: str) -> list[Executor]:
         if key not in self._bound:
             args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-            with counting_uses(self.partition.modules) as uses:
-                boundaries = infer_boundaries(self.partition, args, kwargs)
-            spare_deferral(self.program, list(self._held()), self.partition.modules, uses)
+            boundaries = infer_boundaries(self.partition, args, kwargs)
             self._bound[key] = (
                 boundaries,
                 [
@@ -318,7 +317,7 @@ class Pipeline:
         if not torch.is_grad_enabled():
             yield
             return
-        copies = [parameter for stage in self._copied() for parameter in stage.module.parameters()]
+        copies = list({id(p): p for stage in self._copied() for p in stage.module.parameters()}.values())
         before = [parameter.grad for parameter in copies]
         for parameter in copies:
             parameter.grad = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from hashlib import sha256
 from typing import Any
 
@@ -14,18 +15,37 @@ from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.stage import LossFunction, Stage
 
-Held = dict[tuple[int, int], Stage]
-"""The stages of one rank, by (pipe, stage)."""
+Held = dict[int, Stage]
+"""The stages of one rank, by number: one that serves two pipes on a rank is one stage there."""
 
 
-def stages_of(modules: Sequence[Sequence[nn.Module]], program: Program, rank: int, loss_fn: LossFunction) -> Held:
-    """The stages that ``rank`` holds; ``modules``: of each pipe, or one list for all."""
+def stages_on(program: Program, rank: int) -> list[int]:
+    """The stages that ``rank`` holds, in any pipe, ascending."""
+    stages: list[int] = np.flatnonzero((program.placement.rank_of_stage == rank).any(axis=0)).tolist()
+    return stages
+
+
+def make_stages(
+    modules: Sequence[nn.Module], program: Program, ranks: Iterable[int], loss_fn: LossFunction
+) -> dict[int, Held]:
+    """The stages of each of ``ranks``, all in this process: the second copy of a stage has parameters of its own."""
+    taken: set[int] = set()
+    own: dict[int, dict[int, nn.Module]] = {}
+    for rank in ranks:
+        own[rank] = {index: modules[index] for index in stages_on(program, rank)}
+        # Together, so that parameters which they share stay shared; and before a stage changes its layers.
+        own[rank] |= deepcopy({index: module for index, module in own[rank].items() if index in taken})
+        taken.update(own[rank])
+    deferring = splits_backward(program)
     return {
-        (pipe, index): Stage(modules[min(pipe, len(modules) - 1)][index], index, program.stages, loss_fn=loss_fn)
-        for pipe, ranks in enumerate(program.placement.rank_of_stage.tolist())
-        for index, owner in enumerate(ranks)
-        if owner == rank
+        rank: {i: Stage(module, i, program.stages, loss_fn=loss_fn, deferring=deferring) for i, module in held.items()}
+        for rank, held in own.items()
     }
+
+
+def splits_backward(program: Program) -> bool:
+    """Whether weight gradients are computed apart from the backward anywhere in the program."""
+    return bool((program.kind == InstructionKind.W).any())
 
 
 def copied_stages(program: Program, rank: int) -> set[int]:
@@ -48,9 +68,14 @@ def fingerprint(program: Program, names: Mapping[str, Any], copies: Iterable[Sta
     x = program
     columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
     weights = {f"weights of stage {stage.index}": _digest(*map(_bytes, stage.module.parameters())) for stage in copies}
+    frozen = {
+        f"frozen parameters of stage {stage.index}": repr([p.requires_grad for p in stage.module.parameters()])
+        for stage in copies
+    }
     return {
         "program": _digest(*(column.tobytes() for column in columns)),
         "model": _digest(repr(sorted(names.items())).encode()),
+        **frozen,
         **weights,
     }
 

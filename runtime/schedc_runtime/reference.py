@@ -1,8 +1,8 @@
 """The oracle of parity: the same stages as the pipeline's, run serially in one process, without any communication.
 
 Bitwise equality with it holds for every schedule: both run the same stage code per microbatch, and a gradient is a
-sum in the order that the program gives its stage. With two pipes each copy sums its own microbatches; the two sums
-are then added, as the runtime's REDUCE does.
+sum in the order that the program gives the rank that holds it. With two pipes each copy sums its own microbatches; the
+two sums are then added, as the runtime's REDUCE does.
 """
 
 from __future__ import annotations
@@ -12,21 +12,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
+from schedc.analysis.dependencies import Dependencies
 from schedc.ir.ops import OpKind
-from schedc.ir.program import InstructionKind, Program
-from schedc_runtime.boundary import infer_boundaries
+from schedc.ir.program import Program, computation
+from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
+from schedc_runtime.placing import splits_backward, stages_on
 from schedc_runtime.stage import LossFunction, Stage, mean_loss
 from schedc_runtime.weightgrad import uninstall
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
 """(args, kwargs) of the model's forward for one microbatch."""
 
-Work = tuple[OpKind, int]
-"""An op of one stage: kind and microbatch."""
+
+class Work(NamedTuple):
+    """An op and the rank whose copy of the stage runs it."""
+
+    rank: int
+    kind: OpKind
+    stage: int
+    microbatch: int
 
 
 class Reference(NamedTuple):
@@ -45,8 +53,8 @@ def reference_step(
 ) -> Reference:
     """Loss and gradients of one step over ``microbatches`` (equal signatures) and their ``targets``.
 
-    program: gives each stage's order of work and the pipes; None stands for one pipe, ascending microbatches and
-    full backwards. The partition's modules and their gradients are left as they are: a copy is run.
+    program: gives every rank's stages and order of work; None stands for one rank, ascending microbatches and full
+    backwards. The partition's modules and their gradients are left as they are: a copy is run.
     """
     count = len(microbatches)
     if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
@@ -54,71 +62,64 @@ def reference_step(
             f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
             f" given {count} microbatches and {partition.stages} stages"
         )
+    boundaries = infer_boundaries(partition, *microbatches[0])
+    ranks = _copies(partition, program, boundaries, loss_fn)
+    values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
+    grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
+    for rank, kind, index, m in _serial(program, partition.stages, count):
+        stage = ranks[rank][index]
+        if kind is OpKind.F:
+            values[m] = stage.forward(m, values[m], targets[m], 1.0 / count)
+        elif kind is OpKind.W:
+            stage.weight(m)
+        else:
+            grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
+    return _results([stage for held in ranks for stage in held.values()])
+
+
+def _copies(
+    partition: Partition, program: Program | None, boundaries: Sequence[Boundary], loss_fn: LossFunction
+) -> list[dict[int, Stage]]:
+    """[ranks] the stages of each rank by number, of modules of its own; parameters that it shares stay shared."""
+    ranks = program.ranks if program else 1
+    result = []
+    for rank in range(ranks):
+        held = stages_on(program, rank) if program else range(partition.stages)
+        modules = copy.deepcopy({index: partition.modules[index] for index in held})
+        stages = {}
+        for index, module in modules.items():
+            uninstall(module)
+            module.zero_grad()
+            deferring = program is not None and splits_backward(program)
+            stages[index] = Stage(module, index, partition.stages, loss_fn=loss_fn, deferring=deferring)
+            stages[index].bind(boundaries[index], boundaries[index + 1])
+        result.append(stages)
+    return result
+
+
+def _serial(program: Program | None, stages: int, microbatches: int) -> list[Work]:
+    """All ops in one order in which each comes after what it needs, and which keeps the order of every rank."""
+    if program is None:
+        forwards = [Work(0, OpKind.F, stage, m) for m in range(microbatches) for stage in range(stages)]
+        return forwards + [Work(0, OpKind.B, s, m) for m in range(microbatches) for s in reversed(range(stages))]
+    schedule, _ = computation(program)
+    cells = Dependencies.of(schedule)
+    order = cells.levels.order
+    ops = np.stack([cells.first[order], cells.second[order]], axis=1).ravel()
+    ops = ops[ops >= 0]
+    columns = (schedule.rank[ops], schedule.kind[ops], schedule.stage[ops], schedule.microbatch[ops])
+    return [Work(rank, OpKind(kind), *rest) for rank, kind, *rest in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+def _results(stages: Sequence[Stage]) -> Reference:
     losses: dict[int, Tensor] = {}
     grads: dict[str, Tensor] = {}
-    for pipe in range(program.placement.pipes if program else 1):
-        modules = copy.deepcopy(partition.modules)
-        orders = [_order(program, pipe, stage, count) for stage in range(partition.stages)]
-        losses |= _run(modules, partition, orders, microbatches, targets, loss_fn)
-        for name, grad in _gradients(modules).items():
-            grads[name] = grads[name] + grad if name in grads else grad
-    return Reference(mean_loss(losses), grads)
-
-
-def _order(program: Program | None, pipe: int, stage: int, microbatches: int) -> list[Work]:
-    """The ops of the copy of ``stage`` that serves ``pipe``, in the order of its rank."""
-    if program is None:
-        return [(kind, m) for kind in (OpKind.F, OpKind.B) for m in range(microbatches)]
-    first, end = program.placement.first_microbatch[pipe : pipe + 2]
-    rows = np.flatnonzero(program.kind <= InstructionKind.CELL)
-    cell = program.kind[rows] == InstructionKind.CELL
-    # A cell is its forward and then its backward: half a row later.
-    place = np.concatenate([rows, rows[cell] + 0.5])
-    kind = np.concatenate([np.where(cell, OpKind.F, program.kind[rows]), program.backward[rows[cell]]])
-    stages = np.concatenate([program.stage[rows], program.stage2[rows[cell]]])
-    numbers = np.concatenate([program.microbatch[rows], program.microbatch2[rows[cell]]])
-    chosen = np.flatnonzero((stages == stage) & (numbers >= first) & (numbers < end))
-    chosen = chosen[np.argsort(place[chosen], kind="stable")]
-    return [(OpKind(int(kind[i])), int(numbers[i])) for i in chosen]
-
-
-def _run(
-    modules: Sequence[nn.Module],
-    partition: Partition,
-    orders: Sequence[Sequence[Work]],
-    microbatches: Sequence[Microbatch],
-    targets: Sequence[Any],
-    loss_fn: LossFunction,
-) -> dict[int, Tensor]:
-    """Run the orders stage by stage, first all forwards down the stages, then all backwards up; the losses."""
-    args, kwargs = microbatches[0]
-    boundaries = infer_boundaries(partition, args, kwargs)
-    stages = []
-    for index, module in enumerate(modules):
-        uninstall(module)
-        module.zero_grad()
-        stages.append(Stage(module, index, len(modules), loss_fn=loss_fn))
-        stages[-1].bind(boundaries[index], boundaries[index + 1])
-    values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
-    for stage, order in zip(stages, orders, strict=True):
-        for kind, m in order:
-            if kind is OpKind.F:
-                values[m] = stage.forward(m, values[m], targets[m], 1.0 / len(microbatches))
-    grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
-    for stage, order in zip(reversed(stages), reversed(orders), strict=True):
-        for kind, m in order:
-            if kind is OpKind.W:
-                stage.weight(m)
-            elif kind is not OpKind.F:
-                grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
+    seen: set[int] = set()
+    for stage in stages:
         stage.check_empty()
-    return stages[-1].take_losses()
-
-
-def _gradients(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return {
-        name: parameter.grad
-        for module in modules
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
+        losses |= stage.take_losses()
+        for name, parameter in stage.module.named_parameters():
+            if parameter.grad is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                grads[name] = grads[name] + parameter.grad if name in grads else parameter.grad
+    return Reference(mean_loss(losses), grads)

@@ -1,4 +1,4 @@
-"""Trains a small transformer with a compiled program: what ``schedc run`` starts, also under torchrun.
+"""Trains a small GPT with a compiled program: what ``schedc run`` starts, also under torchrun.
 
     python -m schedc_runtime.run --program program.json [--steps N] [--check bitwise] [--trace out.json]
 
@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 from schedc.cost.costs import dump_costs
 from schedc.diagnostics import DiagnosticError
@@ -26,6 +25,7 @@ from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Deadlock, InstructionError
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.launch import launch, launched
 from schedc_runtime.losses import Leftovers
 from schedc_runtime.partition import partition
@@ -57,26 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def small_transformer(blocks: int, width: int) -> nn.Module:
-    """[rows, tokens] int64 to [rows, tokens, vocabulary]: embedding, encoder layers without dropout, head."""
-    layers = [
-        nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-        for _ in range(blocks)
-    ]
-    return nn.Sequential(nn.Embedding(_VOCAB, width), *layers, nn.LayerNorm(width), nn.Linear(width, _VOCAB))
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all tokens of a microbatch."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 def _train(program: Program, options: argparse.Namespace) -> int:
     device = _join(program, options)
     torch.manual_seed(options.seed)
-    model = small_transformer(options.blocks or program.stages, options.width).to(device)
+    sizes = GPTConfig(_VOCAB, options.width, blocks=options.blocks or program.stages, context=options.tokens)
+    model = GPT(sizes).to(device)
     twin = _Twin(copy.deepcopy(model), program, options.learning_rate) if options.check == "bitwise" else None
-    pipe = Pipeline(model, program, loss_fn=loss_of, in_process=options.in_process, timeout=options.timeout)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=options.in_process, timeout=options.timeout)
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     generator = torch.Generator().manual_seed(options.seed)
     status = 0
@@ -115,7 +102,7 @@ class _Twin:
     def __init__(self, model: nn.Module, program: Program, learning_rate: float) -> None:
         self.program = program
         self.named = dict(model.named_parameters())
-        self.partition = partition(model, program.stages)
+        self.partition = partition(model, program.stages, placement=program.placement)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
@@ -132,7 +119,7 @@ class _Twin:
         count = self.program.microbatches
         microbatches: list[Microbatch] = [((part,), {}) for part in split(batch, count, batch.device)]
         expected = reference_step(
-            self.partition, self.program, microbatches, split(targets, count, batch.device), loss_of
+            self.partition, self.program, microbatches, split(targets, count, batch.device), next_token_loss
         )
         for name, parameter in self.named.items():
             parameter.grad = expected.grads.get(name)
@@ -173,7 +160,7 @@ def _say(pipe: Pipeline, text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="schedc_runtime.run", description="Train a small transformer with a program.")
+    parser = argparse.ArgumentParser(prog="schedc_runtime.run", description="Train a small GPT with a program.")
     parser.add_argument("--program", required=True, help="program.json, as schedc compile writes it")
     parser.add_argument(
         "--check", choices=["none", "bitwise"], default="none", help="compare with the serial reference"

@@ -41,12 +41,17 @@ class Stage:
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `Partition`).
     index, stages: this stage's number and how many there are.
     loss_fn: of the last stage; without one the last stage gives its output away like any other.
+    deferring: whether weight gradients may be left to `weight`. Handing them on costs some 20 us per layer, which a
+        program without W does not pay. It is part of the computation: a weight that one microbatch uses twice is
+        summed in another order by autograd, so a pipeline and its reference choose alike (`splits_backward`).
 
     `bind` must have been called with the boundaries of the current input signature before `forward`.
     """
 
-    def __init__(self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None) -> None:
-        self.module, self.index, self.stages = module, index, stages
+    def __init__(
+        self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None, deferring: bool = True
+    ) -> None:
+        self.module, self.index, self.stages, self.deferring = module, index, stages, deferring
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch, detached and not scaled; on the last stage. The caller clears it: `take_losses`."""
@@ -55,7 +60,8 @@ class Stage:
         self._output: Boundary
         self._one: Tensor
         self._sink = WeightSink()
-        install(module, self._sink)
+        if deferring:
+            install(module, self._sink)
 
     @property
     def last(self) -> bool:
@@ -125,6 +131,8 @@ class Stage:
                 f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs"
             )
         if defer:
+            if not self.deferring:
+                raise StageError(f"stage {self.index} was made without deferred weight gradients", "deferring=True")
             self._sink.defer(microbatch)
         try:
             self._differentiate(held, output_grads)

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 from torch import nn
 
+from schedc.ir.placement import Placement
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import find_blocks
 from schedc_runtime.partition.decoder import is_decoder, partition_decoder
-from schedc_runtime.partition.graft import adopt
+from schedc_runtime.partition.graft import adopt, separate
 from schedc_runtime.partition.result import Partition, forward_inputs, refuse_shared, refuse_wrapped
 from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
 from schedc_runtime.partition.trace import trace
@@ -26,6 +27,7 @@ def partition(
     split_points: Sequence[str] | None = None,
     blocks: str | None = None,
     inputs: Sequence[str] | None = None,
+    placement: Placement | None = None,
 ) -> Partition:
     """Cut ``model`` into ``stages`` parts at block boundaries.
 
@@ -38,6 +40,8 @@ def partition(
     split_points: names of the blocks that begin stage 1, 2, ...; in place of balancing.
     inputs: names of the forward arguments that a batch brings; by default those without a default value. Others
         keep their defaults.
+    placement: where the stages will live. Stages that always share a rank may then share parameters (tied weights);
+        others may not.
 
     The stages are made of the model's own modules: training them trains the model. Hugging Face decoders, whose
     forward cannot be traced, go through `partition_decoder`. Raises `PartitionError`.
@@ -47,7 +51,8 @@ def partition(
         result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs)
     else:
         result = _partition_traced(model, stages, costs, split_points, blocks, inputs)
-    refuse_shared(result.modules)
+    refuse_shared(result.modules, placement)
+    separate(result.modules)
     adopt(model, result.modules)
     return result
 

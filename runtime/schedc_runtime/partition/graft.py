@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -52,6 +53,31 @@ def adopt(model: nn.Module, stages: Sequence[nn.Module]) -> None:
     for name, tensor in _tensors(model):
         if name not in known:
             graft(stages[home.get(id(tensor), 0)], name, tensor, persistent=is_persistent(model, name))
+
+
+def separate(stages: Sequence[nn.Module]) -> None:
+    """Give every stage module objects of its own; one that an earlier stage has is replaced by a twin.
+
+    A stage changes its layers (their forwards), never another stage's. Parameters stay shared. A module without
+    parameters has nothing to change.
+    """
+    owned: set[int] = set()
+    for stage in stages:
+        _replace_owned(stage, owned, {})
+        owned.update(id(module) for module in stage.modules())
+
+
+def _replace_owned(module: nn.Module, owned: set[int], twins: dict[int, nn.Module]) -> None:
+    for name, child in module._modules.items():
+        if child is None or next(child.parameters(), None) is None:
+            continue
+        if id(child) in owned and id(child) not in twins:
+            twins[id(child)] = twin = copy.copy(child)
+            twin._modules = dict(child._modules)
+            _replace_owned(twin, owned, twins)
+        module._modules[name] = twins.get(id(child), child)
+        if id(child) not in twins:
+            _replace_owned(child, owned, twins)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

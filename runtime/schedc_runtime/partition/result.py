@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from schedc.ir.placement import Placement
 from schedc_runtime.errors import PartitionError
 
 
@@ -87,24 +88,39 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def refuse_shared(modules: Sequence[nn.Module]) -> None:
-    """Raise for a parameter that several stages use: each would train a copy of its own."""
+def refuse_shared(modules: Sequence[nn.Module], placement: Placement | None) -> None:
+    """Raise for a parameter of several stages, unless they always share a rank: each would train a copy of its own."""
     first_use: dict[int, tuple[str, int]] = {}
     for index, module in enumerate(modules):
         for name, parameter in module.named_parameters(remove_duplicate=False):
             name_before, before = first_use.setdefault(id(parameter), (name, index))
-            if before == index:
+            if before == index or _together(before, index, placement):
                 continue
+            here, there = _home(before, placement), _home(index, placement)
+            remedy = "choose split_points or a number of stages that puts both uses into one stage, or a schedule that"
+            remedy += " keeps both stages on one rank, as zbv and dualpipev do with the first and the last"
             if name == name_before:
                 raise PartitionError(
-                    f"parameter `{name}` is used by stage {before} and by stage {index}",
-                    "use it in one stage only (split_points), or give each use a parameter of its own",
+                    f"parameter `{name}` is used by {here} and by {there}", f"{remedy}; or give each use its own"
                 )
             raise PartitionError(
-                f"tied weights: `{name_before}` (stage {before}) and `{name}` (stage {index}) are one parameter",
-                f"untie them (e.g. module.weight = nn.Parameter(module.weight.detach().clone()) on `{name}`), or choose"
-                " split_points or a number of stages that puts both uses into one stage",
+                f"tied weights: `{name_before}` ({here}) and `{name}` ({there}) are one parameter",
+                f"untie them (e.g. module.weight = nn.Parameter(module.weight.detach().clone()) on `{name}`), {remedy}",
             )
+
+
+def _together(stage: int, other: int, placement: Placement | None) -> bool:
+    """Whether two stages lie on the same rank, in every pipe."""
+    return placement is not None and bool(
+        (placement.rank_of_stage[:, stage] == placement.rank_of_stage[:, other]).all()
+    )
+
+
+def _home(stage: int, placement: Placement | None) -> str:
+    if placement is None:
+        return f"stage {stage}"
+    ranks = placement.rank_of_stage[:, stage].tolist()
+    return f"stage {stage}, {'ranks' if len(ranks) > 1 else 'rank'} {' and '.join(map(str, ranks))}"
 
 
 def forward_inputs(model: nn.Module, inputs: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A small GPT: what the examples train and the tests partition."""
+"""A small GPT: what `schedc run` and the examples train."""
 
 from __future__ import annotations
 
