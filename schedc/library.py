@@ -38,7 +38,7 @@ def load(name_or_path: str | Path) -> Source:
         return Source(shipped.name, _read(shipped))
     if path.suffix == _SUFFIX or path.is_file():
         return Source(given, _read(path))
-    help = did_you_mean(given, names())
+    help = did_you_mean(given, names()) or "`schedc list` names the schedules of the library"
     raise _refusal("S121", f"there is no schedule `{given}` in the library, nor a file of that name", help)
 
 

@@ -24,6 +24,12 @@ class Span:
         return Span(self.line, self.column, other.end_line, other.end_column)
 
 
+def first_sentence(text: str) -> str:
+    """The first sentence of a documentation text, on one line: what titles a drawing and an entry of a list."""
+    head, stop, _ = " ".join(text.split()).partition(". ")
+    return head + stop.strip()
+
+
 NOWHERE = Span(0, 0, 0, 0)
 """The span of things that no source text wrote (an imported order, a schedule built by a test)."""
 
@@ -54,6 +60,4 @@ class Source:
         """The span of the characters ``start`` to ``end`` (offsets from 0, half-open)."""
         first = bisect_right(self._line_starts, start) - 1
         last = bisect_right(self._line_starts, end) - 1
-        return Span(
-            first + 1, start - self._line_starts[first] + 1, last + 1, end - self._line_starts[last] + 1
-        )
+        return Span(first + 1, start - self._line_starts[first] + 1, last + 1, end - self._line_starts[last] + 1)

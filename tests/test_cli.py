@@ -146,7 +146,7 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "help_text"),
     [
-        (("check", "no_such_schedul", "-D", "P=4"), "known here"),
+        (("check", "no_such_schedul", "-D", "P=4"), "`schedc list` names"),
         (("check", "dualpipe_v"), "did you mean `dualpipev`?"),
         (("explain", "S301x"), "did you mean `S301`?"),
     ],

@@ -14,12 +14,13 @@ from schedc.cli.common import EPILOG, json_argument
 def list_command(as_json: bool) -> None:
     """List the schedules of the library."""
     from schedc.library import names, open_schedule
+    from schedc.source import first_sentence
 
     entries = []
     for name in names():
         tree = open_schedule(name)
         sizes = {parameter.name: parameter.default for parameter in tree.parameters}
-        entries.append({"name": name, "title": tree.doc.strip().partition("\n")[0], "sizes": sizes})
+        entries.append({"name": name, "title": first_sentence(tree.doc), "sizes": sizes})
     if as_json:
         click.echo(json.dumps({"schema": "schedc.list", "version": 1, "schedules": entries}))
         return

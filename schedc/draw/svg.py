@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
 from schedc.draw import frame, lanes, strips
 from schedc.draw.cells import cells_of
+from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, STRIPS_ABOVE, Layout, plot_size
 from schedc.draw.markup import quantity
 from schedc.draw.style import document
 from schedc.ir.schedule import Schedule
+from schedc.source import first_sentence
 
 
 def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None) -> str:
@@ -33,8 +30,8 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
     width = left + plot_width + GUTTER + MARGIN
 
     name = title or schedule.name
-    head, y = frame.header(name, _first_sentence(schedule.doc), _facts(schedule, timeline, memory), width)
-    held = f"{'memory' if _weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
+    head, y = frame.header(name, first_sentence(schedule.doc), _header_facts(schedule, timeline, memory), width)
+    held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, as_strips, y, width)
     layout = Layout(scale, left, y + 30, plot_width, STRIP_LANE if as_strips else LANE, schedule.ranks, as_strips)
     parts = [*head, *key, *frame.axis(cells, layout)]
@@ -48,30 +45,11 @@ def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: s
     return document([*parts, *foot], width, bottom, name, schedule.doc)
 
 
-def _first_sentence(doc: str) -> str:
-    head, stop, _ = " ".join(doc.split()).partition(". ")
-    return head + stop.strip()
-
-
-def _facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
-    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
-    pipes = f" in {schedule.placement.pipes} pipes" if schedule.placement.pipes > 1 else ""
-    facts = [
-        sizes,
-        f"{schedule.stages} stage{'s' * (schedule.stages != 1)}{pipes}",
-        f"makespan {quantity(timeline.makespan)}",
-        f"bubble per rank {_range(timeline.bubble)}",
-        f"bubble ratio {100 * timeline.bubble_ratio:.1f} %",
-        f"peak activations {_range(memory.peak_activations)}",
-    ]
-    return [fact for fact in facts if fact] + ([f"peak memory {_range(memory.peak_memory)}"] * _weighted(memory))
-
-
-def _weighted(memory: Memory) -> bool:
-    """Whether the costs give activations a size, so that memory and their number are two things."""
-    return not np.array_equal(memory.memory_inside, memory.activations_inside)
-
-
-def _range(values: npt.NDArray[Any]) -> str:
-    low, high = quantity(float(values.min())), quantity(float(values.max()))
-    return low if low == high else f"{low} to {high}"
+def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
+    told = figures(schedule, timeline, memory)
+    stages = f"{told['stages']} stage{'s' * (schedule.stages != 1)}"
+    if "pipes" in told:
+        stages += f" in {told['pipes']} pipes"
+    chosen = ("makespan", "bubble per rank", "bubble ratio", "peak activations", "peak memory")
+    facts = [sizes(schedule), stages, *(f"{what} {told[what]}" for what in chosen if what in told)]
+    return [fact for fact in facts if fact]

@@ -1,0 +1,46 @@
+"""The figures of a schedule as words: what every view puts beside the picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.memory import Memory
+from schedc.analysis.timeline import Timeline
+from schedc.draw.markup import quantity
+from schedc.ir.schedule import Schedule
+
+
+def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str, str]:
+    """What two schedules are compared by, in the order in which it is told."""
+    pipes = schedule.placement.pipes
+    told = {
+        "ranks": str(schedule.ranks),
+        "stages": str(schedule.stages),
+        **({"pipes": str(pipes)} if pipes > 1 else {}),
+        "microbatches": str(schedule.microbatches),
+        "ops": str(len(schedule)),
+        "makespan": quantity(timeline.makespan),
+        "bubble per rank": _range(timeline.bubble),
+        "bubble ratio": f"{100 * timeline.bubble_ratio:.1f} %",
+        "span bubble ratio": f"{100 * timeline.span_bubble_ratio:.1f} %",
+        "peak activations": _range(memory.peak_activations),
+    }
+    return {**told, "peak memory": _range(memory.peak_memory)} if weighted(memory) else told
+
+
+def sizes(schedule: Schedule) -> str:
+    """``P = 4, M = 10``."""
+    return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+
+
+def weighted(memory: Memory) -> bool:
+    """Whether the costs give activations a size, so that memory and their number are two things."""
+    return not np.array_equal(memory.memory_inside, memory.activations_inside)
+
+
+def _range(values: npt.NDArray[Any]) -> str:
+    low, high = quantity(float(values.min())), quantity(float(values.max()))
+    return low if low == high else f"{low} to {high}"
