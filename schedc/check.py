@@ -92,6 +92,8 @@ class _Checker:
             spans = [parameter.span for parameter in tree.parameters if parameter.role == role]
             if len(spans) != 1:
                 self.one_of("S103", f"size with the role `{role}`", spans, tree.span)
+        if len(spans := [parameter.span for parameter in tree.parameters if parameter.role == "segments"]) > 1:
+            self.one_of("S103", "size with the role `segments`", spans, tree.span)
 
     def define(self, name: str, kind: str, span: Span, names: _Names, arity: int = 0, reserved: bool = False) -> None:
         """Give ``name`` a meaning; no name ever has two that are visible at once."""

@@ -39,8 +39,16 @@ def lines(schedule: Schedule) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [(n, f"{n}_P4_M8") for n in ("gpipe", "1f1b", "zbh1", "dualpipe", "dualpipev")]
-    + [("interleaved_1f1b", "interleaved_v2_P4_M8"), ("zbv", "torch_zbv_P4_M8")],
+    [(n, f"{n}_P4_M8") for n in ("gpipe", "1f1b", "zbh1", "dualpipe", "dualpipev", "zbh2", "1f1b_overlap")]
+    + [
+        ("interleaved_1f1b", "interleaved_v2_P4_M8"),
+        ("zbv", "torch_zbv_P4_M8"),
+        ("eager_1f1b", "eager1f1b_P4_M8"),
+        ("looped_bfs", "loopedbfs_v2_P4_M8"),
+        ("seq1f1b", "seq1f1b_k2_P4_M8"),
+        ("interleaved_overlap", "interleaved_overlap_v2_P4_M8"),
+        ("zbh1_late", "zbh1_quickstart_P4_M8"),
+    ],
 )
 def test_the_published_order(name: str, file: str) -> None:
     assert lines(elaborate(TREES[name], {"P": 4, "M": 8})) == lines(published(file))
@@ -54,7 +62,9 @@ def torch_lines(schedule_class: Any, P: int, M: int, local: int) -> list[list[st
     made = object.__new__(schedule_class)
     rounds = max(1, M // P)
     made.__dict__.update(pp_group_size=P, _n_microbatches=M, n_local_stages=local, num_stages=local * P)
-    made.__dict__.update(_num_stages=local * P, number_of_rounds=rounds, microbatches_per_round=M // rounds)
+    made.__dict__.update(
+        _stages=[None] * local, _num_stages=local * P, number_of_rounds=rounds, microbatches_per_round=M // rounds
+    )
 
     def cell(action: Any) -> str:
         if action.sub_actions:
@@ -75,6 +85,7 @@ def sizes_of_torch() -> Iterator[tuple[str, str, int, dict[str, int]]]:
         for M in (m for m in {1, P - 1, P, P + 1, 2 * P, 2 * P + 2, 3 * P, 3 * P + 3} - {0} if m % max(1, m // P) == 0):
             yield "zbh1", "ScheduleInterleavedZeroBubble", 1, {"P": P, "M": M}
             for v in (1, 2, 3):
+                yield "looped_bfs", "ScheduleLoopedBFS", v, {"P": P, "M": M, "v": v}
                 yield "interleaved_1f1b", "ScheduleInterleaved1F1B", v, {"P": P, "M": M, "v": v}
 
 
@@ -86,7 +97,7 @@ def test_torchs_orders() -> None:
         assert lines(elaborate(TREES[name], sizes)) == expected, (name, sizes)
         compared[name] += 1
     assert min(compared.values()) >= 18
-    assert len(compared) == 4
+    assert len(compared) == 5
 
 
 def plain_1f1b(P: int, M: int, r: int) -> list[str]:
@@ -109,6 +120,46 @@ def plain_zbh1(P: int, M: int, r: int) -> list[str]:
         cells += [f"{r}I{i}"]
         cells += [f"{r}W{i - r}"] if i >= r else []
     return cells + [f"{r}W{i}" for i in range(max(0, M - r), M)]
+
+
+def plain_eager_1f1b(P: int, M: int, r: int) -> list[str]:
+    ahead = min(2 * (P - r) - 1, M)
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M - ahead):
+        cells += [f"{r}B{i}", f"{r}F{ahead + i}"]
+    return cells + [f"{r}B{i}" for i in range(M - ahead, M)]
+
+
+def plain_zbh2(P: int, M: int, r: int) -> list[str]:
+    """A counter of each kind, and W as late as 2r allows: no phases."""
+    cells, forwards = [], 0
+    for i in range(M):
+        while forwards < min(2 * (P - 1 - r) + 1 + i, M):
+            cells.append(f"{r}F{forwards}")
+            forwards += 1
+        cells += [f"{r}I{i}"] + ([f"{r}W{i - 2 * r}"] if i >= 2 * r else [])
+    return cells + [f"{r}W{i}" for i in range(max(0, M - 2 * r), M)]
+
+
+def plain_1f1b_overlap(P: int, M: int, r: int) -> list[str]:
+    ahead = min(2 * (P - 1 - r) + 1, M)
+    pairs = [f"{r}F{ahead + i}&{r}B{i}" for i in range(M - ahead)]
+    return [f"{r}F{i}" for i in range(ahead)] + pairs + [f"{r}B{i}" for i in range(M - ahead, M)]
+
+
+def plain_zbh1_late(P: int, M: int, r: int) -> list[str]:
+    """Backward i of rank r > 0 is split if it is one of the first r, the last beside a forward, or after those."""
+    ahead = min(P - 1 - r, M)
+    cells, pending = [f"{r}F{i}" for i in range(ahead)], deque[str]()
+    for i in range(M):
+        cells += [f"{r}F{ahead + i}"] if i < M - ahead else []
+        if r == 0 or r <= i < M - ahead - 1:
+            cells.append(f"{r}B{i}")
+            continue
+        cells.append(f"{r}I{i}")
+        pending.append(f"{r}W{i}")
+        cells += [pending.popleft()] if i >= r else []
+    return cells + list(pending)
 
 
 class Steps:
@@ -168,12 +219,24 @@ def plain_dualpipe(P: int, M: int, r: int) -> list[str]:
     return eight_steps(steps, P // 2, near, M // 2 - P + near + 1, unpaired=near == P // 2 - 1)
 
 
+def plain_dualpipev_nosplit(P: int, M: int, r: int) -> list[str]:
+    """The steps of DualPipeV, where the last backwards are whole: from the first backward after the last pair on."""
+    cells = plain_dualpipev(P, M, r)
+    last_pair = max(i for i, cell in enumerate(cells) if "&" in cell)
+    return cells[: last_pair + 1] + [c.replace("I", "B") for c in cells[last_pair + 1 :] if "W" not in c]
+
+
 def plain_dualpipev(P: int, M: int, r: int) -> list[str]:
     steps = Steps((r, 2 * P - 1 - r), (0, 0), swapped=False)
     return eight_steps(steps, P, r, M - 2 * P + r + 1, unpaired=r == P - 1)
 
 
 PLAIN: dict[str, Callable[[int, int, int], list[str]]] = {
+    "eager_1f1b": plain_eager_1f1b,
+    "zbh2": plain_zbh2,
+    "1f1b_overlap": plain_1f1b_overlap,
+    "zbh1_late": plain_zbh1_late,
+    "dualpipev_nosplit": plain_dualpipev_nosplit,
     "gpipe": plain_gpipe,
     "1f1b": plain_1f1b,
     "zbh1": plain_zbh1,
@@ -193,15 +256,45 @@ def test_the_rule_in_plain_python(name: str) -> None:
             assert lines(elaborate(TREES[name], {"P": P, "M": M})) == expected, (name, P, M)
 
 
+def plain_seq1f1b(P: int, M: int, k: int, r: int) -> list[str]:
+    ahead = min(P - r - 2 + k, M * k)
+    backwards = [f"{r}B{m * k + k - 1 - j}" for m in range(M) for j in range(k)]
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M * k - ahead):
+        cells += [f"{r}F{ahead + i}", backwards[i]]
+    return cells + backwards[M * k - ahead :]
+
+
+def plain_interleaved_overlap(P: int, M: int, v: int, r: int) -> list[str]:
+    """Megatron's tables of the virtual index, in rounds of P microbatches, and one forward more ahead."""
+    table = [(c, first + i) for first in range(0, M, P) for c in range(v) for i in range(P)]
+    forwards = [f"{c * P + r}F{m}" for c, m in table]
+    backwards = [f"{(v - 1 - c) * P + r}B{m}" for c, m in table]
+    ahead = min(2 * (P - 1 - r) + (v - 1) * P + 1, M * v)
+    pairs = [f"{f}&{b}" for f, b in zip(forwards[ahead:], backwards, strict=False)]
+    return forwards[:ahead] + pairs + backwards[len(pairs) :]
+
+
+@pytest.mark.parametrize("third", [1, 2, 3, 4])
+def test_rules_with_a_third_size(third: int) -> None:
+    for P in (1, 2, 3, 4, 5, 8):
+        for M in (P, 2 * P, 3 * P, 4 * P):
+            expected = [plain_interleaved_overlap(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["interleaved_overlap"], {"P": P, "M": M, "v": third})) == expected, (P, M)
+        for M in (1, 2, P, 3 * P + 1):
+            expected = [plain_seq1f1b(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["seq1f1b"], {"P": P, "M": M, "k": third})) == expected, (P, M)
+
+
 # Completeness, order, deadlock and claims at every legal size in a range.
 
 
 def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
-    chunks = (1, 2, 3) if name == "interleaved_1f1b" else (0,)
+    third = next((p.name for p in TREES[name].parameters if p.role in ("chunks", "segments", "count")), "")
     for P in (1, 2, 3, 4, 5, 8):
         for M in (1, 2, 3, 4, 5, 7, 8, 10, 15, 16):
-            for v in chunks:
-                sizes = {"P": P, "M": M, **({"v": v} if v else {})}
+            for value in (1, 2, 3) if third else (0,):
+                sizes = {"P": P, "M": M, **({third: value} if third else {})}
                 if (schedule := unless_refused(name, sizes)) is not None:
                     yield sizes, schedule
 

@@ -26,6 +26,16 @@ def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> Co
     return Code(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
 
 
+def _segmented(statement: str) -> str:
+    """A file with microbatches in two segments, and this as its order."""
+    return f"""sched 1
+schedule a(P: ranks = 1, M: microbatches = 1, k: segments = 2) {{
+  place linear
+  rank r {{ {statement} }}
+}}
+"""
+
+
 S1: tuple[Code, ...] = (
     _code(
         "S101",
@@ -46,8 +56,8 @@ S1: tuple[Code, ...] = (
     _code(
         "S103",
         "roles of sizes",
-        "Every size has a role: `ranks`, `microbatches`, `chunks` or `count`. Exactly one is the number of ranks, and"
-        " exactly one that of microbatches.",
+        "Every size has a role: `ranks`, `microbatches`, `chunks`, `segments` or `count`. Exactly one is the"
+        " number of ranks, exactly one that of microbatches, and at most one that of segments.",
         "M: microbatches",
         "M: count",
     ),
@@ -117,7 +127,8 @@ S1: tuple[Code, ...] = (
     _code(
         "S113",
         "size out of bounds",
-        "There are 1 to 4,096 ranks, 1 to 65,536 microbatches and 1 to 16,384 chunks; a count is not negative.",
+        "There are 1 to 4,096 ranks, 1 to 65,536 microbatches or segments of them, 1 to 64 segments of each, and 1"
+        " to 16,384 chunks; a count is not negative.",
         "M: microbatches = 4",
         "M: microbatches = 70000",
     ),
@@ -196,5 +207,14 @@ S1: tuple[Code, ...] = (
         " that do not exist. n is at least the number that there are, and at most twice the largest legal one.",
         "place v",
         "place v  order for M - 1",
+    ),
+    Code(
+        "S125",
+        "segments out of order",
+        "Where a size has the role `segments`, each microbatch is cut along its sequence. On every stage the forward of"
+        " a segment needs those before it, and its backward those behind it: attention looks back. Ops without `@` are"
+        " numbered so.",
+        wrong=_segmented("repeat M { F @ 1  F @ 0  B  B }"),
+        right=_segmented("repeat M { F  F  B  B }"),
     ),
 )

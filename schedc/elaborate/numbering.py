@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,15 @@ _QUEUES = 3
 
 @dataclass(frozen=True)
 class Unnumbered:
-    """The rows of one rank: kind, chunk (-1: a W of any chunk), and explicit microbatch or -1."""
+    """The rows of one rank: kind, chunk (-1: a W of any chunk), and explicit microbatch or -1.
+
+    segments: consecutive microbatches that are segments of one; backwards take those of each last first.
+    """
 
     kind: Int8
     chunk: Int64
     explicit: Int64
+    segments: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,15 @@ def number(rows: Unnumbered) -> Numbered:
     ``@`` on the queue that is the count of the earlier ones. A W takes the oldest pending input gradient: of its
     chunk, or of the rank.
     """
+    backward, named = _QUEUE_OF[rows.kind] == 1, rows.explicit >= 0
+    if rows.segments > 1:  # backwards are counted by their turn, which `@` does not speak of
+        turn = np.where(backward & named, last_first(rows.explicit, rows.segments), rows.explicit)
+        rows = replace(rows, explicit=turn)
     microbatch = _count_up(rows)
-    named = rows.explicit >= 0
     if named.any():
         _respect_named(rows, named, microbatch)
+    if rows.segments > 1:
+        microbatch[backward] = last_first(microbatch[backward], rows.segments)
     chunk = rows.chunk.copy()
     weights = np.flatnonzero(rows.kind == OpKind.W)
     if not weights.size:
@@ -60,6 +69,12 @@ def number(rows: Unnumbered) -> Numbered:
     fed = weights[source >= 0]
     chunk[fed], microbatch[fed] = rows.chunk[source[source >= 0]], microbatch[source[source >= 0]]
     return Numbered(chunk, microbatch, starved)
+
+
+def last_first(microbatch: Int64, segments: int) -> Int64:
+    """The turn of each segment's backward, the last of a microbatch first; also the segment whose turn it is."""
+    within = microbatch % segments
+    return np.asarray(microbatch - within + (segments - 1 - within), np.int64)
 
 
 def _count_up(rows: Unnumbered) -> Int64:

@@ -13,7 +13,8 @@ from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.expand import Expander, Item, unpack
 from schedc.elaborate.numbering import Unnumbered, number
 from schedc.elaborate.place import build_placement
-from schedc.elaborate.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, unmet
+from schedc.elaborate.segments import in_segments, out_of_order
+from schedc.elaborate.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, segments, unmet
 from schedc.ir.ops import FACTS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
@@ -34,7 +35,8 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     evaluator = Evaluator(tree.source, bound, {function.name: function for function in tree.functions})
     scope = _file_scope(tree, evaluator, bound)
     ranks, microbatches = bound[role(tree, "ranks").name], bound[role(tree, "microbatches").name]
-    placement = build_placement(tree.places[0], ranks, microbatches, evaluator, scope)
+    parts = segments(tree, bound)
+    placement = in_segments(build_placement(tree.places[0], ranks, microbatches, evaluator, scope), parts)
     block = tree.ranks[0]
     every = np.arange(ranks, dtype=np.int64)
     expander = Expander(evaluator, placement)
@@ -44,7 +46,10 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     starts = np.concatenate([[0], np.cumsum(rows.per_lane(ranks))]).astype(np.int64)
     written = _written_for(tree, evaluator, placement, scope)
     schedule = _assemble(tree, evaluator, placement, expander.items, rows.codes, starts, written)
-    return schedule if written is None else _without_the_missing(schedule, placement)
+    schedule = schedule if written is None else _without_the_missing(schedule, placement)
+    if findings := out_of_order(schedule, parts):
+        raise DiagnosticError(findings[:_SHOWN])
+    return schedule
 
 
 def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
@@ -67,13 +72,14 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
 def _written_for(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, scope: Scope) -> Placement | None:
     """The placement with the microbatches that ``order for`` gives each pipe; None if there is no such line."""
     for order in tree.orders:
+        parts = segments(tree, evaluator.sizes)
         count = int(evaluator.value(order.microbatches, scope))
-        most = int(np.diff(placement.first_microbatch).max())
+        most = int(np.diff(placement.first_microbatch).max()) // parts
         if not most <= count <= 2 * MAX_MICROBATCHES:
             message = f"the order is written for {count} microbatches, where a pipe has {most}"
             help = f"write `order for max({count}, {role(tree, 'microbatches').name})`, or the like"
             raise DiagnosticError([Diagnostic("S124", message, Label(order.span), help=help, source=tree.source)])
-        return replace(placement, first_microbatch=tuple(count * pipe for pipe in range(placement.pipes + 1)))
+        return replace(placement, first_microbatch=tuple(count * parts * pipe for pipe in range(placement.pipes + 1)))
     return None
 
 
@@ -120,13 +126,14 @@ def _assemble(
     kind = np.empty(codes.size, np.int8)
     stage, microbatch, pair, phase, span = (np.empty(codes.size, np.int32) for _ in range(5))
     faults = _Faults(evaluator, items)
+    parts = segments(tree, evaluator.sizes)
     first = np.asarray(placement.first_microbatch, np.int64)
     pairs = 0
     for rank in range(placement.ranks if items else 0):
         own = slice(int(starts[rank]), int(starts[rank + 1]))
         item, chunk, explicit = unpack(codes[own])
         kind[own] = kind_of[item]
-        numbered = number(Unnumbered(kind[own], chunk, explicit))
+        numbered = number(Unnumbered(kind[own], chunk, explicit, parts))
         faults.starved(rank, item, numbered.starved)
         known = np.maximum(numbered.chunk, 0)  # a starved W has no chunk, and is reported
         pipe = placement.pipe_of_chunk[rank][known]

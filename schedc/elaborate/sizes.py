@@ -15,6 +15,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "ranks": (1, 4_096),
     "microbatches": (1, MAX_MICROBATCHES),
     "chunks": (1, MAX_STAGES),
+    "segments": (1, 64),
     "count": (0, MAX_VALUE),
 }
 """Least and largest value of a size, by its role."""
@@ -25,6 +26,11 @@ _TRIES = 256
 def role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
     """The one parameter with that role (`check` has made sure of ranks and microbatches)."""
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
+
+
+def segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
+    """The segments of each microbatch; 1 where no size has that role."""
+    return next((sizes[parameter.name] for parameter in tree.parameters if parameter.role == "segments"), 1)
 
 
 def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]:
@@ -51,9 +57,21 @@ def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]
             found.append(Diagnostic("S113", message, label, source=tree.source))
         else:
             bound[parameter.name] = int(value)
+    if not found:
+        found = _too_many_segments(tree, bound)
     if found:
         raise DiagnosticError(found)
     return bound
+
+
+def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[Diagnostic]:
+    """Whether the segments of all microbatches are more than there may be microbatches."""
+    total = sizes[role(tree, "microbatches").name] * segments(tree, sizes)
+    if total <= MAX_MICROBATCHES:
+        return []
+    span = next(parameter.span for parameter in tree.parameters if parameter.role == "segments")
+    message = f"{total:,} segments of microbatches; there may be {MAX_MICROBATCHES:,}"
+    return [Diagnostic("S113", message, Label(span), source=tree.source)]
 
 
 def unmet(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
@@ -72,7 +90,7 @@ def in_order(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
 
 
 def _most_easily_changed(tree: t.ScheduleTree) -> Iterator[t.SizeParameter]:
-    order = ("microbatches", "count", "chunks", "ranks")
+    order = ("microbatches", "count", "segments", "chunks", "ranks")
     yield from sorted(tree.parameters, key=lambda parameter: order.index(parameter.role))
 
 

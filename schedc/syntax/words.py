@@ -7,8 +7,8 @@ from schedc.ir.ops import LETTERS
 OP_LETTERS = frozenset(LETTERS)
 """The op kinds; such a letter, alone or followed by digits, is never a name."""
 
-ROLES = ("ranks", "microbatches", "chunks", "count")
-"""What a size parameter may be."""
+ROLES = ("ranks", "microbatches", "chunks", "segments", "count")
+"""What a size parameter may be. ``segments``: the parts of each microbatch along the sequence, numbered one by one."""
 
 PLACEMENTS: dict[str, tuple[int, int]] = {
     "linear": (0, 0),
