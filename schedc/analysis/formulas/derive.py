@@ -19,7 +19,7 @@ from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree
 
 _SEED = 20240110
-_VECTORS, _MORE, _MANY, _FRESH, _TIES = 48, 112, 1000, 64, 32
+_VECTORS, _MORE, _MANY, _FRESH, _TIES = 40, 96, 1000, 128, 32
 """Cost vectors for forms, for conditions (simulated and not), and for verification (generic, and with many ties)."""
 
 LEAST_SIZES = 12

@@ -18,9 +18,9 @@ from schedc.elaborate.sizes import role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
-_FITTED, _HELD_OUT = 100, 40
+_FITTED, _HELD_OUT = 84, 36
 _RANKS = range(2, 11)
-_LARGER_RANKS = (2, 3, 4, 5, 8, 11, 12, 13, 14, 16)
+_LARGER_RANKS = (2, 3, 4, 5, 8, 11, 12, 13, 14, 16, 18, 22)
 _OTHERS = (1, 2, 3, 4)
 _MOST_OPS = 20_000
 

@@ -17,6 +17,9 @@ from schedc.analysis.formulas.regions import NOWHERE, REGIONS, REMAINDERS, Regio
 from schedc.ir.schedule import Int64
 
 MOST_PIECES, _MOST_CONDITIONS = 10, 7
+_PENALTY = 0.1
+"""What a condition on sizes and costs together must exclude more than one on costs alone, as a share."""
+
 _LEAST_SHARE = 0.004
 """A piece that holds for fewer of the samples is not looked at."""
 _EXACT = 1e-3
@@ -107,17 +110,22 @@ def find_pieces(samples: Samples, more: Samples, many: Int64, domain: Domain, na
         other, forms = _best_region(samples, rest, names)
         pieces += _pieces_of(forms, samples, more, many, other, names)
     unique = {(piece.form, piece.conditions, piece.region.texts): piece for piece in pieces}
-    return sorted(unique.values(), key=lambda p: (not _typical(p, samples.table, domain), -p.share))[:MOST_PIECES]
+    return sorted(unique.values(), key=lambda p: (not _typical(p, domain, names), -p.share))[:MOST_PIECES]
 
 
-def _typical(piece: Piece, table: Table, domain: Domain) -> bool:
-    """Whether it holds at typical costs and many microbatches."""
-    ample = {name: column[-1:] for name, column in table.items()}
-    return all((c.at(ample) @ domain.typical.T >= 0).all() for c in piece.conditions)
+def _typical(piece: Piece, domain: Domain, names: _Names) -> bool:
+    """Whether it holds at typical costs on a few ranks with many microbatches."""
+    ranks, microbatches, others = names
+    size = {ranks: np.array([8]), microbatches: np.array([64]), **dict.fromkeys(others, np.array([2]))}
+    inside = bool(piece.region.of(size, ranks, microbatches)[0])
+    return inside and all((c.at(size) @ domain.typical.T >= 0).all() for c in piece.conditions)
 
 
 def _best_region(samples: Samples, regions: Sequence[Region], names: _Names) -> tuple[Region, list[Form]]:
-    """The first region in which forms explain every sample, else that of which they explain most, with its forms."""
+    """The first region in which every value is the largest of the forms found, with them.
+
+    Else the first in which each value is that of some form, else that of which forms explain most.
+    """
     best: tuple[float, Region, list[Form]] = (0.0, NOWHERE, [])
     monomials = list(families(*names))
     for region in regions:
@@ -127,9 +135,10 @@ def _best_region(samples: Samples, regions: Sequence[Region], names: _Names) -> 
         part = samples.rows(chosen)
         forms = _forms(part, monomials)
         explained = _explained(part, forms)
-        if explained == 1.0 or explained > best[0] + 0.02:
+        largest = explained == 1.0 and _is_largest(part, forms)
+        if largest or (explained == 1.0 > best[0]) or explained > best[0] + 0.02:
             best = (explained, region, forms)
-        if explained == 1.0:
+        if largest:
             break
     return best[1:]
 
@@ -141,7 +150,7 @@ def _pieces_of(
         return []
     measured = more.rows(region.of(samples.table, *names[:2]))
     part = measured
-    if (np.abs(_largest(part, forms) - part.values) < _EXACT).all():
+    if _is_largest(part, forms):
         part = replace(part, vectors=many)
         part = replace(part, values=_largest(part, forms))
     pieces = (_piece(form, forms, part, measured, region) for form in forms)
@@ -186,6 +195,11 @@ def _explained(samples: Samples, forms: list[Form]) -> float:
 
 
 # Conditions.
+
+
+def _is_largest(samples: Samples, forms: list[Form]) -> bool:
+    """Whether every value is the largest of the forms."""
+    return bool((np.abs(_largest(samples, forms) - samples.values) < _EXACT).all())
 
 
 def _largest(samples: Samples, forms: list[Form]) -> Floats:
@@ -237,22 +251,25 @@ def _separate(right: Bools, candidates: list[Form], samples: Samples) -> tuple[F
     """A few conditions that keep many samples at which a form is right and none at which it is wrong; None if none do.
 
     One at a time the condition that excludes the most wrong samples for the right ones that it costs; in the end
-    those that the others make needless are dropped.
+    those that the others make needless are dropped. Conditions between costs alone are preferred: what depends on
+    sizes too may hold at the sizes of the samples and say little at larger ones.
     """
     tests = [samples.satisfy([candidate]) for candidate in candidates]
+    of_sizes = [any(monomial for monomial, _ in candidate.terms) for candidate in candidates]
     chosen: list[int] = []
     kept = np.ones_like(right)
     while (wrong := kept & ~right).any():
         good = kept & right
         gains = [
-            float((wrong & ~test).sum() / wrong.sum() - (good & ~test).sum() / max(1, good.sum())) for test in tests
+            float((wrong & ~test).sum() / wrong.sum() - (good & ~test).sum() / max(1, good.sum())) - _PENALTY * mixed
+            for test, mixed in zip(tests, of_sizes, strict=True)
         ]
         best = int(np.argmax(gains)) if gains else -1
-        if best < 0 or gains[best] <= 0 or len(chosen) == _MOST_CONDITIONS:
+        if best < 0 or not (wrong & ~tests[best]).any() or len(chosen) == _MOST_CONDITIONS:
             return None
         chosen.append(best)
         kept &= tests[best]
-    for index in list(chosen):
+    for index in sorted(chosen, key=lambda i: not of_sizes[i]):
         rest = [i for i in chosen if i != index]
         without = np.logical_and.reduce([tests[i] for i in rest]) if rest else np.ones_like(right)
         if not (without & ~right).any():
