@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.network import Network
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -84,6 +86,15 @@ def different_models(rank: int, world_size: int) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0])
     return found
+
+
+def other_device(rank: int, world_size: int) -> list[str]:
+    """The pipeline's network for a model on a GPU, over gloo."""
+    try:
+        Network(compile_schedule("1f1b", P=2, M=4), None, False, 20.0, torch.device("cuda", 0))
+    except RuntimeFault as error:
+        return [type(error).__name__, str(error)]
+    return []
 
 
 def changing_sizes(rank: int, world_size: int) -> list[str]:

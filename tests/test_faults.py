@@ -28,6 +28,12 @@ def test_copies_of_a_stage_must_begin_equal() -> None:
     assert answers == [["ranks 0 and 1 differ in their weights of stage 0", "built"]] * 2
 
 
+def test_a_device_that_the_group_cannot_send_from_is_refused() -> None:
+    for kind, text in pool(2).run("fault_cases:other_device"):
+        assert kind == "RuntimeFault"
+        assert text.startswith("the model lies on cuda:0, and the process group (cpu:gloo,cuda:gloo) cannot send")
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sizes_may_change_between_steps(ranks: int) -> None:
     assert pool(ranks).run("fault_cases:changing_sizes") == [[]] * ranks

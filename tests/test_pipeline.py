@@ -190,6 +190,7 @@ def test_after_an_error_a_pipeline_in_one_process_goes_on() -> None:
         pipe.step(batch, targets)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "dualpipev.sched:" in caught.value.where
+    assert "hold a part of the failed step: zero them" in caught.value.__notes__[0]
     pipe.zero_grad()
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
 

@@ -29,7 +29,9 @@ class Network:
     given up when the pipeline fails, which wakes the ranks that wait for this one. A given group stays the caller's.
     """
 
-    def __init__(self, program: Program, group: dist.ProcessGroup | None, in_process: bool, timeout: float) -> None:
+    def __init__(
+        self, program: Program, group: dist.ProcessGroup | None, in_process: bool, timeout: float, device: torch.device
+    ) -> None:
         self.ranks = program.ranks
         self.in_process = in_process or (self.ranks == 1 and group is None)
         self.store: Store | None = None
@@ -40,12 +42,13 @@ class Network:
             self.reconnect()
             return
         self._check_size(group)
+        backend = _backend_for(device, group)
         self.processes = self.ranks
         if group is None:
             limit = timedelta(seconds=timeout)
             group = self._own = dist.new_group(list(range(self.ranks)), backend=dist.get_backend(), timeout=limit)
         self.local = [dist.get_rank(group)]
-        self.transports[self.local[0]] = TorchTransport(group, timeout)
+        self.transports[self.local[0]] = TorchTransport(group, timeout, coalesce=backend == "nccl")
         name = group.group_name
         _uses[name] += 1
         self.store = PrefixStore(f"schedc/{name}/{_uses[name]}", dist.distributed_c10d._get_default_store())
@@ -107,3 +110,17 @@ class Network:
             if rank == 0:
                 gathered[name] = value.cpu()
         return gathered
+
+
+def _backend_for(device: torch.device, group: dist.ProcessGroup | None) -> str:
+    """The backend of ``group`` that carries tensors of ``device``; raises `RuntimeFault` if none can."""
+    config = dist.get_backend_config(group)  # such as cpu:gloo,cuda:nccl
+    backend = dict(entry.split(":") for entry in config.split(",")).get(device.type, "")
+    # gloo registers for every device, but sends and receives in the memory of the host.
+    if not backend or (backend == "gloo" and device.type != "cpu"):
+        raise RuntimeFault(
+            f"the model lies on {device}, and the process group ({config}) cannot send tensors from there",
+            "initialise torch.distributed with a backend for that device (nccl for CUDA), move the model to the CPU, or"
+            " pass in_process=True to run all ranks on one device",
+        )
+    return backend

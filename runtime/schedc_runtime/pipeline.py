@@ -76,7 +76,8 @@ class Pipeline:
         self.program = program
         self.check_finite = check_finite
         # First, since other ranks take part in it: whatever fails below then fails on its own.
-        self._network = Network(program, group, in_process, timeout)
+        self._device = device_of(model)
+        self._network = Network(program, group, in_process, timeout, self._device)
         self.partition = partition(
             model,
             program.stages,
@@ -87,7 +88,6 @@ class Pipeline:
             placement=program.placement,
         )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        self._device = device_of(model)
         self._local = self._network.local
         self._stages = make_stages(self.partition.modules, program, self._local, loss_fn)
         self._evaluation: Program | None = None
@@ -234,7 +234,7 @@ class Pipeline:
             signature = self._agree(call, batch, targets, scale)
             executors = self._executors(program, *signature)
             inputs, parts = self._split(batch, targets)
-        with self._guarded(f"{call} {self._steps}"), self._this_step_alone():
+        with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), self._this_step_alone():
             self._running = executors
             for executor in executors:
                 executor.start(
@@ -348,13 +348,18 @@ class Pipeline:
                 module.training = training
 
     @contextmanager
-    def _guarded(self, activity: str) -> Iterator[None]:
-        """Around whatever other ranks wait for: a failure in it is told to them, and theirs is told here."""
+    def _guarded(self, activity: str, *, partial: bool = False) -> Iterator[None]:
+        """Around whatever other ranks wait for: a failure in it is told to them, and theirs is told here.
+
+        partial: whether a failure leaves gradients behind that are not whole, which the error then says.
+        """
         self._activity = activity
         try:
             yield
         except BaseException as error:
             told = self._explain(error)
+            if partial:
+                told.add_note("the gradients now hold a part of the failed step: zero them before the next one")
             if told is error:
                 raise
             raise told from error

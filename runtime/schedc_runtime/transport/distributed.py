@@ -24,15 +24,16 @@ class TorchTransport:
 
     timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
         the group was made with.
+    coalesce: post a batch by one call of the group, as NCCL needs it.
     """
 
     cooperative = False
 
-    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, timeout: float, *, coalesce: bool = False) -> None:
         self.rank = dist.get_rank(group)
         self._group = group
         self._timeout = timedelta(seconds=timeout)
-        self._post_all = self._post_coalesced if dist.get_backend(group) == "nccl" else self._post_each
+        self._post_all = self._post_coalesced if coalesce else self._post_each
 
     def post(self, batch: Sequence[Transfer]) -> list[_Posted]:
         try:
