@@ -15,18 +15,17 @@ from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
-from schedc.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
-from schedc.syntax.tree import ScheduleTree
 
 
 @dataclass(frozen=True)
 class Analysis:
     """A legal schedule at one size and under one set of costs, with everything the compiler tells about it."""
 
-    tree: ScheduleTree
+    tree: Input
     schedule: Schedule
     costs: Costs
     dependencies: Dependencies
@@ -43,7 +42,8 @@ class Analysis:
 def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> Program:
     """Compile a schedule to one instruction stream per rank.
 
-    source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file.
+    source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
+        a text form.
     costs: what orders the messages; the order of compute never depends on it. Default: unit costs.
     sizes: values of the schedule's size parameters (``P=4, M=16``); the others take their defaults.
 
@@ -55,11 +55,13 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
 def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
-    return insert_communication(legal_schedule(open_schedule(source), sizes), costs)
+    return insert_communication(legal_schedule(open_input(source), sizes), costs)
 
 
-def legal_schedule(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
+def legal_schedule(tree: Input, sizes: Mapping[str, int]) -> Schedule:
     """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks."""
+    if isinstance(tree, Order):
+        return tree.at(sizes)  # judged when it was read
     schedule = elaborate(tree, sizes)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
@@ -69,7 +71,7 @@ def legal_schedule(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
 def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     costs = costs or Costs()
-    tree = open_schedule(source)
+    tree = open_input(source)
     schedule = legal_schedule(tree, sizes)
     dependencies = Dependencies.of(schedule)
     return Analysis(

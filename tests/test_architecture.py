@@ -18,13 +18,14 @@ LAYERS = (
     ("schedc.source",),
     ("schedc.diagnostics",),
     ("schedc.ir",),
-    ("schedc.codes", "schedc.syntax"),
-    ("schedc.check",),
+    ("schedc.codes", "schedc.syntax", "schedc.cost"),
+    ("schedc.check", "schedc.check_computed"),
     ("schedc.elaborate",),
-    ("schedc.library", "schedc.cost"),
+    ("schedc.library",),
     ("schedc.analysis",),
-    ("schedc.passes",),
+    ("schedc.passes", "schedc.layout"),
     ("schedc.emit", "schedc.draw"),
+    ("schedc.inputs",),
     ("schedc.compiler",),
     ("schedc.cli",),
 )
@@ -36,6 +37,7 @@ RUNTIME_MAY_USE = (
     "schedc.diagnostics",
     "schedc.analysis",
     "schedc.source",
+    "schedc.layout",
 )
 
 

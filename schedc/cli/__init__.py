@@ -15,7 +15,8 @@ from schedc import __version__
 from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
 from schedc.cli.diff import diff
-from schedc.cli.export import export
+from schedc.cli.export import export, import_command
+from schedc.cli.layout import layout
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.report import report
 from schedc.cli.run import run
@@ -55,5 +56,18 @@ def main() -> None:
     """
 
 
-for _command in (compile_command, check, show, watch, export, list_command, explain, report, diff, run):
+for _command in (
+    compile_command,
+    check,
+    show,
+    watch,
+    export,
+    import_command,
+    list_command,
+    explain,
+    report,
+    diff,
+    layout,
+    run,
+):
     main.add_command(_command)

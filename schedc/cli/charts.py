@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
-    from schedc.syntax.tree import ScheduleTree
+    from schedc.inputs import Input
 
 FORMATS = ("svg", "html", "term")
 
@@ -24,9 +24,9 @@ def format_of(wanted: str | None, output: Path | None) -> str:
 
 def chart_at(schedule: str, sizes: Mapping[str, int], costs: Costs) -> Chart:
     """The chart of a schedule at one size; raises `DiagnosticError` if there is none, or it is not legal."""
-    from schedc.library import open_schedule
+    from schedc.inputs import open_input
 
-    return _chart(open_schedule(schedule), sizes, costs)
+    return _chart(open_input(schedule), sizes, costs)
 
 
 def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
@@ -34,9 +34,9 @@ def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple
 
     A size that only the second has goes to it alone; one that neither has is the first's fault (S1 code).
     """
-    from schedc.library import open_schedule
+    from schedc.inputs import open_input
 
-    trees = [open_schedule(schedule) for schedule in schedules]
+    trees = [open_input(schedule) for schedule in schedules]
     known = [{parameter.name for parameter in tree.parameters} for tree in trees]
     own = {name: value for name, value in sizes.items() if name in known[0] or name not in known[1]}
     first = _chart(trees[0], own, costs[0])
@@ -61,7 +61,7 @@ def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> 
     return draw_svg(chart.schedule, chart.timeline, chart.memory)
 
 
-def _chart(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Chart:
+def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
     from schedc.analysis.dependencies import Dependencies
     from schedc.analysis.memory import measure_memory
     from schedc.analysis.timeline import simulate

@@ -44,9 +44,9 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
 
 def _schedules(names: tuple[str, str], sizes: dict[str, int]) -> list[Schedule]:
     from schedc.compiler import legal_schedule
-    from schedc.library import open_schedule
+    from schedc.inputs import open_input
 
-    trees = [open_schedule(name) for name in names]
+    trees = [open_input(name) for name in names]
     of_tree = [{p.name for p in tree.parameters} for tree in trees]
     if unknown := sorted(set(sizes) - set().union(*of_tree)):
         raise click.UsageError(f"neither schedule has a size {unknown[0]!r}")

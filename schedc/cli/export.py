@@ -1,64 +1,155 @@
-"""`schedc export`: a schedule in another format."""
+"""`schedc export` and `schedc import`: schedules in the formats of other tools, out and in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, output_argument, schedule_arguments, write
+from schedc.cli.common import EPILOG, cost_arguments, output_argument, schedule_arguments, write
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+    from schedc.inputs import Input
+    from schedc.ir.schedule import Schedule
 
 
-def _export_csv(schedule: str, sizes: dict[str, int]) -> str:
-    from schedc.compiler import legal_schedule
+@dataclass(frozen=True)
+class Export:
+    """What a target is for, and how it is written. ``trains``: another trainer is to run it."""
+
+    purpose: str
+    emit: Callable[[Schedule, Costs], str]
+    trains: bool = False
+
+
+def _csv(schedule: Schedule, _costs: Costs) -> str:
     from schedc.emit.torch_csv import to_torch_csv
-    from schedc.library import open_schedule
 
-    return to_torch_csv(legal_schedule(open_schedule(schedule), sizes))
+    if schedule.placement.pipes > 1:
+        click.echo("note: torch itself loads no schedule with two directions (`schedc explain S603`)", err=True)
+    return to_torch_csv(schedule)
 
 
-def _export_text(schedule: str, sizes: dict[str, int]) -> str:
-    from schedc.compiler import legal_schedule
+def _lowered(schedule: Schedule, costs: Costs) -> str:
+    from schedc.emit.targets import one_copy
+    from schedc.emit.torch_lowered import to_lowered_csv
+    from schedc.passes.insert_communication import insert_communication
+
+    one_copy(schedule.placement, "torch's lowered CSV", schedule.source)
+    return to_lowered_csv(insert_communication(schedule, costs))
+
+
+def _torchtitan(schedule: Schedule, _costs: Costs) -> str:
+    from schedc.emit.torchtitan import to_torchtitan
+
+    return to_torchtitan(schedule)
+
+
+def _megatron(schedule: Schedule, _costs: Costs) -> str:
+    from schedc.emit.megatron import to_megatron
+
+    return to_megatron(schedule)
+
+
+def _trace(schedule: Schedule, costs: Costs) -> str:
+    from schedc.analysis.dependencies import Dependencies
+    from schedc.analysis.memory import measure_memory
+    from schedc.analysis.timeline import simulate
+    from schedc.emit.trace import to_trace
+
+    known = Dependencies.of(schedule)
+    return to_trace(schedule, simulate(schedule, costs, known), measure_memory(schedule, costs, known))
+
+
+def _dot(schedule: Schedule, costs: Costs) -> str:
+    from schedc.analysis.timeline import simulate
+    from schedc.emit.dot import to_dot
+
+    return to_dot(schedule, simulate(schedule, costs))
+
+
+def _text(schedule: Schedule, _costs: Costs) -> str:
     from schedc.ir.text import print_schedule
-    from schedc.library import open_schedule
 
-    return print_schedule(legal_schedule(open_schedule(schedule), sizes))
+    return print_schedule(schedule)
 
 
-def _export_program(schedule: str, sizes: dict[str, int]) -> str:
-    from schedc.compiler import compile_at
+def _program(schedule: Schedule, costs: Costs) -> str:
     from schedc.ir.text import print_program
+    from schedc.passes.insert_communication import insert_communication
 
-    return print_program(compile_at(schedule, sizes))
+    return print_program(insert_communication(schedule, costs))
 
 
-def _export_json(schedule: str, sizes: dict[str, int]) -> str:
-    from schedc.compiler import compile_at
+def _json(schedule: Schedule, costs: Costs) -> str:
     from schedc.ir.json import program_to_json
+    from schedc.passes.insert_communication import insert_communication
 
-    return program_to_json(compile_at(schedule, sizes))
+    return program_to_json(insert_communication(schedule, costs))
 
 
-EXPORTS: dict[str, Callable[[str, dict[str, int]], str]] = {
-    "csv": _export_csv,
-    "text": _export_text,
-    "program": _export_program,
-    "json": _export_json,
+EXPORTS: Mapping[str, Export] = {
+    "csv": Export("torch's schedule CSV, one line of ops per rank", _csv),
+    "csv-lowered": Export("the same with messages, gathers and reductions", _lowered, trains=True),
+    "torchtitan": Export("the configuration lines that go with the CSV", _torchtitan, trains=True),
+    "megatron": Export("Megatron's flags", _megatron, trains=True),
+    "trace": Export("the predicted timeline for Perfetto and chrome://tracing", _trace),
+    "dot": Export("the dependency graph of a small schedule for graphviz, critical path marked", _dot),
+    "text": Export("the schedule, to read and to edit", _text),
+    "program": Export("the instruction streams, to read", _program),
+    "json": Export("the program that the runtime loads", _json),
 }
 
 
 @click.command(epilog=EPILOG)
 @schedule_arguments
+@cost_arguments
 @click.option(
     "--to",
     "target",
     type=click.Choice(list(EXPORTS)),
     required=True,
-    help="csv: torch's schedule CSV, one line per rank. text: the schedule. program: the instruction "
-    "streams. json: the program that the runtime loads.",
+    help="; ".join(f"{name}: {export.purpose}" for name, export in EXPORTS.items()) + ".",
 )
 @output_argument
-def export(schedule: str, sizes: dict[str, int], target: str, output: Path | None) -> None:
-    """Write SCHEDULE in another format."""
-    write(EXPORTS[target](schedule, sizes), output)
+def export(schedule: str, sizes: dict[str, int], costs: Costs, target: str, output: Path | None) -> None:
+    """Write SCHEDULE in another format. What the target cannot express is refused, with the nearest that it can."""
+    from schedc.compiler import legal_schedule
+    from schedc.inputs import open_input
+
+    chosen = EXPORTS[target]
+    given = open_input(schedule)
+    order = legal_schedule(given, sizes)
+    if chosen.trains:
+        _refuse_segments(given, order, target)
+    write(chosen.emit(order, costs), output)
+
+
+def _refuse_segments(given: Input, order: Schedule, target: str) -> None:
+    """Other trainers would take segments of one sequence for microbatches that know nothing of each other."""
+    from schedc.emit.targets import cannot
+
+    if not any(p.role == "segments" and order.sizes.get(p.name, 1) > 1 for p in given.parameters):
+        return
+    why = "the attention of a segment reads what the segments before it left: there each microbatch stands alone"
+    raise cannot("S607", f"{target} has no segments of a sequence", why, "`1f1b` is the nearest", order.source)
+
+
+@click.command("import", epilog=EPILOG)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@output_argument
+def import_command(file: Path, output: Path | None) -> None:
+    """Check FILE, a schedule CSV of torch (either level), and write it in the text form.
+
+    The result, and the CSV too, can stand wherever a command takes SCHEDULE.
+    """
+    from schedc.inputs import is_order, open_order, without_places
+    from schedc.ir.text import print_schedule
+
+    if not is_order(file):
+        raise click.UsageError(f"{file} is neither a .csv file nor a schedule in the text form")
+    write(print_schedule(without_places(open_order(file).schedule)), output)

@@ -9,15 +9,56 @@ S6: tuple[Code, ...] = (
         "S601",
         "not an op of torch's schedule CSV",
         "A schedule CSV has one line per rank and, between commas, ops such as 0F3, 5I2, 5W2, 2B1, or an overlapped "
-        "pair (3F4;2B1)OVERLAP_F_B: stage, letter, microbatch, both numbers from 0. Only the compute level is read; "
-        "a lowered file with SEND_F and RECV_F says nothing that the compute level does not. Raised when such a file "
-        "is imported.",
+        "pair (3F4;2B1)OVERLAP_F_B: stage, letter, microbatch, both numbers from 0. A lowered file also has messages "
+        "(0SEND_F3, 1RECV_F3, 1SEND_B3, 0RECV_B3) and what concerns whole stages (0UNSHARD, 0RESHARD, "
+        "0REDUCE_GRAD). Raised when such a file is read.",
     ),
     Code(
         "S602",
         "a schedule CSV does not say where each stage lives",
-        "The CSV format names no placement. It follows from the forwards: stage s of microbatch m lives on the rank "
-        "that runs its forward. If a forward is missing, its place is unknown. Raised when such a file is imported "
-        "without a placement.",
+        "The CSV format names no placement and no sizes. They follow from the forwards: stage s of microbatch m lives "
+        "on the rank that runs its forward, and the largest numbers say how many there are. If a forward is missing, "
+        "if numbers are skipped, or if one forward of a stage stands on another rank than the others, nothing follows. "
+        "Raised when such a file is read.",
+    ),
+    Code(
+        "S603",
+        "a target has one direction only",
+        "DualPipe and Chimera send microbatches through the ranks in both directions, with a copy of every stage for "
+        "each, so that a stage lives on two ranks. torch.distributed.pipelining and Megatron know one rank per stage, "
+        "and sum no copies. Raised by `schedc export`; `--to csv` still writes such an order in torch's notation, as "
+        "a record: torch itself refuses to load it.",
+    ),
+    Code(
+        "S604",
+        "a message of a lowered schedule CSV does not fit the computation",
+        "Every value that one rank computes and another needs is sent once, behind the op that computes it, and "
+        "received once, before the op that needs it: 0SEND_F3 with 1RECV_F3 for an activation, 1SEND_B3 with 0RECV_B3 "
+        "for a gradient. Stages on one rank hand over without messages. Raised when a lowered file is read.",
+    ),
+    Code(
+        "S605",
+        "parameters or gradients of a stage are not there in a lowered schedule CSV",
+        "REDUCE_GRAD stands once behind the last weight gradient of each stage: earlier, it would leave microbatches "
+        "out of the gradient. Where a file has UNSHARD and RESHARD, a stage computes between the two. Raised when a "
+        "lowered file is read.",
+    ),
+    Code(
+        "S606",
+        "an order is one for its own size only",
+        "A .sched file describes a schedule at every size. A CSV or text form is the order of one size, which -D "
+        "cannot change. Raised where such a file is given together with other sizes.",
+    ),
+    Code(
+        "S607",
+        "another trainer cannot run this schedule",
+        "Megatron makes its orders itself (1F1B, interleaved 1F1B, and the latter with overlapped pairs), torchtitan "
+        "places stages round robin or on a V, and none of them has segments of a sequence. The message says where the "
+        "schedule differs and which one is nearest. Raised by `schedc export`.",
+    ),
+    Code(
+        "S608",
+        "a dependency graph is too large for a picture",
+        "`schedc export --to dot` is for small cases: at most some hundred cells. Raised by `schedc export`.",
     ),
 )

@@ -1,0 +1,40 @@
+"""What other trainers cannot express, said in one way: what, why, and the nearest that they can."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.placement import Placement
+from schedc.source import NOWHERE, Source
+
+
+def cannot(code: str, message: str, why: str, nearest: str, source: Source | None) -> DiagnosticError:
+    """The S6 error of a target: raise it."""
+    return DiagnosticError([Diagnostic(code, message, Label(NOWHERE), notes=(why,), help=nearest, source=source)])
+
+
+def one_copy(placement: Placement, target: str, source: Source | None) -> None:
+    """Raises S603 for a schedule with two pipes: a stage then lives on two ranks."""
+    if placement.pipes == 1:
+        return
+    stage = int(np.flatnonzero((placement.rank_of_stage[1:] != placement.rank_of_stage[0]).any(0))[0])
+    ranks = " and ".join(str(rank) for rank in sorted(set(placement.rank_of_stage[:, stage].tolist())))
+    raise cannot(
+        "S603",
+        f"{target} has no schedule with two directions",
+        f"stage {stage} would live on ranks {ranks}; there a stage lives on one, and nothing sums its two copies",
+        "`dualpipev` is the nearest: the same overlap with one copy of each stage, on half as many ranks",
+        source,
+    )
+
+
+def placement_form(placement: Placement) -> tuple[str, int] | None:
+    """How one pipe lies: ("loop", chunks), ("v", 2), or None for anything else. Linear is a loop of one chunk."""
+    home, ranks = placement.rank_of_stage[0], placement.ranks
+    stages = np.arange(placement.stages)
+    if placement.stages % ranks == 0 and (home == stages % ranks).all():
+        return "loop", placement.stages // ranks
+    if placement.stages == 2 * ranks and (home == np.minimum(stages, 2 * ranks - 1 - stages)).all():
+        return "v", 2
+    return None

@@ -1,0 +1,141 @@
+"""Schedules in whatever form they are given: a name or .sched file, a torch schedule CSV, or our text form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from schedc.analysis.legality import check_schedule
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.emit.check_lowered import check_lowered
+from schedc.emit.torch_cells import read_cells
+from schedc.emit.torch_csv import schedule_of
+from schedc.ir.schedule import Schedule
+from schedc.ir.text import parse_schedule
+from schedc.library import open_schedule
+from schedc.source import NOWHERE, Source
+from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
+
+_TEXT_FORM = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*schedule[ \t]+\d{1,9}[ \t]*\r?\n")
+_CSV, _TEXT = ".csv", ".schedule"
+
+MAX_ORDER = 1 << 28
+"""Bytes of the largest order that is read."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A schedule that was made elsewhere: one order at one size. It claims nothing.
+
+    ``parameters`` are its sizes, so that it can stand where a `ScheduleTree` does.
+    """
+
+    schedule: Schedule
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.schedule.name
+
+    @property
+    def doc(self) -> str:
+        return self.schedule.doc
+
+    @property
+    def source(self) -> Source | None:
+        return self.schedule.source
+
+    @property
+    def parameters(self) -> tuple[SizeParameter, ...]:
+        roles = {"P": "ranks", "M": "microbatches"}
+        return tuple(SizeParameter(n, roles.get(n, "count"), v, NOWHERE) for n, v in self.schedule.sizes.items())
+
+    def at(self, sizes: Mapping[str, int]) -> Schedule:
+        """The schedule, if it is one for these sizes. Raises `DiagnosticError` (S606) for any other."""
+        known = self.schedule.sizes
+        wrong = {name: value for name, value in sizes.items() if known.get(name) != value}
+        if not wrong:
+            return self.schedule
+        message = f"{_sizes(wrong)} was asked for, but this order is one for {_sizes(known)}"
+        help = "leave -D out; a .sched file describes a schedule at every size"
+        raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
+
+
+Input: TypeAlias = ScheduleTree | Order
+
+
+def open_input(given: str | Path) -> Input:
+    """What a SCHEDULE argument stands for: the checked tree of a .sched file or library name, or a legal order.
+
+    Raises `DiagnosticError`: that of `open_schedule`; for an order, everything that is wrong with it, down to what
+    only a lowered CSV has (S2xx, S3xx, S390, S601, S602, S604, S605).
+    """
+    return open_order(given) if is_order(given) else open_schedule(given)
+
+
+def open_order(given: str | Path) -> Order:
+    """The legal order in a CSV or text form; see `open_input`."""
+    read = _read_csv if Path(given).suffix.lower() == _CSV else _read_text
+    return Order(read(_load(Path(given))))
+
+
+def is_order(given: str | Path) -> bool:
+    """Whether it is the path of an order: by its suffix, or because the file begins as our text form does."""
+    path = Path(given)
+    if path.suffix.lower() in (_CSV, _TEXT):
+        return True
+    if path.suffix == ".sched" or not path.is_file():
+        return False
+    return _TEXT_FORM.match(_load(path).text) is not None
+
+
+def _load(path: Path) -> Source:
+    """The text of an order. It may be much larger than a .sched file: it has a word per op."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_ORDER + 1)
+        if len(raw) > MAX_ORDER:
+            raise _refusal(f"{path} is larger than {MAX_ORDER >> 20} MiB")
+        return Source(str(path), raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _refusal(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        raise _refusal(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _refusal(message: str) -> DiagnosticError:
+    return DiagnosticError([Diagnostic("S122", message, Label(NOWHERE))])
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sizes.items())
+
+
+def _read_csv(source: Source) -> Schedule:
+    cells = read_cells(source)
+    schedule = schedule_of(cells, name=_name(source))
+    if findings := check_schedule(schedule) or check_lowered(cells, schedule):
+        raise DiagnosticError(findings)
+    return schedule
+
+
+def _read_text(source: Source) -> Schedule:
+    """Spans in a text form point into the file that it was made from, which is not at hand: they are left out."""
+    schedule = replace(without_places(parse_schedule(source.text, source.name)), source=source)
+    if findings := check_schedule(schedule):
+        raise DiagnosticError(findings)
+    return schedule
+
+
+def without_places(schedule: Schedule) -> Schedule:
+    """The schedule without the places of its ops in a text."""
+    return replace(schedule, span=np.zeros(len(schedule), np.int32), spans=(NOWHERE,), source=None)
+
+
+def _name(source: Source) -> str:
+    return Path(source.name).stem or "imported"
