@@ -31,9 +31,9 @@ def _sizes(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
     return sizes
 
 
-def schedule_arguments(command: F) -> F:
-    """SCHEDULE and its sizes."""
-    command = click.option(
+def sizes_argument(command: F) -> F:
+    """-D NAME=INTEGER, as ``sizes``."""
+    return click.option(
         "-D",
         "--define",
         "sizes",
@@ -42,7 +42,11 @@ def schedule_arguments(command: F) -> F:
         callback=_sizes,
         help="Value of a size parameter; the others take the defaults of the file.",
     )(command)
-    return click.argument("schedule")(command)
+
+
+def schedule_arguments(command: F) -> F:
+    """SCHEDULE and its sizes."""
+    return click.argument("schedule")(sizes_argument(command))
 
 
 def cost_arguments(command: F) -> F:

@@ -36,6 +36,16 @@ schedule a(P: ranks = 1, M: microbatches = 1, k: segments = 2) {{
 """
 
 
+def _slots(ops: str, fill: str = "") -> str:
+    """A file with these ops of microbatch m in a timed block."""
+    return f"""sched 1
+schedule a(P: ranks = 1, M: microbatches = 2) {{
+  place linear
+  rank r {{ timed {fill} {{ for m in 0 ..< M {{ {ops} }} }} }}
+}}
+"""
+
+
 S1: tuple[Code, ...] = (
     _code(
         "S101",
@@ -216,5 +226,55 @@ S1: tuple[Code, ...] = (
         " numbered so.",
         wrong=_segmented("repeat M { F @ 1  F @ 0  B  B }"),
         right=_segmented("repeat M { F  F  B  B }"),
+    ),
+    _code(
+        "S126",
+        "misplaced computed order",
+        "A rank block has at most one `timed` block or `policy`, in the block itself or as the whole of a phase. In a"
+        " `timed` block every op has a slot, and nothing stands beside it; elsewhere no op has one. `fill W` places"
+        " every W, `prefer` separates ops by `>`, and a cap is `<=` a number.",
+        "phase up   { F0  F1 }",
+        "phase up   { F0 at 1  F1 }",
+    ),
+    Code(
+        "S127",
+        "two ops in one slot",
+        "In a `timed` block no rank has two ops at the same time.",
+        wrong=_slots("F at 3*m  B at 3*(m+1)"),
+        right=_slots("F at 3*m  B at 3*m + 1"),
+    ),
+    Code(
+        "S128",
+        "computed order that comes to a stop",
+        "Under the rule of a `fill` or a `policy` all ranks wait, for a limit that nothing can lower: activations that"
+        " are only freed by ops for which there is no room, say. The order as written would run.",
+        wrong=_slots("F at 3*m  I at 3*m + 1", "fill W within 0"),
+        right=_slots("F at 3*m  I at 3*m + 1", "fill W within 1"),
+    ),
+    Code(
+        "S140",
+        "a layout that cannot be read",
+        "A layout has E (embedding), t (decoder layer), m (multi-token prediction), L (loss) and noop (padding), `|`"
+        " between stages, brackets, and `*n` after a part or a bracket: `Et*3|(tt|)*29,m|L`. Commas and white space"
+        " mean nothing. `|*3`, `t*0` and empty brackets are refused: an empty stage is `||`.",
+    ),
+    Code(
+        "S141",
+        "a layout too large",
+        "A layout has at most 65,536 parts and stages, and 32 brackets inside each other. This is seen before anything"
+        " is expanded, at the repetition that goes too far.",
+    ),
+    Code(
+        "S142",
+        "parts of a layout in the wrong place",
+        "The embedding is the first part of the first stage and the loss the last of the last one; the decoder layers"
+        " come first, then the multi-token predictions. Stages may be empty: `E||t|L`. Paddings may stand anywhere.",
+    ),
+    Code(
+        "S143",
+        "a layout that does not fit",
+        "A layout has as many stages as the schedule has at its sizes, and as many layers as the model. Layers and"
+        " paddings together divide by the number of stages. Where there are multi-token predictions, the head has the"
+        " last stage for itself. The message says which of these does not hold, and what would.",
     ),
 )

@@ -36,4 +36,12 @@ S4: tuple[Code, ...] = (
         'A cost file is a TOML text with schema = "schedc.costs/1". The message says whether it cannot be read, is '
         "not TOML, or does not name that schema. `docs/costs.md` has an example.",
     ),
+    Code(
+        "S406",
+        "layers that do not fit into the memory of a rank",
+        "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none. "
+        "What counts are the parameters of the parts of a rank, and for each of its stages the activations of as many "
+        "microbatches as the schedule holds there at its peak. The message names the least memory that suffices, and "
+        "what fills the fullest rank then. Fewer microbatches are held by another schedule, or with more ranks.",
+    ),
 )

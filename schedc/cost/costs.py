@@ -138,7 +138,7 @@ def parse_costs(source: Source) -> Costs:
     stage; in table ``[memory]`` activation and pending_weight, likewise. All but the schema may be left out.
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
-    values = _toml(source)
+    values = parse_toml(source)
     schema = values.pop("schema", None)
     found: list[Diagnostic] = []
     if schema != SCHEMA:
@@ -174,7 +174,8 @@ def _number(cost: Cost) -> str:
     return f"[{', '.join(repr(float(c)) for c in cost)}]" if isinstance(cost, tuple) else repr(float(cost))
 
 
-def _toml(source: Source) -> dict[str, Any]:
+def parse_toml(source: Source) -> dict[str, Any]:
+    """The tables of a TOML text; raises `DiagnosticError` (S405) with the place where it is none."""
     try:
         return tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:

@@ -1,0 +1,186 @@
+"""`schedc layout`: where the layers of a model lie, what that makes of the ranks' loads, and what it gains."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from schedc.cli.common import EPILOG, USAGE, json_argument, print_findings, sizes_argument
+
+if TYPE_CHECKING:
+    from schedc.ir.placement import Placement
+    from schedc.ir.schedule import Schedule
+    from schedc.layout import Balanced, LayerCosts, Layout
+
+
+def _places(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str | list[int]:
+    if value in ("last", "first", "auto"):
+        return value
+    try:
+        return [int(number) for number in value.strip("[]").split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not last, first, auto or numbers of places as 0,15,31") from None
+
+
+@click.command(epilog=EPILOG)
+@click.argument("layout", required=False)
+@click.option("--layers", type=click.IntRange(1), help="Number of decoder layers, where LAYOUT is not given.")
+@click.option("--dense", type=click.IntRange(0), help="The first so many layers are dense, the others MoE.")
+@click.option("--mtp", type=click.IntRange(0), default=0, help="Number of multi-token predictions.")
+@click.option("--pad", type=click.IntRange(0), help="Number of paddings, for equally many places in each stage.")
+@click.option(
+    "--at",
+    callback=_places,
+    default="last",
+    metavar="last|first|auto|NUMBERS",
+    help="Where the paddings are among all places; auto: where the largest rank has least to do.",
+)
+@click.option("--auto", is_flag=True, help="Balance the layers by their costs, without paddings.")
+@click.option("--schedule", metavar="SCHEDULE", help="Whose stages, ranks and timeline to use.")
+@click.option("--stages", type=click.IntRange(1), help="Number of stages, one per rank, where no schedule is given.")
+@sizes_argument
+@click.option(
+    "--cost",
+    "cost_options",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Time of embedding, dense, moe, mtp or head; parameters.KIND and activations.KIND are memory; F, I, W say how"
+    " long the forward and the two backwards of a part of time 1 take; p2p.",
+)
+@click.option(
+    "--cost-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same as TOML (docs/layers.md); --cost overrides single values.",
+)
+@click.option("--memory", type=float, help="With --auto or --at auto: the most that a rank may hold.")
+@click.option(
+    "--against",
+    metavar="SCHEDULE",
+    default="1f1b",
+    show_default=True,
+    help="The schedule of one stage per rank that a schedule with several is compared with.",
+)
+@json_argument
+def layout(
+    layout: str | None,
+    layers: int | None,
+    dense: int | None,
+    mtp: int,
+    pad: int | None,
+    at: str | list[int],
+    auto: bool,
+    schedule: str | None,
+    stages: int | None,
+    sizes: dict[str, int],
+    cost_options: tuple[str, ...],
+    cost_file: Path | None,
+    memory: float | None,
+    against: str,
+    as_json: bool,
+) -> None:
+    """Lay out the layers of a model: by hand, by number, padded, or balanced by costs.
+
+    LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without one, --layers and what follows
+    from it make the layout. With --schedule its makespan is compared with those of layers laid out by number.
+    """
+    from schedc.ir.placement import linear
+    from schedc.layout.compare import compare
+    from schedc.layout.parser import parse_layout
+    from schedc.layout.report import to_json, to_text
+
+    balanced = auto or at == "auto"
+    _check_usage(layout, layers, pad, balanced, schedule, stages, sizes, memory)
+    costs = _layer_costs(cost_options, cost_file)
+    given = parse_layout(layout, dense=dense, layers=layers) if layout else None
+    order = _legal(schedule, sizes) if schedule else None
+    placement = order.placement if order else linear(stages or (len(given.stages) if given else 1), 1)
+    proof = None
+    if given is None:
+        assert layers is not None
+        given, proof = _made(layers, dense, mtp, pad, None if balanced else at, order, placement, costs, memory)
+    comparison = compare(given, order, costs, _one_chunk(order, against)) if order else None
+    facts = to_json(given, placement, costs, proof, comparison)
+    click.echo(json.dumps(facts) if as_json else to_text(facts))
+
+
+def _check_usage(
+    layout: str | None,
+    layers: int | None,
+    pad: int | None,
+    balanced: bool,
+    schedule: str | None,
+    stages: int | None,
+    sizes: dict[str, int],
+    memory: float | None,
+) -> None:
+    wrong = (
+        (layout is None and layers is None, "give a LAYOUT, or --layers"),
+        (layout is not None and (pad is not None or balanced), "a LAYOUT says itself where the layers are"),
+        (layout is None and schedule is None and stages is None, "--layers needs --schedule or --stages"),
+        (schedule is not None and stages is not None, "--stages follows from --schedule"),
+        (bool(sizes) and schedule is None, "-D needs --schedule"),
+        (memory is not None and not (balanced and schedule), "--memory needs --auto or --at auto, and --schedule"),
+        (memory is not None and not 0 <= memory < 1e15, "--memory is a number from 0"),
+    )
+    for is_wrong, message in wrong:
+        if is_wrong:
+            raise click.UsageError(message)
+
+
+def _made(
+    layers: int,
+    dense: int | None,
+    mtp: int,
+    pad: int | None,
+    at: str | Sequence[int] | None,
+    order: Schedule | None,
+    placement: Placement,
+    costs: LayerCosts,
+    memory: float | None,
+) -> tuple[Layout, Balanced | None]:
+    """The layout by number, padded, or (``at`` is None) balanced, then with its proof."""
+    from schedc.layout import Model, balance, even, padded
+    from schedc.layout.compare import peaks
+
+    model = Model(layers, dense, mtp)
+    if at is None:
+        held = peaks(order).tolist() if order else None
+        best = balance(model, placement, costs, pad=pad, memory=memory, in_flight=held)
+        return best.layout, best
+    return (even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at)), None
+
+
+def _legal(name: str, sizes: dict[str, int]) -> Schedule:
+    from schedc.compiler import legal_schedule
+    from schedc.library import open_schedule
+
+    return legal_schedule(open_schedule(name), sizes)
+
+
+def _one_chunk(order: Schedule, name: str) -> Schedule | None:
+    """The schedule to compare with, of one stage per rank; None where the given one has no more itself."""
+    from schedc.library import open_schedule
+
+    if order.placement.chunks == 1:
+        return None
+    as_many = {"ranks": order.ranks, "microbatches": order.microbatches}
+    parameters = open_schedule(name).parameters
+    return _legal(name, {p.name: as_many[p.role] for p in parameters if p.role in as_many})
+
+
+def _layer_costs(options: tuple[str, ...], path: Path | None) -> LayerCosts:
+    """The costs of the file and the options; a wrong option is wrong usage, a wrong file a finding."""
+    from schedc.diagnostics import DiagnosticError
+    from schedc.layout.costs import LayerCosts, load_layer_costs
+
+    base = load_layer_costs(path) if path else LayerCosts()
+    try:
+        return LayerCosts.from_options(options, base)
+    except DiagnosticError as error:
+        print_findings(error.diagnostics)
+        sys.exit(USAGE)

@@ -1,0 +1,26 @@
+"""Where the layers of a model lie: which stage holds which, given by hand, padded, or balanced by costs."""
+
+from schedc.layout.balance import Balanced, balance
+from schedc.layout.costs import LayerCosts, PerKind, load_layer_costs, parse_layer_costs
+from schedc.layout.even import even, padded, positions_at
+from schedc.layout.parser import parse_layout
+from schedc.layout.parts import Kind, Layout, Model, Part
+from schedc.layout.writer import write_layout
+
+__all__ = [
+    "Balanced",
+    "Kind",
+    "LayerCosts",
+    "Layout",
+    "Model",
+    "Part",
+    "PerKind",
+    "balance",
+    "even",
+    "load_layer_costs",
+    "padded",
+    "parse_layer_costs",
+    "parse_layout",
+    "positions_at",
+    "write_layout",
+]

@@ -1,0 +1,266 @@
+"""The layout with the least loaded largest rank, and among these the least largest stage: exact, not a guess.
+
+Loads are sums of whole parts, so only finitely many can be the largest: the least of them that `exact.fits` is found by
+bisection, first for ranks, then for stages. That the one before it does not fit is the proof that none is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.ir.placement import Placement
+from schedc.layout.costs import LayerCosts, PerKind
+from schedc.layout.even import places_per_stage
+from schedc.layout.exact import Counts, Limits, Problem, fits, place
+from schedc.layout.parts import LARGEST, WORK, Kind, Layout, Model, Part, refusal
+
+_EXACT = 1 << 50
+"""Larger integers than this are rounded, to 12 digits: float costs have no more to say."""
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """A layout of which none is better.
+
+    largest_rank, largest_stage: time of one microbatch on the rank and in the stage with most, in the costs' unit.
+    refuted_rank, refuted_stage: the next smaller loads that layers could add up to: no layout keeps every rank within
+        the first, and none with this largest rank every stage within the second. None where there is no smaller one.
+    """
+
+    layout: Layout
+    largest_rank: float
+    largest_stage: float
+    refuted_rank: float | None
+    refuted_stage: float | None
+
+
+def balance(
+    model: Model,
+    placement: Placement,
+    costs: LayerCosts | None = None,
+    *,
+    pad: int | None = None,
+    memory: float | None = None,
+    in_flight: Sequence[int] | None = None,
+) -> Balanced:
+    """Place a model's layers on the stages of a placement, in order, so that the largest rank has least to do.
+
+    The load of a rank is the sum of its chunks. Embedding and head are in the first and the last stage; where there are
+    predictions, the head is alone in the last one. pad: fill the stages up to equally many places with so many
+    paddings: no stage then has more layers than places. memory: the most that a rank may hold, parameters and
+    activations, in the unit of the costs; in_flight: [stages] microbatches that each stage holds at its peak
+    (`schedc.layout.compare.peaks`). Peaks of the chunks of a rank are added, as if they came at one time.
+
+    Raises `DiagnosticError`: S143 where layers and stages do not go together, S406 where no layout keeps within memory.
+    """
+    costs = costs or LayerCosts()
+    problem, unit, memory_unit = _problem(model, placement, costs, pad, in_flight)
+    roof = _roof(problem)
+    if memory is not None:
+        roof = roof._replace(memory=min(roof.memory, int(Fraction(repr(float(memory))) * memory_unit)))
+    if not fits(problem, roof):
+        raise _does_not_fit(model, placement, costs, problem, memory, memory_unit, in_flight)
+    rank, below_rank = _least(_rank_loads(problem), lambda load: fits(problem, roof._replace(rank=load)))
+    limits = roof._replace(rank=rank)
+    stage, below_stage = _least(_stage_loads(problem, rank), lambda load: fits(problem, limits._replace(stage=load)))
+    placed = place(problem, limits._replace(stage=stage))
+    assert placed is not None
+    return Balanced(
+        _layout(model, placed, problem.width if pad is not None else 0),
+        rank / unit,
+        stage / unit,
+        None if below_rank is None else below_rank / unit,
+        None if below_stage is None else below_stage / unit,
+    )
+
+
+def groups_of(placement: Placement) -> dict[tuple[int, ...], list[int]]:
+    """The stages of a rank -> the ranks that have them. Raises `DiagnosticError` (S143) if two sets overlap."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(placement.ranks):
+        stages = np.unique(np.nonzero(placement.rank_of_stage == rank)[1])
+        groups.setdefault(tuple(int(stage) for stage in stages), []).append(rank)
+    if sum(map(len, groups)) != placement.stages:
+        raise refusal(
+            "the two pipes of this placement pair each stage with several others",
+            "layers are balanced where ranks share all of their stages or none",
+        )
+    return groups
+
+
+def _problem(
+    model: Model, placement: Placement, costs: LayerCosts, pad: int | None, in_flight: Sequence[int] | None
+) -> tuple[Problem, int, int]:
+    """The problem in integers, and how many of them are one unit of time and of memory."""
+    stages, last = placement.stages, placement.stages - 1
+    if model.mtp and stages == 1:
+        raise refusal("predictions and head in one stage", "with multi-token prediction there are at least two stages")
+    runs, kinds = _runs(model)
+    peak = [0] * stages if in_flight is None else [int(number) for number in in_flight]
+    if len(peak) != stages:
+        raise refusal(f"{len(peak)} peaks for {stages} stages", "one per stage")
+    time, unit = _integers(costs.time)
+    weights, memory_unit = _integers([*costs.parameters, *costs.activations])
+    parameters, activations = PerKind(*weights[: len(WORK)]), PerKind(*weights[len(WORK) :])
+    times = PerKind(*time)
+
+    def holds(kind: Kind, stage: int) -> int:
+        return int(getattr(parameters, kind)) + peak[stage] * int(getattr(activations, kind))
+
+    ends = [[kind for kind, at in ((Kind.EMBEDDING, 0), (Kind.HEAD, last)) if at == stage] for stage in range(stages)]
+    problem = Problem(
+        groups=tuple(groups_of(placement)),
+        runs=runs,
+        time=_three(int(getattr(times, kind)) for kind in kinds),
+        fixed_time=tuple(sum(int(getattr(times, kind)) for kind in here) for here in ends),
+        fixed_memory=tuple(sum(holds(kind, stage) for kind in here) for stage, here in enumerate(ends)),
+        memory=tuple(_three(holds(kind, stage) for kind in kinds) for stage in range(stages)),
+        weight=tuple(peak),
+        width=LARGEST if pad is None else places_per_stage(model, stages, pad),
+        last=last - 1 if model.mtp else last,
+    )
+    return problem, unit, memory_unit
+
+
+def _runs(model: Model) -> tuple[Counts, tuple[Kind, Kind, Kind]]:
+    """How many parts each run has, and of which kind: all layers are run 2 where there is one kind of them."""
+    dense = model.layers if model.dense is None else model.dense
+    if 0 < dense < model.layers:
+        return (dense, model.layers - dense, model.mtp), (Kind.DENSE, Kind.MOE, Kind.MTP)
+    return (0, model.layers, model.mtp), (Kind.DENSE, Kind.DENSE if dense else Kind.MOE, Kind.MTP)
+
+
+def _three(values: Iterable[int]) -> Counts:
+    first, second, third = values
+    return first, second, third
+
+
+def _integers(values: Sequence[float]) -> tuple[list[int], int]:
+    """The values in a unit in which all are integers, as their decimals say, and how many of it make one."""
+    exact = [Fraction(repr(float(value))) for value in values]
+    unit = lcm(*(value.denominator for value in exact))
+    largest = max(exact) * unit
+    if largest > _EXACT:
+        unit = max(1, int(unit * _EXACT / largest))
+    return [round(value * unit) for value in exact], unit
+
+
+def _roof(problem: Problem) -> Limits:
+    """Limits that hold nothing back."""
+    runs = range(3)
+    time = sum(problem.fixed_time) + sum(problem.runs[run] * problem.time[run] for run in runs)
+    memory = sum(problem.fixed_memory)
+    memory += sum(problem.runs[run] * max(of_stage[run] for of_stage in problem.memory) for run in runs)
+    return Limits(time, time, memory)
+
+
+def _rank_loads(problem: Problem) -> npt.NDArray[np.int64]:
+    """Every load that the largest rank may have, ascending: sums of whole parts, no less than the mean."""
+    fixed = [sum(problem.fixed_time[stage] for stage in group) for group in problem.groups]
+    return _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
+
+
+def _stage_loads(problem: Problem, rank: int) -> npt.NDArray[np.int64]:
+    """Every load that the largest stage may have where no rank has more than ``rank``, ascending."""
+    fixed = list(problem.fixed_time)
+    loads = _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
+    return loads[loads <= rank]
+
+
+def _sums(problem: Problem, fixed: Sequence[int], least: int) -> npt.NDArray[np.int64]:
+    loads = np.unique(np.array(fixed, np.int64))
+    for parts, time in zip(problem.runs, problem.time, strict=True):
+        loads = np.unique(loads[:, None] + np.arange(parts + 1, dtype=np.int64) * time)
+    return loads[loads >= least]
+
+
+def _least(loads: npt.NDArray[np.int64], possible: Callable[[int], bool]) -> tuple[int, int | None]:
+    """The least load that is possible, and the one before it; the largest is known to be possible."""
+    low, high = 0, len(loads) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if possible(int(loads[middle])) else (middle + 1, high)
+    return int(loads[low]), int(loads[low - 1]) if low else None
+
+
+def _layout(model: Model, placed: Sequence[Counts], width: int) -> Layout:
+    """The parts with their numbers; stages are filled up to ``width`` places with paddings."""
+    layers, predictions = iter(model.decoder), iter(model.predictions)
+    stages = []
+    for stage, (first, second, third) in enumerate(placed):
+        parts = [Part(Kind.EMBEDDING)] if stage == 0 else []
+        parts += [next(layers) for _ in range(first + second)]
+        parts += [Part(Kind.NOOP)] * (width - first - second)
+        parts += [next(predictions) for _ in range(third)]
+        stages.append((*parts, Part(Kind.HEAD)) if stage == len(placed) - 1 else tuple(parts))
+    return Layout(tuple(stages))
+
+
+def _does_not_fit(
+    model: Model,
+    placement: Placement,
+    costs: LayerCosts,
+    problem: Problem,
+    memory: float | None,
+    memory_unit: int,
+    in_flight: Sequence[int] | None,
+) -> DiagnosticError:
+    """Why there is no layout: too few places, or too little memory, then with the least that does."""
+    roof = _roof(problem)
+    if not fits(problem, roof):
+        free = placement.stages - 1
+        enough = -(-model.layers // free) * placement.stages - model.layers
+        return refusal(
+            f"{model.layers} layers do not go into the {free} stages before that of the head, {problem.width} in each",
+            f"the head is alone where there are predictions: {enough} paddings make enough places, or leave them out",
+        )
+    low, high = 0, roof.memory
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(problem, roof._replace(memory=middle)) else (middle + 1, high)
+    placed = place(problem, roof._replace(memory=low))
+    assert placed is not None
+    worst = max(range(len(problem.groups)), key=lambda group: problem.held(group, placed))
+    rank = groups_of(placement)[problem.groups[worst]][0]
+    layout = _layout(model, placed, 0)
+    largest = contributors(layout, problem.groups[worst], costs, in_flight or [0] * placement.stages)[:3]
+    least = low / memory_unit
+    return DiagnosticError([
+        Diagnostic(
+            "S406",
+            f"no layout keeps every rank within {memory:g}: rank {rank} holds {least:g} in the one that needs least",
+            notes=tuple(f"rank {rank} holds {amount:g} for {what}" for amount, what in largest),
+            help=f"allow {least:g}, use a schedule that holds fewer microbatches, or more ranks",
+        )
+    ])  # fmt: skip
+
+
+def contributors(
+    layout: Layout, stages: Iterable[int], costs: LayerCosts, in_flight: Sequence[int]
+) -> list[tuple[float, str]]:
+    """(memory, what it is for) of each thing that a rank with these stages holds, the largest first."""
+    found = []
+    for stage in stages:
+        for column, kind in enumerate(WORK):
+            number = int(layout.counts[stage, column])
+            name = f"{number} {_NAMES[kind]}{'s' if number > 1 else ''} of stage {stage}"
+            found.append((number * getattr(costs.parameters, kind), f"the parameters of {name}"))
+            held = number * in_flight[stage] * getattr(costs.activations, kind)
+            found.append((held, f"the activations of {in_flight[stage]} microbatches in {name}"))
+    return sorted((item for item in found if item[0]), key=lambda item: -item[0])
+
+
+_NAMES = {
+    Kind.EMBEDDING: "embedding",
+    Kind.DENSE: "dense layer",
+    Kind.MOE: "MoE layer",
+    Kind.MTP: "multi-token prediction",
+    Kind.HEAD: "head",
+}

@@ -1,0 +1,153 @@
+"""What the parts of a model cost: time, parameters and activations of each kind, and the costs of stages from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.cost.checks import problem, validated
+from schedc.cost.costs import Costs, parse_toml
+from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
+from schedc.layout.parts import WORK, Layout
+from schedc.source import Source
+
+Floats = npt.NDArray[np.float64]
+
+
+class PerKind(NamedTuple):
+    """One number for each kind of part that costs something; a padding costs nothing."""
+
+    embedding: float = 0.0
+    dense: float = 1.0
+    moe: float = 1.0
+    mtp: float = 1.0
+    head: float = 0.0
+
+
+_LAYERS = PerKind()
+_NOTHING = PerKind(dense=0.0, moe=0.0, mtp=0.0)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Costs of the parts of a model.
+
+    time: of one microbatch, by kind, in any one unit. A stage's F takes the sum over its parts times ``F``, its I and
+    W likewise: with the defaults a part's time is that of its forward, and I and W take as long.
+    p2p: latency of a message between two ranks, in the same unit.
+    parameters: memory that a part holds all the time; activations: memory that one microbatch holds from F to its
+    backward, both in any one unit.
+    """
+
+    time: PerKind = _LAYERS
+    parameters: PerKind = _NOTHING
+    activations: PerKind = _LAYERS
+    F: float = 1.0
+    I: float = 1.0  # noqa: E741
+    W: float = 1.0
+    p2p: float = 0.0
+    source: Source | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def from_options(cls, options: Iterable[str], base: LayerCosts | None = None) -> LayerCosts:
+        """Costs of ``KEY=NUMBER`` options over those of ``base``.
+
+        KEY is a kind (its time), F, I, W or p2p, or parameters.KIND or activations.KIND. Raises `DiagnosticError` with
+        every wrong option (S401, S402, S403).
+        """
+        costs = base or cls()
+        found: list[Diagnostic] = []
+        for option in options:
+            source = Source(f"--cost {option}", option)
+            key, equals, text = (part.strip() for part in option.partition("="))
+            if not equals:
+                found.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=NUMBER, as moe=1.5"))
+                continue
+            table, _, kind = key.rpartition(".")
+            table = table or ("ops" if kind in _OPS else "time")
+            if table not in TABLES:
+                found.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(table, TABLES)))
+                continue
+            costs, wrong = _with(costs, table, {kind: _number(text)}, source)
+            found += wrong
+        if found:
+            raise DiagnosticError(found)
+        return costs
+
+    def per_stage(self, layout: Layout, name: str = "time") -> Floats:
+        """[stages] the sum of ``time``, ``parameters`` or ``activations`` over the parts of each stage."""
+        return np.asarray(layout.counts[:, : len(WORK)] @ np.array(getattr(self, name), np.float64))
+
+    def of(self, layout: Layout) -> Costs:
+        """The costs of the stages of a layout, for the timeline and the memory of a schedule."""
+        time, activation = self.per_stage(layout), tuple(self.per_stage(layout, "activations").tolist())
+        F, I, W = (tuple((time * factor).tolist()) for factor in (self.F, self.I, self.W))  # noqa: E741
+        return Costs(F=F, I=I, W=W, p2p=self.p2p, activation=activation, pending_weight=activation)
+
+
+SCHEMA = "schedc.layer-costs/1"
+_OPS = ("F", "I", "W", "p2p")
+TABLES = {"time": PerKind._fields, "parameters": PerKind._fields, "activations": PerKind._fields, "ops": _OPS}
+
+
+def load_layer_costs(path: str | Path) -> LayerCosts:
+    """The costs of a file; raises `DiagnosticError` for one that cannot be read (S405) or is wrong."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DiagnosticError([problem("S405", f"cannot read the cost file `{path}`: {error}", None)]) from error
+    return parse_layer_costs(Source(str(path), text))
+
+
+def parse_layer_costs(source: Source) -> LayerCosts:
+    """The costs of a TOML text: ``schema``, tables [time], [parameters], [activations] by kind, and [ops] F, I, W, p2p.
+
+    All but the schema may be left out. Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
+    """
+    values = parse_toml(source)
+    schema = values.pop("schema", None)
+    found: list[Diagnostic] = []
+    if schema != SCHEMA:
+        said = "no schema" if schema is None else f"schema {schema!r}"
+        help = f'write schema = "{SCHEMA}"'
+        found.append(problem("S405", f"a file of layer costs with {said}", source, "schema", help=help))
+    costs = LayerCosts(source=source)
+    for name, table in values.items():
+        if name not in TABLES:
+            help = did_you_mean(name, TABLES)
+            found.append(problem("S401", f"`{name}` is no part of a file of layer costs", source, name, help=help))
+        elif not isinstance(table, dict):
+            found.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
+        else:
+            costs, wrong = _with(costs, name, table, source)
+            found += wrong
+    if found:
+        raise DiagnosticError(found)
+    return costs
+
+
+def _with(
+    costs: LayerCosts, table: str, values: Mapping[str, object], source: Source
+) -> tuple[LayerCosts, list[Diagnostic]]:
+    """The costs with those of one table set, and what is wrong with the others."""
+    good, found = validated(values, TABLES[table], source)
+    numbers: dict[str, Any] = {}
+    for key, value in good.items():
+        if isinstance(value, tuple):
+            found.append(problem("S402", f"`{key}` is a list: one number for all layers of a kind", source, key))
+        else:
+            numbers[key] = value
+    changed = numbers if table == "ops" else {table: getattr(costs, table)._replace(**numbers)}
+    return replace(costs, **changed), found
+
+
+def _number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text

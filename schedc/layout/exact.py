@@ -1,0 +1,237 @@
+"""Whether layers fit on stages under given limits: decided exactly, for any placement of stages on ranks.
+
+The decoder layers and predictions of a model are at most three *runs* of equal parts: dense layers, MoE layers,
+predictions. In a contiguous layout run 1 ends in some stage x, and run 3 begins in some stage y >= x:
+
+    stage      0 .. x-1     x           x+1 .. y-1   y            y+1 ..
+    may hold   run 1        runs 1, 2   run 2        runs 2, 3    run 3
+
+Any counts per stage that respect this table are a contiguous layout, and every contiguous layout is one of these. For
+one (x, y) ranks are independent but for the sums over ranks. So: for every rank and every (p, t), the number of parts
+of runs 1 and 3 on it, the largest number of parts of run 2 that its limits leave room for; then a dynamic program over
+the ranks, whose state is how many parts of runs 1 and 3 are placed and whose value the most of run 2. Layers fit if for
+some (x, y) it reaches all of run 2. Less of run 2 than a maximum always fits too, since costs are not negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Counts = tuple[int, int, int]
+"""Parts of the three runs."""
+
+_NONE = -(1 << 40)
+
+
+class Limits(NamedTuple):
+    """The most that a rank computes, a stage computes, and a rank holds, in the units of a `Problem`."""
+
+    rank: int
+    stage: int
+    memory: int
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Layers to place, in integers.
+
+    groups: the stages of each rank; ranks with the same stages are one group, and no stage is in two groups.
+    runs: number of parts of each run; time: of one part of each.
+    fixed_time, fixed_memory: [stages] what embedding and head add. memory: [stages, 3] what one part of each run adds.
+    weight: [stages] puts the stages of a rank in ascending order of ``memory``, alike for each run.
+    width: the most parts of runs 1 and 2 in a stage. last: the last stage that may hold parts of run 3.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    runs: Counts
+    time: Counts
+    fixed_time: tuple[int, ...]
+    fixed_memory: tuple[int, ...]
+    memory: tuple[Counts, ...]
+    weight: tuple[float, ...]
+    width: int
+    last: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.fixed_time)
+
+    @cached_property
+    def splits(self) -> Int64:
+        """[splits, 2] every (x, y)."""
+        first, _, third = self.runs
+        starts = range(self.last + 1 if third else self.stages) if first else range(1)
+        ends = range(self.last + 1) if third else (self.stages - 1,)
+        return np.array([(x, y) for x in starts for y in ends if x <= y], np.int64)
+
+    @cached_property
+    def patterns(self) -> tuple[tuple[Int64, Int64], ...]:
+        """Per group: the distinct role tables [patterns, stages of the group, 3], and [splits] which a split has."""
+        x, y = self.splits[:, :1], self.splits[:, 1:]
+        tables = []
+        for group in self.groups:
+            stage = np.array(sorted(group, key=lambda s: (self.weight[s], s)))[None, :]
+            roles = np.stack([stage <= x, (x <= stage) & (stage <= y), (y <= stage) & (stage <= self.last)], axis=2)
+            distinct, which = np.unique(roles.reshape(len(roles), -1), axis=0, return_inverse=True)
+            tables.append((distinct.reshape(-1, *roles.shape[1:]).astype(np.int64), which.reshape(-1)))
+        return tuple(tables)
+
+    def load(self, group: int, placed: Sequence[Counts]) -> int:
+        """What a rank of a group computes, for the counts of every stage."""
+        return sum(self.stage_load(stage, placed[stage]) for stage in self.groups[group])
+
+    def stage_load(self, stage: int, counts: Counts) -> int:
+        return self.fixed_time[stage] + sum(c * n for c, n in zip(self.time, counts, strict=True))
+
+    def held(self, group: int, placed: Sequence[Counts]) -> int:
+        """What a rank of a group holds at its peak."""
+        return sum(
+            self.fixed_memory[s] + sum(m * n for m, n in zip(self.memory[s], placed[s], strict=True))
+            for s in self.groups[group]
+        )
+
+
+def fits(problem: Problem, limits: Limits) -> bool:
+    """Whether a layout within the limits exists."""
+    return bool((_reached(problem, limits)[-1][:, -1, -1] >= problem.runs[1]).any())
+
+
+def place(problem: Problem, limits: Limits) -> list[Counts] | None:
+    """[stages] counts of a layout within the limits, or None if there is none.
+
+    What the limits leave free is taken from the ranks and stages with most to do, so that loads are even.
+    """
+    reached = _reached(problem, limits)
+    final = reached[-1][:, -1, -1]
+    if not (final >= problem.runs[1]).any():
+        return None
+    split = int(np.argmax(final))
+    p, t = problem.runs[0], problem.runs[2]
+    placed: list[Counts] = [(0, 0, 0)] * problem.stages
+    for group in reversed(range(len(problem.groups))):
+        roles, which = problem.patterns[group]
+        rank = _Rank(problem, limits, group, roles[which[split]])
+        want, before = reached[group + 1][split, p, t], reached[group][split]
+        for dp, dt in product(range(p + 1), range(t + 1)):
+            most, counts = rank.best(dp, dt)
+            if most >= 0 and before[p - dp, t - dt] + most == want:
+                break
+        for stage, found in counts.items():
+            placed[stage] = found
+        p, t = p - dp, t - dt
+    return _trimmed(problem, placed)
+
+
+def _trimmed(problem: Problem, placed: list[Counts]) -> list[Counts]:
+    """The counts without what is too much of run 2; of ranks that do as much, the last one is relieved.
+
+    The later a stage, the less it is ahead of the others in a pipeline, where its work is hidden behind theirs.
+    """
+    group_of = {stage: group for group, stages in enumerate(problem.groups) for stage in stages}
+    load = [problem.load(group, placed) for group in range(len(problem.groups))]
+    for _ in range(sum(counts[1] for counts in placed) - problem.runs[1]):
+        stage = max(
+            (stage for stage, counts in enumerate(placed) if counts[1]),
+            key=lambda stage: (load[group_of[stage]], problem.stage_load(stage, placed[stage]), stage),
+        )
+        load[group_of[stage]] -= problem.time[1]
+        placed[stage] = (placed[stage][0], placed[stage][1] - 1, placed[stage][2])
+    return placed
+
+
+def _reached(problem: Problem, limits: Limits) -> list[Int64]:
+    """After 0, 1, ... groups: [splits, parts of run 1, parts of run 3] the most parts of run 2 on these groups."""
+    first, _, third = problem.runs
+    start = np.full((len(problem.splits), first + 1, third + 1), _NONE, np.int64)
+    start[:, 0, 0] = 0
+    reached = [start]
+    for group, (patterns, which) in enumerate(problem.patterns):
+        ranks = [_Rank(problem, limits, group, roles) for roles in patterns]
+        state = np.full_like(start, _NONE)
+        for p, t in product(range(first + 1), range(third + 1)):
+            most = np.array([rank.best(p, t)[0] for rank in ranks])[which]
+            if (most < 0).all():
+                continue
+            sums = reached[-1][:, : first + 1 - p, : third + 1 - t] + np.where(most < 0, _NONE, most)[:, None, None]
+            np.maximum(state[:, p:, t:], sums, out=state[:, p:, t:])
+        reached.append(state)
+    return reached
+
+
+class _Rank:
+    """The stages of one rank, lightest in memory first, with the runs that they may hold under one split."""
+
+    def __init__(self, problem: Problem, limits: Limits, group: int, roles: Int64) -> None:
+        self.problem = problem
+        stages = sorted(problem.groups[group], key=lambda s: (problem.weight[s], s))
+        self.stages = stages
+        self.roles = [tuple(map(bool, role)) for role in roles]
+        self.time = limits.rank - sum(problem.fixed_time[s] for s in stages)
+        self.memory = limits.memory - sum(problem.fixed_memory[s] for s in stages)
+        self.rooms = [limits.stage - problem.fixed_time[s] for s in stages]
+        self.possible = min(self.time, self.memory, *self.rooms) >= 0
+        shared = [[i for i, role in enumerate(self.roles) if role[run] and role[1]] for run in (0, 2)]
+        # Stage x or y, where the run meets run 2, if this rank has it.
+        self.meets = [which[0] if which else None for which in shared]
+
+    def best(self, p: int, t: int) -> tuple[int, dict[int, Counts]]:
+        """The most parts of run 2 beside p of run 1 and t of run 3, and the counts of each stage; -1 if none fit."""
+        best: tuple[int, dict[int, Counts]] = (-1, {})
+        c1, _, c3 = self.problem.time
+        if not self.possible or c1 * p + c3 * t > self.time:
+            return best
+        for px, ty in product(self._shares(p, 0), self._shares(t, 1)):
+            counts = self._filled(p, t, px, ty)
+            if counts is not None and (most := sum(count[1] for count in counts)) > best[0]:
+                best = (most, dict(zip(self.stages, counts, strict=True)))
+        return best
+
+    def _shares(self, parts: int, end: int) -> Iterator[int]:
+        """How many of the parts of run 1 or 3 may be in the stage that they share with run 2."""
+        return iter(range(parts + 1) if self.meets[end] is not None else range(1))
+
+    def _filled(self, p: int, t: int, px: int, ty: int) -> list[Counts] | None:
+        """Counts with px parts of run 1 in stage x and ty of run 3 in stage y, and as many of run 2 as go."""
+        problem, number = self.problem, len(self.stages)
+        memory, rooms, places = self.memory, list(self.rooms), [problem.width] * number
+        filled = []
+        for run, parts, share, end in ((0, p, px, 0), (2, t, ty, 1)):
+            meets = self.meets[end]
+            counts = [0] * number
+            limited = run == 0
+            for i in range(number) if parts else ():
+                if not self.roles[i][run]:
+                    continue
+                wanted = share if i == meets else parts - share - sum(c for k, c in enumerate(counts) if k != meets)
+                cap = _whole(rooms[i], problem.time[run], min(wanted, places[i]) if limited else wanted)
+                if i == meets and cap < wanted:
+                    return None
+                counts[i] = cap
+                rooms[i] -= cap * problem.time[run]
+                places[i] -= cap if limited else 0
+                memory -= cap * problem.memory[self.stages[i]][run]
+            if sum(counts) != parts or memory < 0:
+                return None
+            filled.append(counts)
+        left = self.time - p * problem.time[0] - t * problem.time[2]
+        most = [0] * number
+        for i, stage in enumerate(self.stages):
+            if self.roles[i][1]:
+                cap = _whole(min(rooms[i], left), problem.time[1], min(places[i], problem.runs[1]))
+                most[i] = _whole(memory, problem.memory[stage][1], cap)
+                left -= most[i] * problem.time[1]
+                memory -= most[i] * problem.memory[stage][1]
+        return list(zip(filled[0], most, filled[1], strict=True))
+
+
+def _whole(room: int, cost: int, most: int) -> int:
+    """How many parts of a cost fit into a room, but no more than ``most``."""
+    return min(most, room // cost) if cost else most

@@ -1,0 +1,200 @@
+"""Megatron's layout string, with nesting, white space and ``noop``, as a `Layout`.
+
+    layout := item*                              stages are what is between two |
+    item   := unit ("*" INT)? | "|"              commas and white space may stand anywhere
+    unit   := "E" | "t" | "m" | "L" | "noop" | "(" item+ ")"
+
+Written by hand: five letters and brackets need no parser generator, a repetition must be refused by its size before
+it is expanded, and an error must say where in the string it is, not in what the string expands to. Stage i is chunk
+i // P of rank i % P for Megatron; here the schedule's placement says it, and ``loop(v)`` says the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.layout.parts import LARGEST, Kind, Layout, Model, Part, order_faults
+from schedc.source import Source
+
+DEEPEST = 32
+"""Brackets inside brackets."""
+
+_TOKEN = re.compile(
+    r"(?P<skip>[\s,]+)|(?P<part>noop|[EtmL])|(?P<bar>\|)|(?P<open>\()|(?P<close>\))"
+    r"|(?P<times>\*\s*(?P<count>[0-9]+))|(?P<wrong>[A-Za-z0-9_]+|.)",
+    re.DOTALL,
+)
+
+Atom = tuple[str, int]
+"""A letter (E, t, m, L, noop or |) and where in the string it stands."""
+
+
+@dataclass
+class _Frame:
+    """An open bracket: where it is, what it holds so far, and how much of that the last unit is."""
+
+    start: int
+    atoms: list[Atom] = field(default_factory=list)
+    unit: int = 0  # atoms of the last unit; 0 where nothing can be repeated
+    why_not: str = "there is nothing before it"
+
+
+def parse_layout(text: str | Source, *, dense: int | None = None, layers: int | None = None) -> Layout:
+    """The layout that a string says.
+
+    dense: the first so many ``t`` are dense layers, the others MoE; None: all are dense. layers: how many there must
+    be, if that is known. Raises `DiagnosticError` with what is wrong and where: S140 for what cannot be read, S141
+    for more than `LARGEST` parts, S142 for parts in the wrong place, S143 for another number of layers.
+    """
+    source = text if isinstance(text, Source) else Source("layout", text)
+    reader = _Reader(source)
+    atoms = reader.read()
+    if reader.found:
+        raise DiagnosticError(reader.found)
+    return _laid_out(source, atoms, dense, layers)
+
+
+class _Reader:
+    """One pass over the tokens; `found` collects what is wrong."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.found: list[Diagnostic] = []
+        self.frames = [_Frame(0)]
+
+    def read(self) -> list[Atom]:
+        for match in _TOKEN.finditer(self.source.text):
+            _HANDLERS[match.lastgroup or ""](self, match)
+            if self.found and self.found[-1].code == "S141":
+                return []
+        for frame in self.frames[1:]:
+            self._wrong("S140", "this bracket is not closed", frame.start, frame.start + 1, "write `)`")
+        return self.frames[0].atoms
+
+    def _skip(self, match: re.Match[str]) -> None:
+        """White space and commas mean nothing."""
+
+    def _part(self, match: re.Match[str]) -> None:
+        self._add([(match[0], match.start())], match)
+
+    def _bar(self, match: re.Match[str]) -> None:
+        self._add([("|", match.start())], match)
+        frame = self.frames[-1]
+        frame.unit, frame.why_not = 0, "a `|` only separates two stages"
+
+    def _open(self, match: re.Match[str]) -> None:
+        if len(self.frames) > DEEPEST:
+            help = f"at most {DEEPEST} brackets inside each other"
+            self._wrong("S141", "brackets too deep", match.start(), match.end(), help)
+        self.frames.append(_Frame(match.start()))
+
+    def _close(self, match: re.Match[str]) -> None:
+        if len(self.frames) == 1:
+            self._wrong("S140", "this bracket was not opened", *match.span(), "leave it out, or write `(` before")
+            return
+        frame = self.frames.pop()
+        if not frame.atoms:
+            help = "leave it out; an empty stage is `||`, an empty place is `noop`"
+            self._wrong("S140", "nothing between these brackets", frame.start, match.end(), help)
+        self._add(frame.atoms, match)
+
+    def _times(self, match: re.Match[str]) -> None:
+        frame = self.frames[-1]
+        if not frame.unit:
+            help = "write it after a letter or a bracket; an empty stage is `||`, an empty place is `noop`"
+            self._wrong("S140", f"nothing to repeat: {frame.why_not}", *match.span(), help)
+            return
+        digits = match["count"].lstrip("0")
+        if not digits:
+            self._wrong("S140", "repeated 0 times", *match.span(), "leave out what is not there")
+            return
+        unit = frame.atoms[-frame.unit :]
+        too_many = len(digits) > 6 or len(frame.atoms) + len(unit) * (int(digits) - 1) > LARGEST
+        if too_many:
+            self._too_large(match)
+            return
+        frame.atoms += unit * (int(digits) - 1)
+        frame.unit, frame.why_not = 0, "it has been repeated already; brackets would repeat the whole"
+
+    def _unknown(self, match: re.Match[str]) -> None:
+        word = match[0]
+        if word == "*":
+            self._wrong("S140", "a `*` without a number", *match.span(), "write how often, as in t*3")
+            return
+        letters = "E (embedding), t (decoder layer), m (multi-token prediction), L (loss), noop (padding)"
+        self._wrong("S140", f"`{word}` is no part of a layout", *match.span(), f"the parts are {letters}")
+
+    def _add(self, atoms: list[Atom], match: re.Match[str]) -> None:
+        frame = self.frames[-1]
+        if len(frame.atoms) + len(atoms) > LARGEST:
+            self._too_large(match)
+            return
+        frame.atoms += atoms
+        frame.unit = len(atoms)
+
+    def _too_large(self, match: re.Match[str]) -> None:
+        self._wrong("S141", f"a layout of more than {LARGEST} parts", *match.span(), "lower the repetition")
+
+    def _wrong(self, code: str, message: str, start: int, end: int, help: str) -> None:
+        label = Label(self.source.span_at(start, end))
+        self.found.append(Diagnostic(code, message, label, help=help, source=self.source))
+
+
+_HANDLERS: dict[str, Callable[[_Reader, re.Match[str]], None]] = {
+    "skip": _Reader._skip,
+    "part": _Reader._part,
+    "bar": _Reader._bar,
+    "open": _Reader._open,
+    "close": _Reader._close,
+    "times": _Reader._times,
+    "wrong": _Reader._unknown,
+}
+
+
+def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int | None) -> Layout:
+    count = sum(letter == "t" for letter, _ in atoms)
+    stages: list[list[Part]] = [[]]
+    seen = {"t": 0, "m": 0}
+    rows: list[tuple[Part, int]] = []
+    starts: list[int] = []
+    model = Model(max(count, dense or 0, 1), dense)
+    for letter, start in atoms:
+        if letter == "|":
+            stages.append([])
+            continue
+        number = seen.get(letter, 0)
+        part = model.layer(number) if letter == "t" else Part(_KINDS[letter], number)
+        seen[letter] = number + 1 if letter in "tm" else 0
+        stages[-1].append(part)
+        rows.append((part, len(stages) - 1))
+        starts.append(start)
+
+    end = len(source.text.rstrip())
+
+    def at(code: str, index: int, message: str, help: str) -> Diagnostic:
+        start = starts[index] if index < len(starts) else end
+        width = 4 if source.text.startswith("noop", start) else 1
+        return Diagnostic(code, message, Label(source.span_at(start, start + width)), help=help, source=source)
+
+    found = [at("S142", *fault) for fault in order_faults(rows, len(stages))]
+    if layers is not None and layers != count:
+        found.append(at("S143", len(rows), f"{count} decoder layers, the model has {layers}", "one t per layer"))
+    elif dense is not None and dense > count:
+        found.append(at("S143", len(rows), f"{count} decoder layers, and {dense} of them dense", "one t per layer"))
+    if found:
+        raise DiagnosticError(_distinct(found))
+    return Layout(tuple(tuple(parts) for parts in stages))
+
+
+_KINDS = {"E": Kind.EMBEDDING, "m": Kind.MTP, "L": Kind.HEAD, "noop": Kind.NOOP}
+
+
+def _distinct(found: list[Diagnostic]) -> list[Diagnostic]:
+    """One of those that a repetition raises again and again at one place."""
+    first: dict[tuple[tuple[str, int, int], str], Diagnostic] = {}
+    for diagnostic in found:
+        first.setdefault((diagnostic.position, diagnostic.message), diagnostic)
+    return list(first.values())

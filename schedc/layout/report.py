@@ -1,0 +1,114 @@
+"""What `schedc layout` tells of a layout: its stages, the load of each rank, and what it gains; as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from schedc.ir.placement import Placement
+from schedc.layout.balance import Balanced
+from schedc.layout.compare import Comparison, load_per_rank, measured_json
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import DECODER, Kind, Layout, Part
+from schedc.layout.writer import write_layout
+
+
+def to_json(
+    layout: Layout,
+    placement: Placement,
+    costs: LayerCosts,
+    proof: Balanced | None = None,
+    comparison: Comparison | None = None,
+) -> dict[str, Any]:
+    """The facts; times and memory in the units of the costs. ``proof`` and ``comparison`` are null where unknown."""
+    time = costs.per_stage(layout)
+    load = load_per_rank(placement, time)
+    ranks = placement.rank_of_stage
+    return {
+        "schema": "schedc.layout",
+        "version": 1,
+        "layout": write_layout(layout),
+        "layers": layout.layers,
+        "dense": layout.total(Kind.DENSE),
+        "mtp": layout.total(Kind.MTP),
+        "paddings": layout.total(Kind.NOOP),
+        "stages": [
+            {
+                "stage": stage,
+                "ranks": sorted({int(rank) for rank in ranks[:, stage]}),
+                "load": float(time[stage]),
+                "layers": list(layout.layers_of(stage)),
+                "parts": list(_describe(parts)),
+            }
+            for stage, parts in enumerate(layout.stages)
+        ],
+        "load": load.tolist(),
+        "largest_rank": float(load.max()),
+        "largest_stage": float(time.max()),
+        "refuted_rank": proof and proof.refuted_rank,
+        "refuted_stage": proof and proof.refuted_stage,
+        "optimal": proof is not None,
+        "measured": comparison and measured_json(comparison.chosen),
+        "others": [
+            {"what": what, "gain": comparison.gain(other), **measured_json(other)} for what, other in comparison.others
+        ]
+        if comparison
+        else [],
+    }
+
+
+def _describe(parts: tuple[Part, ...]) -> Iterator[str]:
+    """The parts in words: layers that follow each other as a range."""
+    for kind, group in groupby(parts, key=lambda part: part.kind):
+        numbers = [part.number for part in group]
+        if kind is Kind.NOOP:
+            yield f"{len(numbers)} noop"
+        elif kind in DECODER or kind is Kind.MTP:
+            span = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+            yield f"{kind} {span}"
+        else:
+            yield str(kind)
+
+
+def to_text(facts: dict[str, Any]) -> str:
+    """`to_json`'s facts for people."""
+    paddings = f" and {facts['paddings']} paddings" if facts["paddings"] else ""
+    lines = [f"{facts['layers']} layers{paddings} on {len(facts['stages'])} stages of {len(facts['load'])} ranks"]
+    lines.append(f"layout {facts['layout']}")
+    lines.append("stage  rank   load  parts")
+    lines += [
+        f"{row['stage']:>5}  {'+'.join(map(str, row['ranks'])):>4}  {row['load']:>5.4g}  {', '.join(row['parts'])}"
+        for row in facts["stages"]
+    ]
+    lines += _loads(facts)
+    lines.append(f"largest rank {facts['largest_rank']:g}, largest stage {facts['largest_stage']:g}{_proof(facts)}")
+    if facts["measured"]:
+        lines += _gains(facts)
+    return "\n".join(lines)
+
+
+def _loads(facts: dict[str, Any]) -> Iterator[str]:
+    memory = facts["measured"]["memory"] if facts["measured"] else None
+    yield "rank   load" + ("  memory" if memory else "")
+    for rank, load in enumerate(facts["load"]):
+        yield f"{rank:>4}  {load:>5.4g}" + (f"  {memory[rank]:>6.5g}" if memory else "")
+
+
+def _proof(facts: dict[str, Any]) -> str:
+    if not facts["optimal"]:
+        return ""
+    rank, stage = facts["refuted_rank"], facts["refuted_stage"]
+    why = "it is the least that the layers can add up to" if rank is None else f"no layout keeps every rank to {rank:g}"
+    also = "" if stage is None else f", nor then every stage to {stage:g}"
+    return f"; none is better: {why}{also}"
+
+
+def _gains(facts: dict[str, Any]) -> Iterator[str]:
+    chosen = facts["measured"]
+    ideal = sum(chosen["work"]) / len(chosen["work"])
+    yield f"makespan {chosen['makespan']:g} under {chosen['schedule']}; each rank's share of the work is {ideal:g}"
+    for other in facts["others"]:
+        gain, name = other["gain"], other["schedule"]
+        said = "as long" if abs(gain) < 5e-5 else f"{abs(gain):.1%} {'longer' if gain > 0 else 'shorter'}"
+        yield f"  {other['what']} ({name}): {other['makespan']:g}, {said}"

@@ -1,0 +1,90 @@
+"""`balance` against every layout there is: small models, all placements, arbitrary costs and caps."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.placement import Placement, linear, loop, v_shape, waves
+from schedc.layout import Kind, LayerCosts, Layout, Model, Part, PerKind, balance
+from schedc.layout.balance import groups_of
+from schedc.layout.compare import load_per_rank
+
+PLACEMENTS = [
+    linear(1, 4),
+    linear(3, 4),
+    loop(2, 4, 2),
+    loop(2, 4, 3),
+    v_shape(3, 4),
+    waves(2, 4, 2),
+    Placement(np.array([[0, 1, 2, 3], [3, 2, 1, 0]], np.int32), (0, 2, 4), 4),
+    Placement(np.array([[0, 0, 1, 1, 0]], np.int32), (0, 4), 2),
+]
+COST = st.sampled_from([0.0, 0.25, 1.0, 1.3, 2.0, 3.7])
+PER_KIND = st.builds(PerKind, COST, COST, COST, COST, COST)
+
+
+def every_layout(model: Model, stages: int) -> list[Layout]:
+    row = [*model.decoder, *model.predictions]
+    found = []
+    for cuts in combinations_with_replacement(range(len(row) + 1), stages - 1):
+        bounds = [0, *cuts, len(row)]
+        parts = [row[a:b] for a, b in pairwise(bounds)]
+        if not any(part.kind is Kind.MTP for part in parts[-1]):
+            parts[0] = [Part(Kind.EMBEDDING), *parts[0]]
+            parts[-1] = [*parts[-1], Part(Kind.HEAD)]
+            if not model.mtp or len(parts[-1]) == 1:
+                found.append(Layout(tuple(map(tuple, parts))))
+    return found
+
+
+def value(layout: Layout, placement: Placement, costs: LayerCosts) -> tuple[float, float]:
+    time = costs.per_stage(layout)
+    return round(float(load_per_rank(placement, time).max()), 9), round(float(time.max()), 9)
+
+
+def held(layout: Layout, placement: Placement, costs: LayerCosts, in_flight: list[int]) -> float:
+    memory = costs.per_stage(layout, "parameters") + costs.per_stage(layout, "activations") * in_flight
+    groups = [list(group) for group in groups_of(placement)]
+    return round(max(float(memory[group].sum()) for group in groups), 9)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_layout_is_better(data: st.DataObject) -> None:
+    placement = data.draw(st.sampled_from(PLACEMENTS))
+    layers = data.draw(st.integers(1, 7))
+    mtp = data.draw(st.integers(0, 2 if placement.stages > 1 else 0))
+    model = Model(layers, data.draw(st.none() | st.integers(0, layers)), mtp)
+    costs = LayerCosts(data.draw(PER_KIND), data.draw(PER_KIND), data.draw(PER_KIND))
+    in_flight = data.draw(st.lists(st.integers(0, 4), min_size=placement.stages, max_size=placement.stages))
+    pad = data.draw(
+        st.none() | st.integers(0, 2).map(lambda more: -layers % placement.stages + more * placement.stages)
+    )
+    width = layers if pad is None else (layers + pad) // placement.stages
+    every = [layout for layout in every_layout(model, placement.stages)
+             if max(len(layout.layers_of(stage)) for stage in range(placement.stages)) <= width]  # fmt: skip
+    memory = data.draw(st.none() | st.sampled_from([1.0, 5.0, 9.5, 20.0, 60.0]))
+    within = [one for one in every if memory is None or held(one, placement, costs, in_flight) <= memory]
+    try:
+        best = balance(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight)
+    except DiagnosticError as error:
+        assert not within
+        (found,) = error.diagnostics
+        assert found.code == ("S406" if every else "S143")
+        if every:
+            least = min(held(one, placement, costs, in_flight) for one in every)
+            assert f"allow {least:g}," in found.help
+        return
+    assert (round(best.largest_rank, 9), round(best.largest_stage, 9)) == value(best.layout, placement, costs)
+    assert value(best.layout, placement, costs) == min(value(one, placement, costs) for one in within)
+    assert memory is None or held(best.layout, placement, costs, in_flight) <= memory
+    assert best.layout.model.decoder == model.decoder
+    if pad is not None:
+        assert best.layout.total(Kind.NOOP) == pad
+    if best.refuted_rank is not None:
+        assert all(value(one, placement, costs)[0] > best.refuted_rank for one in within)
