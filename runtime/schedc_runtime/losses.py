@@ -13,7 +13,6 @@ from schedc_runtime.control import Control
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Executor
 from schedc_runtime.signature import BatchRefused
-from schedc_runtime.stage import mean_loss
 
 
 class NonFiniteLoss(RuntimeFault):
@@ -52,7 +51,7 @@ def share_loss(
         raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
     if missing := sorted(set(range(program.microbatches)) - values.keys()):
         raise Leftovers(f"the program formed no loss for the microbatches {missing}")
-    mean = mean_loss({m: torch.tensor(value, dtype=getattr(torch, name)) for m, value in values.items()})
+    mean = torch.tensor([values[m] for m in sorted(values)], dtype=getattr(torch, name)).mean()  # as `mean_loss`
     if check_finite and not torch.isfinite(mean):
         microbatch, stage = _culprit(control, values, executors)
         raise NonFiniteLoss(float(mean), microbatch, stage, program.stages)

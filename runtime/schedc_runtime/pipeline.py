@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
+from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
@@ -50,7 +51,7 @@ class Pipeline:
     it. Parameters and optimizer are ordinary torch; gradients add up until they are zeroed, as ever.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
-    costs, split_points, blocks, inputs: how the model is cut; see `partition`.
+    costs, split_points, blocks, inputs: how the model is cut; see `partition`. layers: its ``layout``.
     group: the process group of the pipeline's ranks (default: all processes); its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
@@ -67,6 +68,7 @@ class Pipeline:
         split_points: Sequence[str] | None = None,
         blocks: str | None = None,
         inputs: Sequence[str] | None = None,
+        layers: Layout | None = None,
         group: dist.ProcessGroup | None = None,
         in_process: bool = False,
         timeout: float = 300.0,
@@ -83,6 +85,7 @@ class Pipeline:
             program.stages,
             costs=costs,
             split_points=split_points,
+            layout=layers,
             blocks=blocks,
             inputs=inputs,
             placement=program.placement,
@@ -90,6 +93,8 @@ class Pipeline:
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
         self._stages = make_stages(self.partition.modules, program, self._local, loss_fn)
+        self._copied = [self._stages[rank][index] for rank in self._local for index in copied_stages(program, rank)]
+        """The stages here that have a second copy on another rank."""
         self._evaluation: Program | None = None
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
         self._boundaries: tuple[Boundary, ...] | None = None
@@ -221,7 +226,7 @@ class Pipeline:
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        mine = fingerprint(self.program, self._names, self._copied())
+        mine = fingerprint(self.program, self._names, self._copied)
         check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(
@@ -317,7 +322,7 @@ class Pipeline:
         if not torch.is_grad_enabled():
             yield
             return
-        copies = list({id(p): p for stage in self._copied() for p in stage.module.parameters()}.values())
+        copies = list({id(p): p for stage in self._copied for p in stage.module.parameters()}.values())
         before = [parameter.grad for parameter in copies]
         for parameter in copies:
             parameter.grad = None
@@ -325,15 +330,6 @@ class Pipeline:
         for parameter, old in zip(copies, before, strict=True):
             if old is not None:
                 parameter.grad = old if parameter.grad is None else old + parameter.grad
-
-    def _copied(self) -> list[Stage]:
-        """The stages here that have a second copy on another rank."""
-        return [
-            stage
-            for rank in self._local
-            for stage in self._stages[rank].values()
-            if stage.index in copied_stages(self.program, rank)
-        ]
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -48,10 +48,11 @@ def splits_backward(program: Program) -> bool:
     return bool((program.kind == InstructionKind.W).any())
 
 
-def copied_stages(program: Program, rank: int) -> set[int]:
+def copied_stages(program: Program, rank: int) -> list[int]:
     """Stages of ``rank`` whose gradients are summed with a second copy on another rank."""
     reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.rank == rank))
-    return set(program.stage[reduced].tolist())
+    stages: list[int] = program.stage[reduced].tolist()
+    return stages
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import nn
 
 from schedc.ir.placement import Placement
+from schedc.layout.parts import Layout
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import find_blocks
 from schedc_runtime.partition.decoder import is_decoder, partition_decoder
@@ -27,6 +28,7 @@ def partition(
     split_points: Sequence[str] | None = None,
     blocks: str | None = None,
     inputs: Sequence[str] | None = None,
+    layout: Layout | None = None,
     placement: Placement | None = None,
 ) -> Partition:
     """Cut ``model`` into ``stages`` parts at block boundaries.
@@ -38,6 +40,7 @@ def partition(
     costs: one number per block in the order they run, any unit, or two more for what is before and after; by
         default the number of parameters. The largest stage is made as small as can be.
     split_points: names of the blocks that begin stage 1, 2, ...; in place of balancing.
+    layout: which blocks are in which stage, in place of balancing; its paddings are nothing at all.
     inputs: names of the forward arguments that a batch brings; by default those without a default value. Others
         keep their defaults.
     placement: where the stages will live. Stages that always share a rank may then share parameters (tied weights);
@@ -48,9 +51,9 @@ def partition(
     """
     refuse_wrapped(model)
     if is_decoder(model):
-        result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs)
+        result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs, layout=layout)
     else:
-        result = _partition_traced(model, stages, costs, split_points, blocks, inputs)
+        result = _partition_traced(model, stages, costs, split_points, blocks, inputs, layout)
     refuse_shared(result.modules, placement)
     separate(result.modules)
     adopt(model, result.modules)
@@ -64,13 +67,14 @@ def _partition_traced(
     split_points: Sequence[str] | None,
     blocks: str | None,
     inputs: Sequence[str] | None,
+    layout: Layout | None,
 ) -> Partition:
     names = forward_inputs(model, inputs)
     known = list(find_blocks(model, blocks))
     traced = trace(model, known, names)
     calls = block_calls(traced.graph, known)
     called = [str(node.target) for node in calls]
-    cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points)
+    cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points, layout)
     modules, values = split(model, traced, assign(traced.graph, calls, cuts), stages)
     bounds = [0, *cuts, len(called)]
     return Partition(modules, names, values, tuple(tuple(called[a:b]) for a, b in pairwise(bounds)))

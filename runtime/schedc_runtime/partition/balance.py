@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from schedc.layout.parts import Layout
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.layout import cuts_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,14 +77,19 @@ def choose_cuts(
     stages: int,
     costs: Sequence[float] | None,
     split_points: Sequence[str] | None,
+    layout: Layout | None = None,
 ) -> list[int]:
-    """The cuts as asked for.
+    """The cuts as asked for, in one of three ways.
 
     names: [blocks]. parameters: [blocks + 2] number of parameters before the blocks, of each, and after them.
     costs: in place of ``parameters``; [blocks] leaves what is before and after out of the balance.
     """
     if stages < 1:
         raise PartitionError(f"{stages} stages asked for", "a model has at least one stage")
+    if layout is not None:
+        if costs is not None or split_points is not None:
+            raise PartitionError("a layout beside costs or split points", "the layout says where the blocks are")
+        return cuts_of(layout, names, stages)
     if split_points is not None:
         return cut_at(names, stages, split_points)
     if costs is None:

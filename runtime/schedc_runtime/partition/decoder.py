@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from schedc.layout.parts import Layout
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import parameter_count
@@ -125,6 +126,7 @@ def partition_decoder(
     costs: Sequence[float] | None = None,
     split_points: Sequence[str] | None = None,
     inputs: Sequence[str] | None = None,
+    layout: Layout | None = None,
 ) -> Partition:
     """`partition` for Hugging Face decoders. ``inputs`` may add attention_mask (2-D) and position_ids.
 
@@ -140,7 +142,8 @@ def partition_decoder(
     layers = [f"{path}.layers.{i}" if path else f"layers.{i}" for i in range(len(decoder.layers))]
     weights = [float(parameter_count(layer)) for layer in decoder.layers]
     head = parameter_count(decoder.norm) + (parameter_count(model.lm_head) if path and hasattr(model, "lm_head") else 0)
-    cuts = choose_cuts(layers, [parameter_count(decoder.embed_tokens), *weights, head], stages, costs, split_points)
+    parameters = [parameter_count(decoder.embed_tokens), *weights, head]
+    cuts = choose_cuts(layers, parameters, stages, costs, split_points, layout)
     bounds = [0, *cuts, len(layers)]
     modules = tuple(
         DecoderStage(model, names, range(bounds[k], bounds[k + 1]), first=k == 0, last=k == stages - 1)
