@@ -1,0 +1,84 @@
+"""Layouts executed: the blocks that a layout names, and gradients equal to the serial reference, whatever is empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime_cases import check_parity, next_token_loss, small_gpt, tokens
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition import partition
+
+from schedc.compiler import compile as compile_schedule
+from schedc.ir.placement import loop
+from schedc.layout import Model, balance, even, padded, parse_layout
+
+LAYOUTS = {
+    "padded at the end": "E tt|tt|tt|t noop L",
+    "padded at the start": "E noop noop|t noop|ttt|tttL",
+    "uneven": "Ettt|t|tt|tL",
+    "empty stages": "E||t*7|L",
+    "empty in the middle": "Ettt||noop|t*4L",
+}
+SCHEDULES = {"interleaved_1f1b": {"P": 2, "M": 4, "v": 2}, "dualpipev": {"P": 2, "M": 5}, "zbv": {"P": 2, "M": 4}}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS)
+def test_parity(schedule: str, text: str) -> None:
+    program, layout = compile_schedule(schedule, **SCHEDULES[schedule]), parse_layout(text)
+    model = small_gpt(blocks=7)
+    names = sorted(model.state_dict())
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, layers=layout, in_process=True)
+    assert check_parity(pipe, model, 2 * program.microbatches) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(pipe.state_dict()) == names
+    for stage in range(4):
+        assert pipe.partition.blocks[stage] == tuple(f"blocks.{number}" for number in layout.layers_of(stage))
+
+
+@pytest.mark.parametrize("schedule", ["dualpipev", "zbv", "zbh1"])
+def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> None:
+    """The first stage has no block, and a frozen embedding: nothing there wants a gradient, all else gets its own."""
+    program = compile_schedule(schedule, P=2, M=5)
+    model = small_gpt(blocks=5)
+    for embedding in (model.token_embedding, model.position_embedding):
+        embedding.requires_grad_(False)
+    text = "E|t*5L" if program.stages == 2 else "E|tt|t|ttL"
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, layers=parse_layout(text), in_process=True)
+    trained = sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    assert check_parity(pipe, model, 2 * program.microbatches) == trained  # of those that have a gradient at all
+    assert not any("embedding" in name for name in trained)
+
+
+def test_padding_changes_neither_names_nor_values() -> None:
+    """61 layers as the published case has them: 16 stages of 4 places, each layer under its own number."""
+    model = small_gpt(blocks=61)
+    expected = model(tokens(2)[0])
+    for layout in (padded(Model(61), 16, 3), padded(Model(61), 16, 3, [0, 31, 63]), even(Model(61), 16),
+                   balance(Model(61), loop(8, 8, 2), pad=3).layout):  # fmt: skip
+        parts = partition(model, 16, layout=layout)
+        assert [name for held in parts.blocks for name in held] == [f"blocks.{number}" for number in range(61)]
+        assert [len(held) for held in parts.blocks] == [len(layout.layers_of(stage)) for stage in range(16)]
+        assert sorted(name for module in parts.modules for name in module.state_dict()) == sorted(model.state_dict())
+        values: object = (tokens(2)[0],)
+        for module in parts.modules:
+            values = module(*values)  # type: ignore[misc]
+        assert torch.equal(values, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "costs", "message"),
+    [
+        ("Ett|ttL", 3, None, "the layout has 2 stages, 3 are asked for"),
+        ("Ett|tL", 2, None, "the layout has 3 layers and 0 multi-token predictions, the model has 4 blocks"),
+        ("Ett|ttL", 2, [1, 1, 1, 1], "a layout beside costs or split points"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model(text: str, stages: int, costs: list[float] | None, message: str) -> None:
+    with pytest.raises(PartitionError, match=message):
+        partition(small_gpt(blocks=4), stages, costs=costs, layout=parse_layout(text))
+
+
+def test_predictions_are_the_blocks_after_the_layers() -> None:
+    parts = partition(small_gpt(blocks=5), 4, layout=parse_layout("Ett|tt|m|L"))
+    assert [len(held) for held in parts.blocks] == [2, 2, 1, 0]
