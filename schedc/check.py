@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from schedc.check_computed import misplaced
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
+from schedc.syntax.walk import bound_in, indexes, is_statement, parts
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 
@@ -21,7 +23,6 @@ class _Meaning:
 
 
 _Names = dict[str, _Meaning]
-_COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
 def check(tree: t.ScheduleTree) -> list[Diagnostic]:
@@ -71,8 +72,9 @@ class _Checker:
             inner = dict(names)
             self.define(block.variable, "rank", block.span, inner)
             self.body(block.body, inner)
+            self.findings += misplaced(block, self.source)
         for claim in tree.claims:
-            self.claim(claim, names, _bound_in(tree.ranks))
+            self.claim(claim, names, bound_in(tree.ranks))
 
     def one_of(self, code: str, what: str, spans: Sequence[Span], whole: Span) -> None:
         """Report that there is not exactly one of something."""
@@ -169,6 +171,16 @@ class _Checker:
                     self.define(name, "let", span, names)
                 case t.OpItem():
                     self.op(statement, names)
+                case t.SlotItem(op=op, slot=slot):
+                    self.op(op, names)
+                    self.expr(slot, names)
+                case t.Timed(fill=fill, body=body):
+                    if fill is not None and fill.within is not None:
+                        self.expr(fill.within, names)
+                    self.body(body, names)
+                case t.Policy(choices=choices):
+                    for choice in choices:
+                        self.choice(choice, names)
                 case t.PairItem():
                     self.pair(statement, names)
                 case t.Phase(body=body):
@@ -195,6 +207,16 @@ class _Checker:
             if expr is not None:
                 self.expr(expr, names)
 
+    def choice(self, choice: t.Choice, names: _Names) -> None:
+        for wish in choice.prefer:
+            self.pair(wish, names) if isinstance(wish, t.PairItem) else self.op(wish, names)
+        for cap in choice.caps:
+            for op in (cap.counted, cap.freed):
+                if op is not None:
+                    self.op(op, names)
+            self.expr(cap.most, names)
+        self.body(choice.body, names)
+
     def pair(self, pair: t.PairItem, names: _Names) -> None:
         kinds = sorted([pair.first.kind, pair.second.kind])
         if kinds not in (["B", "F"], ["F", "I"]):
@@ -220,7 +242,7 @@ class _Checker:
                 self.name(expr, names)
             case t.Call():
                 self.call(expr, names)
-        for part in _parts(expr):
+        for part in parts(expr):
             self.expr(part, names)
 
     def name(self, name: t.Name, names: Mapping[str, _Meaning]) -> None:
@@ -264,9 +286,9 @@ class _Checker:
 
     def claim(self, claim: t.Claim, names: Mapping[str, _Meaning], rank_only: set[str]) -> None:
         """Check a claim: it compares metrics with sizes and costs, and knows nothing of single ranks but ``[r]``."""
-        ranks = {i.index.id for i in _indexes(claim.claim) if isinstance(i.index, t.Name)}
+        ranks = {i.index.id for i in indexes(claim.claim) if isinstance(i.index, t.Name)}
         known = {name for name, meaning in names.items() if meaning.kind == "size"} | {*COST_SYMBOLS, *METRICS}
-        if not _is_statement(claim.claim):
+        if not is_statement(claim.claim):
             help = "write for example `expect bubble == (P-1)*(F+B)`"
             self.add("S109", "a claim compares a metric with a value", claim.claim.span, help=help)
         self.claim_part(claim.claim, names, known | ranks, rank_only)
@@ -290,7 +312,7 @@ class _Checker:
                              help=f"known are {', '.join(BUILTINS)}")  # fmt: skip
                 else:
                     self.call(expr, {})
-        for part in _parts(expr):
+        for part in parts(expr):
             self.claim_part(part, names, known, rank_only)
 
     def unknown_in_claim(
@@ -309,57 +331,3 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     alike = next((other for other in names if other.lower() == name.lower()), None)
     return f"did you mean `{alike}`?" if alike else did_you_mean(name, names)
-
-
-def _parts(expr: t.Expr) -> tuple[t.Expr, ...]:
-    """The expressions that ``expr`` is made of; none for the index of a metric, which only names a rank."""
-    match expr:
-        case t.Unary(operand=operand):
-            return (operand,)
-        case t.Binary(left=left, right=right):
-            return (left, right)
-        case t.Conditional(condition=condition, then=then, otherwise=otherwise):
-            return (condition, then, otherwise)
-        case t.Call(arguments=arguments):
-            return arguments
-        case _:
-            return ()
-
-
-def _indexes(expr: t.Expr) -> list[t.Index]:
-    """Every ``metric[r]`` in an expression."""
-    own = [expr] if isinstance(expr, t.Index) else []
-    return own + [index for part in _parts(expr) for index in _indexes(part)]
-
-
-def _is_statement(expr: t.Expr) -> bool:
-    """Whether an expression says something that is true or false."""
-    match expr:
-        case t.Unary(op="not", operand=operand):
-            return _is_statement(operand)
-        case t.Binary(op="and" | "or", left=left, right=right):
-            return _is_statement(left) and _is_statement(right)
-        case t.Binary(op=op):
-            return op in _COMPARISONS
-        case _:
-            return False
-
-
-def _bound_in(blocks: Iterable[t.RankBlock]) -> set[str]:
-    """Every name that a rank block gives: its variable, its `let`s and its loop variables."""
-
-    def names(statements: Iterable[t.Statement]) -> set[str]:
-        found: set[str] = set()
-        for statement in statements:
-            match statement:
-                case t.Let(name=name):
-                    found.add(name)
-                case t.For(name=name, body=body):
-                    found |= {name} | names(body)
-                case t.Phase(body=body) | t.Repeat(body=body):
-                    found |= names(body)
-                case t.If(then=then, otherwise=otherwise):
-                    found |= names(then) | names(otherwise)
-        return found
-
-    return {name for block in blocks for name in {block.variable} | names(block.body)}

@@ -44,7 +44,8 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
         a text form.
-    costs: what orders the messages; the order of compute never depends on it. Default: unit costs.
+    costs: what orders the messages; the order of compute depends on it only where the file says `policy`.
+        Default: unit costs.
     sizes: values of the schedule's size parameters (``P=4, M=16``); the others take their defaults.
 
     The schedule is checked for completeness, order and deadlock. Its claims are not: that is `analyse`
@@ -55,14 +56,17 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
 def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
-    return insert_communication(legal_schedule(open_input(source), sizes), costs)
+    return insert_communication(legal_schedule(open_input(source), sizes, costs), costs)
 
 
-def legal_schedule(tree: Input, sizes: Mapping[str, int]) -> Schedule:
-    """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks."""
+def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
+    """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks.
+
+    costs: those that a `policy` orders by; default: unit costs.
+    """
     if isinstance(tree, Order):
         return tree.at(sizes)  # judged when it was read
-    schedule = elaborate(tree, sizes)
+    schedule = elaborate(tree, sizes, costs)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
     return schedule
@@ -72,7 +76,7 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     costs = costs or Costs()
     tree = open_input(source)
-    schedule = legal_schedule(tree, sizes)
+    schedule = legal_schedule(tree, sizes, costs)
     dependencies = Dependencies.of(schedule)
     return Analysis(
         tree,

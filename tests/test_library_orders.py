@@ -48,10 +48,11 @@ def lines(schedule: Schedule) -> list[list[str]]:
         ("seq1f1b", "seq1f1b_k2_P4_M8"),
         ("interleaved_overlap", "interleaved_overlap_v2_P4_M8"),
         ("zbh1_late", "zbh1_quickstart_P4_M8"),
+        ("chimera", "chimera_P4_M4"),
     ],
 )
 def test_the_published_order(name: str, file: str) -> None:
-    assert lines(elaborate(TREES[name], {"P": 4, "M": 8})) == lines(published(file))
+    assert lines(elaborate(TREES[name], {"P": 4, "M": int(file[-1])})) == lines(published(file))
 
 
 # Against torch's generators, and where torch has none or a wrong one, against the published rule in plain Python.
@@ -162,6 +163,18 @@ def plain_zbh1_late(P: int, M: int, r: int) -> list[str]:
     return cells + list(pending)
 
 
+def plain_chimera(P: int, M: int, r: int) -> list[str]:
+    """When each op starts if a backward takes as long as a forward: both directions, unit by unit."""
+    at: dict[int, str] = {}
+    for pipe, stage in enumerate((r, P - 1 - r)):
+        for i in range(M // 2):
+            begin = i // (P // 2) * 2 * P + 2 * (i % (P // 2))
+            at[begin + stage] = f"{stage}F{pipe * M // 2 + i}"
+            at[begin + 2 * P - 1 - stage] = f"{stage}B{pipe * M // 2 + i}"
+    assert len(at) == 2 * M
+    return [at[slot] for slot in sorted(at)]
+
+
 class Steps:
     """DualPipe as its authors write it: counters and a queue of weight gradients, step by step."""
 
@@ -236,6 +249,7 @@ PLAIN: dict[str, Callable[[int, int, int], list[str]]] = {
     "zbh2": plain_zbh2,
     "1f1b_overlap": plain_1f1b_overlap,
     "zbh1_late": plain_zbh1_late,
+    "chimera": plain_chimera,
     "dualpipev_nosplit": plain_dualpipev_nosplit,
     "gpipe": plain_gpipe,
     "1f1b": plain_1f1b,
@@ -247,10 +261,10 @@ PLAIN: dict[str, Callable[[int, int, int], list[str]]] = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_rule_in_plain_python(name: str) -> None:
-    ranks = (2, 4, 6, 8, 10) if name == "dualpipe" else (1, 2, 3, 4, 5, 8)
+    ranks = (2, 4, 6, 8, 10) if name in ("dualpipe", "chimera") else (1, 2, 3, 4, 5, 8)
     for P in ranks:
-        least = 2 * P if name.startswith("dualpipe") else 1
-        step = 2 if name == "dualpipe" else 1
+        least = 2 * P if name.startswith("dualpipe") else P if name == "chimera" else 1
+        step = {"dualpipe": 2, "chimera": P}.get(name, 1)
         for M in (least, least + step, least + 2 * step, least + 7 * step, 4 * P):
             expected = [PLAIN[name](P, M, rank) for rank in range(P)]
             assert lines(elaborate(TREES[name], {"P": P, "M": M})) == expected, (name, P, M)
@@ -291,8 +305,8 @@ def test_rules_with_a_third_size(third: int) -> None:
 
 def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
     third = next((p.name for p in TREES[name].parameters if p.role in ("chunks", "segments", "count")), "")
-    for P in (1, 2, 3, 4, 5, 8):
-        for M in (1, 2, 3, 4, 5, 7, 8, 10, 15, 16):
+    for P in range(2, 17, 2) if name == "chimera" else (1, 2, 3, 4, 5, 8):
+        for M in sorted({1, 2, 3, 4, 5, 7, 8, 10, 15, 16, P}):
             for value in (1, 2, 3) if third else (0,):
                 sizes = {"P": P, "M": M, **({third: value} if third else {})}
                 if (schedule := unless_refused(name, sizes)) is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope, Value
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -32,12 +32,16 @@ _CHUNK_MASK = (1 << (_MICROBATCH_SHIFT - _CHUNK_SHIFT)) - 1
 
 @dataclass(frozen=True)
 class Item:
-    """One op of the text. ``half``: 1 the first op of a pair, 2 the second, 0 a single op."""
+    """One op of the text. ``half``: 1 the first op of a pair, 2 the second, 0 a single op.
+
+    computed: whether it stands in a computed order, so that its place in the text is not where it runs.
+    """
 
     kind: OpKind
     phase: str
     span: Span
     half: int
+    computed: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Rows:
     def per_lane(self, lanes: int) -> Int64:
         spread: Int64 = np.broadcast_to(np.asarray(self.counts, np.int64), (lanes,))
         return spread
+
+
+def pack_like(codes: Int64, item: int) -> Int64:
+    """Rows of another item, each with the chunk and the microbatch of one of ``codes``."""
+    return (codes & ~_ITEM_MASK) | item
 
 
 def unpack(codes: Int64) -> tuple[Int64, Int64, Int64]:
@@ -67,6 +76,8 @@ class Expander:
     rows: int = 0
     findings: list[Diagnostic] = field(default_factory=list)
     """Faults found so far; what follows a fault is still looked at."""
+    computed: bool = False
+    """Whether the statement being expanded is in a computed order."""
 
     def __post_init__(self) -> None:
         held = (self.placement.stage_of_chunk >= 0).sum(axis=1).astype(np.int64)
@@ -112,6 +123,8 @@ class Expander:
                 return [self._loop(statement, value(stop, scope) - first_value, first_value, body, scope, phase)]
             case t.If():
                 return [self._if(statement, scope, phase)]
+            case _:
+                raise CompilerBug("expand", f"{type(statement).__name__} outside of a rank block's computed order")
 
     def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> Rows:
         self.rows += scope.lanes
@@ -119,7 +132,7 @@ class Expander:
             message = f"the schedule has more than {MAX_OPS:,} ops"
             self.evaluator.fail("S120", message, op.span, help="use smaller sizes")
         code: Value = len(self.items)
-        self.items.append(Item(OpKind[op.kind], phase, op.span, half))
+        self.items.append(Item(OpKind[op.kind], phase, op.span, half, self.computed))
         code = code + ((self._chunk(op, scope) + 1) << _CHUNK_SHIFT)
         if op.microbatch is not None:
             code = code + ((self._microbatch(op, op.microbatch, scope) + 1) << _MICROBATCH_SHIFT)

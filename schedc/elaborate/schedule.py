@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.check import check
+from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.elaborate.choose import WrittenOrder, number_of_choices, place_computed
+from schedc.elaborate.computed import ComputedExpander
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
-from schedc.elaborate.expand import Expander, Item, unpack
+from schedc.elaborate.expand import Item, unpack
 from schedc.elaborate.numbering import Unnumbered, number
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
@@ -24,9 +27,10 @@ _SHOWN = 10
 """Findings of one kind that are reported; more of them help nobody."""
 
 
-def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
+def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
     """The order of every rank at ``sizes`` (missing ones take their defaults).
 
+    costs: what a `policy` orders by; no other order depends on them. Default: unit costs.
     Raises `DiagnosticError` with codes S1. Whether the order is complete and runs is for `verify` to say.
     """
     if findings := check(tree):
@@ -37,9 +41,20 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     ranks, microbatches = bound[role(tree, "ranks").name], bound[role(tree, "microbatches").name]
     parts = segments(tree, bound)
     placement = in_segments(build_placement(tree.places[0], ranks, microbatches, evaluator, scope), parts)
-    block = tree.ranks[0]
+    orders = [_written(tree, evaluator, placement, scope, choice) for choice in range(number_of_choices(tree.ranks[0]))]
+    schedule = place_computed(orders, costs or Costs(), tree.source)
+    if findings := out_of_order(schedule, parts):
+        raise DiagnosticError(findings[:_SHOWN])
+    return schedule
+
+
+def _written(
+    tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, scope: Scope, choice: int
+) -> WrittenOrder:
+    """The ops as they stand in the text, with one choice of a `policy`, and what is to be computed of them."""
+    block, ranks = tree.ranks[0], placement.ranks
     every = np.arange(ranks, dtype=np.int64)
-    expander = Expander(evaluator, placement)
+    expander = ComputedExpander(evaluator, placement, choice=choice)
     rows = expander.body(block.body, Scope(ranks, {block.variable: every, RANK: every}, scope), "")
     if expander.findings:
         raise DiagnosticError(expander.findings[:_SHOWN])
@@ -47,9 +62,7 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> Schedule:
     written = _written_for(tree, evaluator, placement, scope)
     schedule = _assemble(tree, evaluator, placement, expander.items, rows.codes, starts, written)
     schedule = schedule if written is None else _without_the_missing(schedule, placement)
-    if findings := out_of_order(schedule, parts):
-        raise DiagnosticError(findings[:_SHOWN])
-    return schedule
+    return WrittenOrder(schedule, expander.rule, np.array([item.computed for item in expander.items], bool))
 
 
 def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:

@@ -139,6 +139,42 @@ class Build(Transformer[Token, t.FileTree]):
         otherwise = () if other[-1] is None else other[-1][0] if isinstance(other[-1], tuple) else (other[-1],)
         return t.If(condition, block[0], otherwise, span_of(word).to(condition.span))
 
+    # ---- orders that are computed
+
+    def slot(self, op: t.OpItem, _: Token, slot: t.Expr) -> t.SlotItem:
+        return t.SlotItem(op, slot, op.span.to(slot.span))
+
+    def timed(self, word: Token, fill: t.Fill | None, block: tuple[Any, Span]) -> t.Timed:
+        return t.Timed(fill, block[0], span_of(word).to(fill.span) if fill else span_of(word))
+
+    def fill(self, word: Token, op: t.OpItem, within: t.Expr | None) -> t.Fill:
+        return t.Fill(op, within, span_of(word).to((within or op).span))
+
+    def policy(self, word: Token, *parts: t.Choice | Token) -> t.Policy:
+        return t.Policy(tuple(part for part in parts if isinstance(part, t.Choice)), span_of(word))
+
+    def choice(self, prefer: tuple[Any, ...] | None, *parts: Any) -> t.Choice:
+        wishes, caps, (body, end) = prefer or (), parts[:-1], parts[-1]
+        first = next((part.span for part in (*wishes, *caps) if not isinstance(part, Token)), end)
+        signs = tuple(str(part) for part in wishes if isinstance(part, Token))
+        return t.Choice(tuple(p for p in wishes if not isinstance(p, Token)), signs, caps, body, first)
+
+    def prefer(self, _: Token, *wishes: Any) -> tuple[Any, ...]:
+        return wishes
+
+    def cap(self, word: Token, *parts: Any) -> t.Cap:
+        sign, most = parts[-2:]
+        freed = parts[2] if len(parts) > 3 else None
+        return t.Cap(parts[0], freed, most, str(sign), span_of(word).to(most.span))
+
+    def mark(self, word: Token, *index: Any) -> t.OpItem:
+        if index:
+            chunk, close = index
+            return self.op_index(word, chunk, close, None)
+        return self.op_digit(word, None) if word.type == "OP_DIGIT" else self.op_whole(word, None)
+
+    marks = pair
+
     # ---- values
 
     def integer(self, number: Token) -> t.Int:

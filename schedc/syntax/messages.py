@@ -12,14 +12,18 @@ from schedc.source import Source
 from schedc.syntax.tokens import span_of
 
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
-             "when", "phase", "repeat", "for", "in", "if", "else", "and", "or", "not")  # fmt: skip
+             "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",
+             "cap", "and", "or", "not")  # fmt: skip
 
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"REQUIRE", "PLACE", "ORDER", "RANK", "EXPECT", "FN", "LET"}),
         "another part of the schedule",
     ),
-    (frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "OP", "OP_DIGIT"}), "an op or another statement"),
+    (
+        frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "OP", "OP_DIGIT"}),
+        "an op or another statement",
+    ),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS", "NOT"}), "a value"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS"}), "a value"),
     (frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "IF"}), "an operator"),
@@ -33,7 +37,7 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
 _SINGLE = {
     "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
     "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "IF_BLOCK": "`if`",
-    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "$END": "the end of the file",
+    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "$END": "the end of the file",
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ _MAX_ERRORS = 10
 _MAX_RECOVERIES = 50
 
 _RESUME = frozenset(
-    {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE", "SCHEDULE", "RBRACE",
-     "OP", "OP_DIGIT"}
+    {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE",
+     "SCHEDULE", "RBRACE", "OP", "OP_DIGIT"}
 )  # fmt: skip
 """Tokens that begin something of their own: parsing goes on there after an error."""
 

@@ -72,6 +72,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     tokens = Tokens([])
     tokens.items = _without_loose_docs(list(_known(_without_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
+    _tell_fills_apart(tokens.items)
     _match_brackets(tokens, source)
     if deep := _too_deep(tokens, source):
         tokens.findings, tokens.fatal = [deep], True
@@ -154,6 +155,13 @@ def _tell_ifs_apart(items: list[Token]) -> None:
             for opened in open_ifs:
                 items[opened] = Token.new_borrow_pos("IF_BLOCK", "if", items[opened])
             open_ifs.clear()
+
+
+def _tell_fills_apart(items: list[Token]) -> None:
+    """Turn each `fill` behind `timed` into FILL: phases are often called so."""
+    for i, token in enumerate(items[1:], 1):
+        if token == "fill" and items[i - 1].type == "TIMED":
+            items[i] = Token.new_borrow_pos("FILL", "fill", token)
 
 
 def _match_brackets(tokens: Tokens, source: Source) -> None:

@@ -136,7 +136,67 @@ class Phase:
     span: Span
 
 
-Statement = OpItem | PairItem | Let | For | Repeat | If | Phase
+@dataclass(frozen=True, slots=True)
+class SlotItem:
+    """``F0 at 2*r``: one op of a timed block, and its slot."""
+
+    op: OpItem
+    slot: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """``fill W within n``: a W for every I, wherever its rank would wait, and at most n activations held."""
+
+    op: OpItem
+    within: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """``timed { F0 at 2*r ... }``: each rank runs the ops of the body in the order of their slots."""
+
+    fill: Fill | None
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """``cap F - B <= n``: F runs only where it leaves at most n more F than B behind."""
+
+    counted: OpItem
+    freed: OpItem | None
+    most: Expr
+    comparison: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to order the ops of ``body``: by what is preferred under caps; without both, as written.
+
+    ``comparisons``: the signs between the preferred ops, as written.
+    """
+
+    prefer: tuple[OpItem | PairItem, ...]
+    comparisons: tuple[str, ...]
+    caps: tuple[Cap, ...]
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``policy prefer B > F { ... } or { ... }``: the choice that takes the least time under the costs."""
+
+    choices: tuple[Choice, ...]
+    span: Span
+
+
+Statement = OpItem | PairItem | Let | For | Repeat | If | Phase | SlotItem | Timed | Policy
 
 
 @dataclass(frozen=True, slots=True)

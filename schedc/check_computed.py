@@ -1,0 +1,102 @@
+"""Where `timed` and `policy` may stand, and what they may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from schedc.diagnostics import Diagnostic, Label
+from schedc.source import Source, Span
+from schedc.syntax import tree as t
+
+Computed = t.Timed | t.Policy
+
+
+def misplaced(block: t.RankBlock, source: Source) -> list[Diagnostic]:
+    """All that is wrong with the form of a rank block's computed order (S126).
+
+    There is at most one, which stands in the block itself or is the whole of a phase of it, so that every rank
+    runs it once; a `timed` block is all the block has. Only there ops have slots.
+    """
+
+    def finding(message: str, span: Span, help: str = "") -> Diagnostic:
+        return Diagnostic("S126", message, Label(span), help=help, source=source)
+
+    top = [inner for statement in block.body for inner in _opened(statement)]
+    computed = [statement for statement in top if isinstance(statement, Computed)]
+    found = [finding("another computed order in one rank block", extra.span) for extra in computed[1:]]
+    found += [
+        finding("a computed order inside of another statement", deep.span, "move it out to the rank block")
+        for deep in _deep(block.body, 0)
+    ]
+    if any(isinstance(statement, t.Timed) for statement in computed):
+        found += [
+            finding("an order beside a `timed` block", other.span, "give every op a slot in the block")
+            for other in top
+            if not isinstance(other, t.Let | Computed)
+        ]
+    for statement in computed[:1]:
+        if isinstance(statement, t.Timed):
+            found += [finding(*fault) for fault in _in_timed(statement)]
+        else:
+            found += [finding(*fault) for fault in _in_policy(statement)]
+    loose = [s for s in _all(block.body) if isinstance(s, t.SlotItem)] if not computed else []
+    found += [finding("`at` outside of a `timed` block", item.span) for item in loose]
+    return found
+
+
+def _opened(statement: t.Statement) -> tuple[t.Statement, ...]:
+    """The statement, or of a phase that is one computed order that order."""
+    alone = isinstance(statement, t.Phase) and len(statement.body) == 1 and isinstance(statement.body[0], Computed)
+    return statement.body if isinstance(statement, t.Phase) and alone else (statement,)
+
+
+def _inside(statement: t.Statement) -> tuple[t.Statement, ...]:
+    match statement:
+        case t.If(then=then, otherwise=otherwise):
+            return then + otherwise
+        case t.Policy(choices=choices):
+            return tuple(inner for choice in choices for inner in choice.body)
+        case t.Phase(body=body) | t.Repeat(body=body) | t.For(body=body) | t.Timed(body=body):
+            return body
+        case _:
+            return ()
+
+
+def _all(statements: Sequence[t.Statement]) -> Iterator[t.Statement]:
+    for statement in statements:
+        yield statement
+        yield from _all(_inside(statement))
+
+
+def _deep(statements: Sequence[t.Statement], depth: int) -> Iterator[Computed]:
+    """The computed orders that are not at the top."""
+    for statement in statements:
+        for inner in _opened(statement) if depth == 0 else (statement,):
+            if depth > 0 and isinstance(inner, Computed):
+                yield inner
+            yield from _deep(_inside(inner), depth + 1)
+
+
+def _in_timed(timed: t.Timed) -> Iterator[tuple[str, Span, str]]:
+    for item in _all(timed.body):
+        if isinstance(item, t.OpItem | t.PairItem):
+            what = "an op" if isinstance(item, t.OpItem) else "a pair"
+            yield f"{what} without a slot in a `timed` block", item.span, "write for example F at 2*m + r"
+        elif isinstance(item, t.SlotItem) and timed.fill is not None and item.op.kind == "W":
+            yield "a W with a slot where `fill` places them", item.span, "leave the W out, or `fill`"
+    if timed.fill is not None and (timed.fill.op.kind != "W" or timed.fill.op.chunk is not None):
+        yield "`fill` places weight gradients of any chunk", timed.fill.op.span, "write `fill W`"
+
+
+def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
+    for choice in policy.choices:
+        if any(sign != ">" for sign in choice.comparisons):
+            yield "preferred ops are separated by `>`", choice.span, "write for example prefer B > F > W"
+        for cap in choice.caps:
+            if cap.comparison != "<=":
+                yield f"a cap with `{cap.comparison}`", cap.span, "write for example cap F - B <= P - r"
+        yield from (
+            ("`at` outside of a `timed` block", item.span, "")
+            for item in _all(choice.body)
+            if isinstance(item, t.SlotItem)
+        )

@@ -1,0 +1,73 @@
+"""Of the ways in which a computed order can be placed, the one that takes the least time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.elaborate.dispatch import MAX_DISPATCHED, Ran, Rule, dispatch, reordered
+from schedc.ir.schedule import Schedule
+from schedc.source import Source
+from schedc.syntax import tree as t
+
+
+@dataclass(frozen=True)
+class WrittenOrder:
+    """The ops as they stand in the text. Those of the ``computed`` items ([spans]) go by ``rule``, if there is one."""
+
+    schedule: Schedule
+    rule: Rule | None
+    computed: npt.NDArray[np.bool_]
+
+
+def number_of_choices(block: t.RankBlock) -> int:
+    """The choices of the `policy` of a rank block; 1 where there is none."""
+    inner = [
+        s for statement in block.body for s in (statement.body if isinstance(statement, t.Phase) else (statement,))
+    ]
+    return next((len(statement.choices) for statement in inner if isinstance(statement, t.Policy)), 1)
+
+
+def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source) -> Schedule:
+    """The order that runs in the least time under ``costs``; of several the first.
+
+    An order that cannot run is left out. If none can, the first is given back as written where the fault is in the
+    text, for `verify` to say which; where it is the rule's, that is S128.
+    """
+    if len(orders) == 1 and orders[0].rule is None:
+        return orders[0].schedule
+    runs = [_run(order, order.rule, costs, source) for order in orders]
+    best = min((ran.makespan for ran in runs if ran.complete), default=None)
+    for order, ran in zip(orders, runs, strict=True):
+        if ran.complete and ran.makespan == best:
+            return order.schedule if order.rule is None else reordered(order.schedule, ran)
+    first = orders[0]
+    if first.rule is not None and _run(first, None, costs, source).complete:
+        raise DiagnosticError([_stuck(first, runs[0], source)])
+    return first.schedule
+
+
+def _run(order: WrittenOrder, rule: Rule | None, costs: Costs, source: Source) -> Ran:
+    schedule = order.schedule
+    if len(schedule) > MAX_DISPATCHED:
+        message = f"an order of {len(schedule):,} ops cannot be computed; at most {MAX_DISPATCHED:,} can"
+        span = order.rule.span if order.rule is not None else schedule.spans[0]
+        raise DiagnosticError([Diagnostic("S120", message, Label(span), help="use smaller sizes", source=source)])
+    computed = order.computed[schedule.span] if order.computed.size else np.zeros(0, bool)
+    return dispatch(schedule, computed.tolist(), rule, costs)
+
+
+def _stuck(order: WrittenOrder, ran: Ran, source: Source) -> Diagnostic:
+    """What to say of a rule under which all ranks come to wait."""
+    assert order.rule is not None
+    left = set(range(len(order.schedule))) - {row for rank in ran.cells for cell in rank for row in cell}
+    where = ", ".join(f"{name} = {value}" for name, value in order.schedule.sizes.items())
+    message = f"under this rule all ranks come to wait, {len(left)} ops before the end, for {where}"
+    help = "raise the limit, or write the ops in an order that keeps within it"
+    waiting = Label(order.schedule.spans[order.schedule.span[min(left)]], "the first op of the text that never runs")
+    return Diagnostic("S128", message, Label(order.rule.span), (waiting,), help=help, source=source)

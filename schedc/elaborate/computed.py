@@ -1,0 +1,117 @@
+"""Orders that are computed: `timed` blocks sorted by slot, and what `fill` and `policy` ask of the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.elaborate.dispatch import InTurn, Limit, Mark, Preferred, Rule
+from schedc.elaborate.evaluate import RANK, Scope, Value
+from schedc.elaborate.expand import Expander, Item, Rows, pack_like, unpack
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int64
+from schedc.syntax import tree as t
+
+
+@dataclass
+class ComputedExpander(Expander):
+    """An expander that also knows computed orders. ``choice``: which choice of a policy is expanded.
+
+    rule: afterwards, how the ops of the computed order find their places; None if they stand as written.
+    """
+
+    choice: int = 0
+    rule: Rule | None = None
+    _slots: bool = False
+    """Whether the rows made are the slots of ops, and not the ops."""
+
+    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[Rows]:
+        match statement:
+            case t.SlotItem(op=op, slot=slot):
+                if not self._slots:
+                    return [self._op(op, scope, phase, 0)]
+                value = self.evaluator.value(slot, scope)
+                return [Rows(np.full(scope.lanes, value) if isinstance(value, int) else value, 1)]
+            case t.Timed():
+                return [self._timed(statement, scope, phase)]
+            case t.Policy():
+                return [self._policy(statement, scope, phase)]
+            case _:
+                return super()._statement(statement, scope, phase)
+
+    # ---- slots
+
+    def _timed(self, timed: t.Timed, scope: Scope, phase: str) -> Rows:
+        """The ops of every rank by slot; where they are filled up, a W behind every I for the dispatcher to move."""
+        self.computed = timed.fill is not None
+        rows = self.body(timed.body, scope.inside(), phase)
+        self.computed, self._slots = False, True
+        slots = self.body(timed.body, scope.inside(), phase).codes
+        self._slots = False
+        counts = rows.per_lane(scope.lanes)
+        lane = np.repeat(np.arange(scope.lanes), counts)
+        order = np.lexsort((slots, lane))
+        self._collisions(rows.codes[order], slots[order], lane)
+        codes = rows.codes[order]
+        if timed.fill is None:
+            return Rows(codes, counts)
+        within = None if timed.fill.within is None else self.evaluator.value(timed.fill.within, scope)
+        self.rule = InTurn(timed.fill.span, None if within is None else _per_rank(within, scope))
+        return self._with_weights(codes, counts, lane, Item(OpKind.W, phase, timed.fill.span, 0, computed=True))
+
+    def _with_weights(self, codes: Int64, counts: Int64, lane: Int64, weight: Item) -> Rows:
+        """A W of the same chunk and microbatch behind every I."""
+        self.items.append(weight)
+        kinds = np.array([item.kind for item in self.items])
+        split = np.flatnonzero(kinds[unpack(codes)[0]] == OpKind.I)
+        added = np.bincount(lane[split], minlength=counts.size)
+        filled = np.insert(codes, split + 1, pack_like(codes[split], len(self.items) - 1))
+        self.rows += split.size
+        return Rows(filled, counts + added)
+
+    def _collisions(self, codes: Int64, slots: Int64, lane: Int64) -> None:
+        """Refuse two ops of one rank in one slot; reported at the second, for the first slot that has two."""
+        same = np.flatnonzero((slots[1:] == slots[:-1]) & (lane[1:] == lane[:-1]))
+        if same.size:
+            first, second = (self.items[item] for item in unpack(codes[same[0] : same[0] + 2])[0].tolist())
+            slot, rank = int(slots[same[0]]), int(lane[same[0]])
+            message = f"{first.kind.name} and {second.kind.name} are both in slot {slot}"
+            help = "an op takes its slot alone; shift one of them"
+            self.evaluator.fail("S127", message, second.span, help=help, rank=rank)
+
+    # ---- policies
+
+    def _policy(self, policy: t.Policy, scope: Scope, phase: str) -> Rows:
+        choice = policy.choices[self.choice]
+        if choice.prefer or choice.caps:
+            wishes = tuple(self._wish(wish, scope) for wish in choice.prefer)
+            limits = tuple(
+                Limit(
+                    self._mark(cap.counted, scope),
+                    None if cap.freed is None else self._mark(cap.freed, scope),
+                    _per_rank(self.evaluator.value(cap.most, scope), scope),
+                )
+                for cap in choice.caps
+            )
+            self.rule = Preferred(policy.span, wishes, limits)
+        self.computed = self.rule is not None
+        rows = self.body(choice.body, scope.inside(), phase)
+        self.computed = False
+        return rows
+
+    def _wish(self, wish: t.OpItem | t.PairItem, scope: Scope) -> tuple[Mark, ...]:
+        """One preferred op, or the forward and the backward of a pair."""
+        ops: Sequence[t.OpItem] = (wish,) if isinstance(wish, t.OpItem) else (wish.first, wish.second)
+        return tuple(self._mark(op, scope) for op in sorted(ops, key=lambda op: op.kind != "F"))
+
+    def _mark(self, op: t.OpItem, scope: Scope) -> Mark:
+        chunk = None if op.chunk is None else _per_rank(self._chunk(op, scope), scope)
+        return Mark(OpKind[op.kind], chunk)
+
+
+def _per_rank(value: Value, scope: Scope) -> tuple[int, ...]:
+    """The value for each rank; the lanes at the top of a rank block are the ranks in order."""
+    ranks = np.asarray(scope.lookup(RANK))
+    return tuple(np.broadcast_to(np.asarray(value, np.int64), ranks.shape).tolist())

@@ -1,0 +1,156 @@
+"""Computed orders: slots, filled patterns and policies, against a simulation of their rules and by their promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from schedc.compiler import legal_schedule
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.ir.schedule import Schedule
+from schedc.library import open_schedule
+from schedc.source import Source
+from schedc.syntax.parser import parse
+from schedc.syntax.tree import ScheduleTree
+
+
+def tree_of(body: str, place: str = "linear", head: str = "") -> ScheduleTree:
+    """A schedule whose rank block begins on line 2."""
+    text = f"schedule a(P: ranks = 2, M: microbatches = 2) {{ {head} place {place} rank r {{\n{body}\n}} }}"
+    return parse(Source("test.sched", text)).schedules[0]
+
+
+def orders(schedule: Schedule) -> list[list[str]]:
+    return [[str(op) for op in schedule.ops(rank)] for rank in range(schedule.ranks)]
+
+
+def findings(body: str, place: str = "linear", **sizes: int) -> tuple[Diagnostic, ...]:
+    with pytest.raises(DiagnosticError) as caught:
+        elaborate(tree_of(body, place), sizes)
+    return caught.value.diagnostics
+
+
+# Slots.
+
+
+def test_ops_run_in_the_order_of_their_slots() -> None:
+    made = elaborate(tree_of("phase all timed { for m in 0 ..< M { B at 9 - r + 2*m  F at 2*m + r } }"), {})
+    assert orders(made) == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    assert {op.phase for op in made.ops(0)} == {"all"}
+    late = elaborate(tree_of("timed { for m in 0 ..< M { F @ 1-m at -2*m  B @ m at 9+m } }"), {})
+    assert orders(late)[0] == ["0F0", "0F1", "0B0", "0B1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "position", "said"),
+    [
+        ("timed { F at r  F at 0 }", ("S127", 2, 17), "F and F are both in slot 0 for rank 0, P = 2, M = 2"),
+        ("repeat M { F at 1 }", ("S126", 2, 12), "outside"),
+        ("timed { F at 0  B }", ("S126", 2, 17), "without a slot"),
+        ("F  timed { B at 0 }", ("S126", 2, 1), "beside"),
+        ("repeat M { timed { F at 0 } }", ("S126", 2, 12), "inside"),
+        ("timed { F at 0 } timed { B at 0 }", ("S126", 2, 18), "another"),
+        ("timed fill W { I at 0  W at 1 }", ("S126", 2, 24), "fill"),
+        ("timed fill B { I at 0 }", ("S126", 2, 12), "write `fill W`"),
+        ("policy prefer F < B { F }", ("S126", 2, 15), "prefer B > F"),
+        ("policy cap F >= 2 { F }", ("S126", 2, 8), "cap F - B"),
+        ("policy { F at 2 }", ("S126", 2, 10), "outside"),
+        ("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }", ("S128", 2, 7), "all ranks come to wait, 12 ops"),
+        ("policy cap F - B <= 0 { repeat M { F  B } }", ("S128", 2, 1), "8 ops before the end, for P = 2, M = 2"),
+        ("timed { F at q }", ("S101", 2, 14), ""),
+        ("timed fill W within q { F at 1 }", ("S101", 2, 21), ""),
+        ("policy prefer F1 > B cap F <= q { F }", ("S110", 2, 16), ""),
+        ("policy prefer F & W { F }", ("S108", 2, 15), ""),
+        ("timed F at 0", ("S001", 2, 7), "`{`"),
+        ("policy cap F - { F }", ("S001", 2, 16), "an op"),
+    ],
+)
+def test_faults(body: str, position: tuple[str, int, int], said: str) -> None:
+    first = findings(body)[0]
+    assert first.position == position
+    assert said in first.message + first.help
+
+
+def test_an_incomplete_order_is_left_to_the_checks_of_every_order() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        legal_schedule(tree_of("timed fill W { repeat r == 0 { F at 0  I at 9 } }", head="require M == 1"), {"M": 1})
+    assert {d.code[:2] for d in caught.value.diagnostics} == {"S2"}
+
+
+# Filled patterns, against a simulation slot by slot.
+
+Slots = Callable[[int, int], tuple[int, int, int, int]]
+
+
+def vhalf(P: int, r: int) -> tuple[int, int, int, int]:
+    """The authors' offsets of F0, F1, I1 and I0."""
+    q = 0 if P % 2 else 3
+    return 2 * r, 3 * P - r - 2, 3 * P + q + 2 * r - 1, 6 * P + q - r - 2
+
+
+def vmin(P: int, r: int) -> tuple[int, int, int, int]:
+    q = 0 if P % 3 else 2
+    return r, 2 * P - 1 - r, 2 * P + q + r, 4 * P + q - 1 - r
+
+
+Op = tuple[str, int, int]
+
+
+def needs(op: Op, last: int) -> list[Op]:
+    kind, stage, microbatch = op
+    if kind == "F":
+        return [("F", stage - 1, microbatch)] if stage else []
+    return [("F", stage, microbatch), *([("I", stage + 1, microbatch)] if stage < last else [])]
+
+
+def filled(P: int, M: int, slots: Slots, most: int) -> list[list[str]]:
+    """Every rank in every slot: the next op of its pattern, else its oldest W, else the op behind the next."""
+    last = 2 * P - 1
+    turns: list[list[Op]] = []
+    for r in range(P):
+        named = zip(slots(P, r), (("F", r), ("F", last - r), ("I", last - r), ("I", r)), strict=True)
+        turns.append([op for _, op in sorted((6 * m + at, (k, s, m)) for at, (k, s) in named for m in range(M))])
+    done: dict[Op, int] = {}
+    weights: list[list[Op]] = [[] for _ in turns]
+    ran: list[list[Op]] = [[] for _ in turns]
+    now = 0
+    while any(turns) or any(weights):
+        started = []
+        for r, turn in enumerate(turns):
+            ready = {op for op in turn[:2] if all(done.get(n, now) < now for n in needs(op, last))}
+            op = choose(turn, weights[r], ran[r], ready, most)
+            if op is not None:
+                started.append((r, op))
+        for r, op in started:
+            (weights[r] if op[0] == "W" else turns[r]).remove(op)
+            weights[r] += [("W", *op[1:])] if op[0] == "I" else []
+            ran[r].append(op)
+            done[op] = now
+        now += 1
+        assert started or now == 1
+    return [[f"{stage}{kind}{microbatch}" for kind, stage, microbatch in rank] for rank in ran]
+
+
+def choose(turn: Sequence[Op], weights: Sequence[Op], ran: Sequence[Op], ready: set[Op], most: int) -> Op | None:
+    held, flying = (sum((op[0] == "F") - (op[0] == kind) for op in ran) for kind in "WI")
+    if turn and turn[0] in ready and (turn[0][0] != "F" or held < most):
+        return turn[0]
+    if weights:
+        return weights[0]
+    if len(turn) > 1 and turn[0][:2] != turn[1][:2] and turn[1] in ready:
+        room = held < most and flying + (turn[0][0] == "F") < most
+        return turn[1] if room or turn[1][0] != "F" else None
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "most"),
+    [("vhalf", vhalf, lambda P: 2 * (P // 2) + 2), ("vmin", vmin, lambda P: 2 * ((P + 1) // 3) + 2)],
+)
+def test_a_filled_pattern_is_what_its_rule_says(name: str, slots: Slots, most: Callable[[int], int]) -> None:
+    tree = open_schedule(name)
+    for P in (1, 2, 3, 4, 5, 6, 8):
+        for M in (1, 2, P, 2 * P + 1):
+            assert orders(elaborate(tree, {"P": P, "M": M})) == filled(P, M, slots, most(P)), (P, M)
