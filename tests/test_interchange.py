@@ -168,7 +168,7 @@ WRONG = {
     "lowered, sent to nobody": (lowered("1B1,", "1B1,1SEND_F1,"), [("S604", 2, 53)]),
     "lowered, sent too early": (lowered("0F0,0SEND_F0", "0SEND_F0,0F0"), [("S604", 1, 10)]),
     "lowered, received too late": (lowered("1RECV_F0,1F0", "1F0,1RECV_F0"), [("S604", 2, 10)]),
-    "reduced before the last backward": (lowered("1B1,1SEND_B1,1REDUCE_GRAD", "1REDUCE_GRAD,1B1,1SEND_B1"), [("S605", 2, 49)]),
+    "reduced too early": (lowered("1B1,1SEND_B1,1REDUCE_GRAD", "1REDUCE_GRAD,1B1,1SEND_B1"), [("S605", 2, 49)]),
     "never reduced": (lowered("0REDUCE_GRAD,", ""), [("S605", 1, 58)]),
     "reduced twice": (lowered("0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"), [("S605", 1, 75)]),
     "computes before its weights are there": (lowered("0UNSHARD,0F0", "0F0,0UNSHARD"), [("S605", 1, 1)]),

@@ -16,6 +16,7 @@ from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
 from schedc.cli.diff import diff
 from schedc.cli.export import export, import_command
+from schedc.cli.fmt import fmt
 from schedc.cli.layout import layout
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.report import report
@@ -63,6 +64,7 @@ for _command in (
     watch,
     export,
     import_command,
+    fmt,
     list_command,
     explain,
     report,

@@ -21,7 +21,7 @@ _PAGE = 120
 class Line:
     """A line before alignment.
 
-    parts: one text, or columns: of a one-line phase ``phase name``, what is repeated if anything is, and the block.
+    parts: one text, or columns, such as of a one-line phase ``phase name``, what is repeated if anything is, and the block.
     comment: what stands behind it. kind: the first token of a line with columns, else "".
     """
 
@@ -90,10 +90,17 @@ def _phases(run: list[tuple[str, ...]]) -> list[str]:
     return found
 
 
+def _loops(run: list[tuple[str, ...]]) -> list[str]:
+    """Neighbouring one-line loops with their blocks in one column."""
+    return [f"{head} {block}" for head, block in run] if len(run) == 1 else _two(2)(run)
+
+
 _COLUMNS: dict[str, Callable[[list[tuple[str, ...]]], list[str]]] = {
     "PHASE": _phases,
     "EXPECT": _two(2),
     "FN": _two(1),
+    "FOR": _loops,
+    "REPEAT": _loops,
 }
 """How a run of lines with columns is put together, by their first token."""
 

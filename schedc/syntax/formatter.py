@@ -7,8 +7,8 @@ author's; what the formatter decides is
 * braces: a block that spans lines opens at the end of a line and closes on a line of its own;
 * spaces: one around most operators, none around ``+ - * / // %`` where the author wrote none on either side, two
   between ops on a line, three between larger statements;
-* columns: in neighbouring one-line phases the names, the repeats and the blocks; what claims hold `when`; the `=` of
-  functions; comments behind neighbouring lines;
+* columns: in neighbouring one-line phases the names, the repeats and the blocks; the blocks of loops; what claims hold
+  `when`; the `=` of functions; comments behind neighbouring lines;
 * blank lines: at most one, none at the ends of a block.
 """
 
@@ -42,6 +42,8 @@ _GOES_ON = _TIGHT | {"COMPARISON", "AND", "OR", "IF", "ELSE", "WHEN", "COMMA", "
 """Tokens that cannot begin a statement: a line that starts with one goes on with the line before."""
 _COLUMN_AT = {"EXPECT": "WHEN", "FN": "EQUAL"}
 """Statements with a second column, by their first token, and the token that it begins with."""
+_WITH_BLOCK = ("PHASE", "FOR", "REPEAT")
+"""Statements whose block on the same line is a column."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,10 @@ def _columns(code: Sequence[Piece], start: int) -> list[int]:
     """Where the inner columns of a line begin: of a one-line phase what is repeated, if anything is, and the block."""
     if code[0].kind in _COLUMN_AT:
         return [at for at, piece in enumerate(code) if piece.kind == _COLUMN_AT[code[0].kind]][:1]
-    if code[0].kind != "PHASE" or code[-1].kind != "RBRACE" or code[-1].block:
+    if code[0].kind not in _WITH_BLOCK or code[-1].kind != "RBRACE" or code[-1].block:
         return []
     block = code[-1].partner - start
-    return [2, block] if block > 2 else [block]
+    return [2, block] if code[0].kind == "PHASE" and block > 2 else [block]
 
 
 def _join(pieces: Sequence[Piece], start: int, end: int) -> str:

@@ -1,0 +1,68 @@
+"""`schedc fmt`: .sched files in the house's layout."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+import click
+
+from schedc.cli.common import EPILOG, FINDINGS, print_findings
+
+
+@click.command(epilog=EPILOG)
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, allow_dash=True))
+@click.option("--check", is_flag=True, help="Write nothing; show what would change, and exit with 1 if anything would.")
+def fmt(files: tuple[Path, ...], check: bool) -> None:
+    """Format .sched FILES in place: their tokens and comments stay, only white space changes.
+
+    A folder stands for the .sched files below it, and - for standard input, whose result goes to standard output.
+    """
+    from schedc.diagnostics import Diagnostic, DiagnosticError
+
+    changed = 0
+    findings: list[Diagnostic] = []
+    for path in _files(files):
+        try:
+            changed += _format(path, check)
+        except DiagnosticError as error:
+            findings += error.diagnostics
+    if check and changed:
+        click.echo(f"{changed} file{'s' if changed > 1 else ''} would be formatted", err=True)
+    if findings:
+        print_findings(tuple(findings))
+    if findings or (check and changed):
+        sys.exit(FINDINGS)
+
+
+def _files(given: tuple[Path, ...]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for path in given:
+        found |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
+    return list(found)
+
+
+def _format(path: Path, check: bool) -> bool:
+    """Formats one file; whether it changed."""
+    from schedc.library import load
+    from schedc.source import Source
+    from schedc.syntax.formatter import format_source
+
+    standard = str(path) == "-"
+    source = Source("<stdin>", sys.stdin.read()) if standard else load(path.absolute())
+    source = Source(source.name if standard else str(path), source.text)
+    text = format_source(source)
+    changed = text.encode() != source.text.encode()
+    if check:
+        if changed:
+            lines = difflib.unified_diff(
+                source.text.splitlines(), text.splitlines(), source.name, f"{source.name} (formatted)", lineterm=""
+            )
+            click.echo("\n".join(lines))
+    elif standard:
+        click.echo(text, nl=False)
+    elif changed:
+        path.write_text(text, encoding="utf-8", newline="\n")
+        click.echo(f"formatted {path}", err=True)
+    return changed
