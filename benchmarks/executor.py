@@ -3,12 +3,14 @@
     python benchmarks/executor.py [--json]
 
 Instruction: one rank with four stages of its own and 16 microbatches, interleaved 1F1B, no communication. All three
-run the same stage modules in the same order: the hand-written loop calls them and `torch.autograd.backward`, nothing
-else; schedc and torch are measured as their users run them, from the batch to the loss. The figure is what each takes
-more than the loop, divided by the number of computed ops. Only a step is compared, so that all bookkeeping counts.
+run the same stage modules in the same order: the hand-written loop calls them and autograd's engine, nothing else, and
+is the fastest loop that we know (`torch.autograd.backward` would add some 10 us per backward); schedc and torch are
+measured as their users run them, from the batch to the loss. The figure is what each takes more than the loop, divided
+by the number of computed ops. Only a step is compared, so that all bookkeeping counts.
 
-Step: four processes over gloo, a small GPT, 1F1B and interleaved 1F1B, the same modules and data. Wall clock of a
-step, the two taking turns in the same processes; the ratio of the medians, rank 0's clock around a barrier.
+Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data. Wall clock of a
+step by rank 0's clock around a barrier, the two taking turns in the same processes, first one first and then the
+other; the median of the ratios of neighbouring steps, which a machine that gets slower or faster does not move.
 """
 
 from __future__ import annotations
@@ -19,29 +21,34 @@ import copy
 import io
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from schedc_runtime import Pipeline
 from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.partition import Partition, partition
+from schedc_runtime.placing import stages_on
 from schedc_runtime.testing import pool
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules
 
 import schedc
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
 
 STAGES, MICROBATCHES = 4, 16
-SCHEDULES = {"1f1b": ({}, 1), "interleaved_1f1b": ({"v": 2}, 2)}
+SCHEDULES: dict[str, tuple[dict[str, int], str]] = {
+    "gpipe": ({}, "ScheduleGPipe"),
+    "1f1b": ({}, "Schedule1F1B"),
+    "interleaved_1f1b": ({"v": 2}, "ScheduleInterleaved1F1B"),
+    "zbv": ({}, "ScheduleZBVZeroBubble"),
+    "dualpipev": ({}, "ScheduleDualPipeV"),
+}
+"""Our sizes and torch's class."""
 
 
 class Blocks(nn.Module):
@@ -74,7 +81,8 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
 def hand_written(modules: Sequence[nn.Module], program: Program) -> Callable[[Tensor, Tensor], None]:
     """The program's computation without a runtime: the ops of its one rank as a plain loop."""
     ops = [(OpKind(x.kind), x.stage, x.microbatch) for x in program.instructions(0)]
-    last = len(modules) - 1
+    last, one = len(modules) - 1, torch.ones(())
+    run_backward = torch.autograd.Variable._execution_engine.run_backward
 
     def step(batch: Tensor, targets: Tensor) -> None:
         parts, wanted = batch.chunk(program.microbatches), targets.chunk(program.microbatches)
@@ -89,25 +97,19 @@ def hand_written(modules: Sequence[nn.Module], program: Program) -> Callable[[Te
                 entered[stage, m] = x
                 left[stage, m] = squares(y, wanted[m]) / program.microbatches if stage == last else y
             else:
-                torch.autograd.backward(left.pop((stage, m)), grads.pop((stage + 1, m), None))
+                run_backward((left.pop((stage, m)),), (grads.pop((stage + 1, m), one),), False, False, (),
+                             allow_unreachable=True, accumulate_grad=True)  # fmt: skip
                 grads[stage, m] = entered.pop((stage, m)).grad
 
     return step
 
 
-def torch_schedule(modules: dict[int, nn.Module], ranks: int, count: int, loss_fn: Any, group: Any) -> Any:
+def torch_schedule(name: str, modules: dict[int, nn.Module], stages: int, count: int, loss_fn: Any) -> Any:
     """Torch's schedule over the stages that this rank holds."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-
-    chunks = len(modules)
-    stages = [
-        PipelineStage(module, index, chunks * ranks, torch.device("cpu"), group=group)
-        for index, module in modules.items()
-    ]
+    parts = [pipelining.PipelineStage(module, index, stages, torch.device("cpu")) for index, module in modules.items()]
+    make = getattr(schedules, name)
     with contextlib.redirect_stdout(io.StringIO()):
-        if chunks == 1:
-            return Schedule1F1B(stages[0], count, loss_fn=loss_fn)
-        return ScheduleInterleaved1F1B(stages, count, loss_fn=loss_fn)
+        return make(parts if issubclass(make, schedules.PipelineScheduleMulti) else parts[0], count, loss_fn=loss_fn)
 
 
 def plain_modules(cut: Partition) -> list[nn.Module]:
@@ -126,10 +128,11 @@ class _Single(nn.Module):
 
 
 def in_turns(repetitions: int, *functions: Callable[[], Any]) -> list[list[float]]:
-    """Seconds of every run of each function, the functions taking turns."""
+    """Seconds of every run of each function, the functions taking turns, forwards and backwards."""
     times: list[list[float]] = [[] for _ in functions]
-    for _ in range(repetitions):
-        for index, function in enumerate(functions):
+    turns = list(enumerate(functions))
+    for repetition in range(repetitions):
+        for index, function in turns if repetition % 2 else reversed(turns):
             start = time.perf_counter()
             function()
             times[index].append(time.perf_counter() - start)
@@ -144,7 +147,7 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
     cut = partition(copy.deepcopy(model), STAGES)
     batch, targets = torch.randn(2 * MICROBATCHES, 16), torch.randn(2 * MICROBATCHES, 16)
     loop = hand_written(plain_modules(cut), program)
-    peer = torch_schedule(dict(enumerate(plain_modules(cut))), 1, MICROBATCHES, squares, None)
+    peer = torch_schedule("ScheduleInterleaved1F1B", dict(enumerate(plain_modules(cut))), STAGES, MICROBATCHES, squares)
     pipe = Pipeline(model, program, loss_fn=squares)
     runs = [
         lambda: loop(batch, targets),
@@ -161,15 +164,15 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
 
 
 def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> dict[str, float]:
-    """Milliseconds of a step, ours and torch's; medians on rank 0's clock."""
+    """Medians on rank 0's clock: milliseconds of a step, ours and torch's, and the ratio of neighbouring steps."""
     torch.manual_seed(0)
-    sizes, chunks = SCHEDULES[schedule]
+    sizes, name = SCHEDULES[schedule]
     program = schedc.compile(schedule, P=world_size, M=8, **sizes)
     model = GPT(GPTConfig(width=128, blocks=8))
     cut = partition(copy.deepcopy(model), program.stages)
-    mine = [rank + chunk * world_size for chunk in range(chunks)]
     copies = plain_modules(cut)
-    peer = torch_schedule({i: copies[i] for i in mine}, world_size, 8, next_token_loss, None)
+    mine = {index: copies[index] for index in stages_on(program, rank)}
+    peer = torch_schedule(name, mine, program.stages, 8, next_token_loss)
     pipe = Pipeline(model, program, loss_fn=next_token_loss)
     batch, targets = torch.randint(0, 128, (16, 64)), torch.randint(0, 128, (16, 64))
 
@@ -179,14 +182,16 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
 
     def theirs() -> None:
         data = (batch,) if rank == 0 else ()
-        more = {"target": targets, "losses": []} if rank == world_size - 1 else {}
+        more = {"target": targets, "losses": []} if program.stages - 1 in mine else {}
         peer.step(*data, **more)
         dist.barrier()
 
     in_turns(3, ours, theirs)
-    a, b = (statistics.median(times) * 1e3 for times in in_turns(repetitions, ours, theirs))
+    times = in_turns(repetitions, ours, theirs)
     pipe.close()
-    return {"ours_ms": a, "torch_ms": b, "ratio": a / b}
+    ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
+    mine_ms, torch_ms = (1e3 * statistics.median(each) for each in times)
+    return {"ours_ms": mine_ms, "torch_ms": torch_ms, "ratio": ratio}
 
 
 def main() -> None:
