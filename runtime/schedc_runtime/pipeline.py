@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns, time_ns
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
-from schedc_runtime.binding import bind
-from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
@@ -25,12 +22,11 @@ from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, make_stages
-from schedc_runtime.signature import BatchRefused, Request, agree, arguments, microbatch_of, signature_of, split
+from schedc_runtime.prepared import Prepared
+from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
+from schedc_runtime.surroundings import evaluating, this_step_alone
 from schedc_runtime.transport import TransportError
-
-_SIGNATURES_KEPT = 16
-"""Bound streams kept, one per input signature and mode: batches of changing length must not grow without bound."""
 
 _AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
 """What every rank raises alike, with no message under way: the pipeline stays usable."""
@@ -96,8 +92,7 @@ class Pipeline:
         self._copied = [self._stages[rank][index] for rank in self._local for index in copied_stages(program, rank)]
         """The stages here that have a second copy on another rank."""
         self._evaluation: Program | None = None
-        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
-        self._boundaries: tuple[Boundary, ...] | None = None
+        self._prepared = Prepared(self.partition, self._stages, self._device)
         self._running: list[Executor] = []
         self._activity = "idle, between steps"
         self._steps = 0
@@ -137,7 +132,7 @@ class Pipeline:
         """The mean loss without training: the forward-only program, dropout off, nothing kept for a backward."""
         if self._evaluation is None:
             self._evaluation = forward_only(self.program)
-        with torch.no_grad(), self._evaluating():
+        with torch.no_grad(), evaluating(self._held()):
             return self._run("evaluate", self._evaluation, batch, targets, 1.0, False, False)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -237,9 +232,9 @@ class Pipeline:
         self._steps += 1
         with self._guarded(f"starting {call} {self._steps}"):
             signature = self._agree(call, batch, targets, scale)
-            executors = self._executors(program, *signature)
+            executors = self._prepared.executors(program, call, signature, self._network.transports)
             inputs, parts = self._split(batch, targets)
-        with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), self._this_step_alone():
+        with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
             self._running = executors
             for executor in executors:
                 executor.start(
@@ -264,49 +259,21 @@ class Pipeline:
         for stage in self._held():
             stage.check_empty()
 
-    def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> tuple[Any, str]:
-        """The batch's signature, known to all ranks, and the key of what is bound for it."""
+    def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> Any:
+        """The batch's signature, known to all ranks."""
         mine = Request(
             signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
             {"call": call, "scale": scale},
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call} {self._steps}", mine)
         requests = [Request(*answer) for answer in answers]
-        agreement = agree(requests, self.program.microbatches)
-        return agreement.batch, f"{call} {agreement.batch}"
-
-    def _executors(self, program: Program, signature: Any, key: str) -> list[Executor]:
-        if key not in self._bound:
-            args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-            boundaries = infer_boundaries(self.partition, args, kwargs)
-            self._bound[key] = (
-                boundaries,
-                [
-                    Executor(
-                        program,
-                        bind(program, rank, self._stages[rank], boundaries),
-                        self._network.transports[rank],
-                        self._device,
-                    )
-                    for rank in self._local
-                ],
-            )
-            while len(self._bound) > _SIGNATURES_KEPT:
-                self._bound.popitem(last=False)
-        self._bound.move_to_end(key)
-        boundaries, executors = self._bound[key]
-        if boundaries is not self._boundaries:
-            for stage in self._held():
-                stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
-            self._boundaries = boundaries
-        return executors
+        return agree(requests, self.program.microbatches)
 
     def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:
         """[M] tensors that enter the first stage and [M] targets; None where no stage here wants them."""
         microbatches, inputs, parts = self.program.microbatches, None, None
         if batch is not None and self._holds(0):
-            assert self._boundaries is not None
-            entry = self._boundaries[0]
+            entry = self._prepared.boundaries[0]
             pieces = split(batch, microbatches, self._device)
             inputs = [entry.pack(self.partition.bind(*arguments(piece))) for piece in pieces]
         if targets is not None and self._holds(self.program.stages - 1):
@@ -315,33 +282,6 @@ class Pipeline:
 
     def _holds(self, index: int) -> bool:
         return any(stage.index == index for stage in self._held())
-
-    @contextmanager
-    def _this_step_alone(self) -> Iterator[None]:
-        """What REDUCE sums must be this step's gradients: those of earlier steps have been summed then."""
-        if not torch.is_grad_enabled():
-            yield
-            return
-        copies = list({id(p): p for stage in self._copied for p in stage.module.parameters()}.values())
-        before = [parameter.grad for parameter in copies]
-        for parameter in copies:
-            parameter.grad = None
-        yield
-        for parameter, old in zip(copies, before, strict=True):
-            if old is not None:
-                parameter.grad = old if parameter.grad is None else old + parameter.grad
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """All modules in evaluation mode, and afterwards each as it was."""
-        modules = [(module, module.training) for stage in self._held() for module in stage.module.modules()]
-        for module, _ in modules:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module, training in modules:
-                module.training = training
 
     @contextmanager
     def _guarded(self, activity: str, *, partial: bool = False) -> Iterator[None]:
@@ -370,7 +310,6 @@ class Pipeline:
         told = self._ask_others(error) if echo else error
         self.control.publish_failure(not echo, f"{type(told).__name__}: {told}")
         self._forget()
-        self._bound.clear()  # the channels of what is bound hold messages of the step that failed
         self._network.abort()
         self._broken = "" if self._network.in_process else f"{type(told).__name__}: {told}"
         return told
@@ -387,9 +326,7 @@ class Pipeline:
 
     def _forget(self) -> None:
         """Drop everything of a step that will not be finished."""
-        for _, executors in self._bound.values():
-            for executor in executors:
-                executor.reset()
+        self._prepared.forget()
         for stage in self._held():
             stage.reset()
 

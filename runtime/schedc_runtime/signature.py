@@ -33,13 +33,6 @@ class Request(NamedTuple):
     call: Json
 
 
-class Agreement(NamedTuple):
-    """What all ranks then know: the signature of the batch and of the targets (None: nobody gave any)."""
-
-    batch: Json
-    targets: Json
-
-
 def signature_of(value: Any) -> Json:
     """The signature of a batch: nested tuples, lists and dicts of tensors and plain values."""
     if value is None:
@@ -55,8 +48,8 @@ def signature_of(value: Any) -> Json:
     return {"refused": type(value).__name__}
 
 
-def agree(requests: Sequence[Request], microbatches: int) -> Agreement:
-    """The agreement of all ranks' requests, by rank. Raises `BatchRefused`; equal arguments, equal outcome."""
+def agree(requests: Sequence[Request], microbatches: int) -> Json:
+    """The batch's signature, of all ranks' requests, by rank. Raises `BatchRefused`: for equal arguments alike."""
     for rank, request in enumerate(requests):
         if request.call != requests[0].call:
             raise BatchRefused(
@@ -77,7 +70,7 @@ def agree(requests: Sequence[Request], microbatches: int) -> Agreement:
             f"{first} and {second} differ in their first dimension, along which the batch is split",
             "give all tensors one batch dimension; make what is the same for every microbatch a buffer of the model",
         )
-    return Agreement(batch, targets)
+    return batch
 
 
 def split(value: Any, microbatches: int, device: torch.device) -> list[Any]:

@@ -1,0 +1,66 @@
+"""The executors of this process for each kind of batch: bound once per input signature, and kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from schedc.ir.program import Program
+from schedc_runtime.binding import bind
+from schedc_runtime.boundary import Boundary, infer_boundaries
+from schedc_runtime.executor import Executor
+from schedc_runtime.partition import Partition
+from schedc_runtime.placing import Held
+from schedc_runtime.signature import arguments, microbatch_of
+from schedc_runtime.transport import Transport
+
+_KEPT = 16
+"""Bound streams kept, one per input signature and program: batches of changing length must not grow without bound."""
+
+
+class Prepared:
+    """What has been bound so far. ``stages``: of each rank here; their boundaries are set to the last batch's."""
+
+    def __init__(self, partition: Partition, stages: Mapping[int, Held], device: torch.device) -> None:
+        self.partition, self.stages, self.device = partition, stages, device
+        self.boundaries: tuple[Boundary, ...] = ()
+        """[stages + 1] of the signature asked for last."""
+        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
+
+    def executors(
+        self, program: Program, call: str, signature: Any, transports: Mapping[int, Transport]
+    ) -> list[Executor]:
+        """Those of ``program`` for a batch of this signature, one per rank here; ``call`` tells programs apart."""
+        key = f"{call} {signature}"
+        if key not in self._bound:
+            self._bound[key] = self._bind(program, signature, transports)
+            while len(self._bound) > _KEPT:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        boundaries, executors = self._bound[key]
+        if boundaries is not self.boundaries:
+            for held in self.stages.values():
+                for stage in held.values():
+                    stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+            self.boundaries = boundaries
+        return executors
+
+    def forget(self) -> None:
+        """Drop all executors, with whatever they hold: after a failure their channels are out of step."""
+        for _, executors in self._bound.values():
+            for executor in executors:
+                executor.reset()
+        self._bound.clear()
+
+    def _bind(
+        self, program: Program, signature: Any, transports: Mapping[int, Transport]
+    ) -> tuple[tuple[Boundary, ...], list[Executor]]:
+        args, kwargs = arguments(microbatch_of(signature, program.microbatches))
+        boundaries = infer_boundaries(self.partition, args, kwargs)
+        return boundaries, [
+            Executor(program, bind(program, rank, held, boundaries), transports[rank], self.device)
+            for rank, held in self.stages.items()
+        ]
