@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,11 @@ from schedc.cli.common import EPILOG, USAGE, json_argument, print_findings, size
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
     from schedc.ir.schedule import Schedule
-    from schedc.layout import Balanced, LayerCosts, Layout
+    from schedc.layout import Balanced, LayerCosts, Model
+
+
+_SHOWN = 12
+"""Balanced layouts that are worked out to be compared; models seldom have more."""
 
 
 def _places(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str | list[int]:
@@ -57,6 +61,14 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The same as TOML (docs/layers.md); --cost overrides single values.",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(["rank", "makespan"]),
+    default="rank",
+    show_default=True,
+    help="With --auto or --at auto: least load of the largest rank, then of the largest stage; or, of the layouts that"
+    " trade these two against each other, the one with the shortest step.",
+)
 @click.option("--memory", type=float, help="With --auto or --at auto: the most that a rank may hold.")
 @click.option(
     "--against",
@@ -79,6 +91,7 @@ def layout(
     sizes: dict[str, int],
     cost_options: tuple[str, ...],
     cost_file: Path | None,
+    objective: str,
     memory: float | None,
     against: str,
     as_json: bool,
@@ -89,21 +102,27 @@ def layout(
     from it make the layout. With --schedule its makespan is compared with those of layers laid out by number.
     """
     from schedc.ir.placement import linear
-    from schedc.layout.compare import compare
-    from schedc.layout.parser import parse_layout
+    from schedc.layout import Model, even, padded, parse_layout
+    from schedc.layout.compare import compare, shortest
     from schedc.layout.report import to_json, to_text
 
     balanced = auto or at == "auto"
-    _check_usage(layout, layers, pad, balanced, schedule, stages, sizes, memory)
+    _check_usage(layout, layers, pad, balanced, schedule, stages, sizes, memory, objective)
     costs = _layer_costs(cost_options, cost_file)
     given = parse_layout(layout, dense=dense, layers=layers) if layout else None
     order = _legal(schedule, sizes) if schedule else None
     placement = order.placement if order else linear(stages or (len(given.stages) if given else 1), 1)
-    proof = None
+    proof, others = None, []
     if given is None:
         assert layers is not None
-        given, proof = _made(layers, dense, mtp, pad, None if balanced else at, order, placement, costs, memory)
-    comparison = compare(given, order, costs, _one_chunk(order, against)) if order else None
+        model = Model(layers, dense, mtp)
+        if balanced:
+            others = _balanced(model, placement, costs, pad, memory, order)
+            proof = shortest(others, order, costs) if objective == "makespan" and order else others[0]
+            given = proof.layout
+        else:
+            given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at)
+    comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
     facts = to_json(given, placement, costs, proof, comparison)
     click.echo(json.dumps(facts) if as_json else to_text(facts))
 
@@ -117,6 +136,7 @@ def _check_usage(
     stages: int | None,
     sizes: dict[str, int],
     memory: float | None,
+    objective: str,
 ) -> None:
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
@@ -125,6 +145,10 @@ def _check_usage(
         (schedule is not None and stages is not None, "--stages follows from --schedule"),
         (bool(sizes) and schedule is None, "-D needs --schedule"),
         (memory is not None and not (balanced and schedule), "--memory needs --auto or --at auto, and --schedule"),
+        (
+            objective == "makespan" and not (balanced and schedule),
+            "--objective makespan needs --auto or --at auto, and --schedule",
+        ),
         (memory is not None and not 0 <= memory < 1e15, "--memory is a number from 0"),
     )
     for is_wrong, message in wrong:
@@ -132,27 +156,16 @@ def _check_usage(
             raise click.UsageError(message)
 
 
-def _made(
-    layers: int,
-    dense: int | None,
-    mtp: int,
-    pad: int | None,
-    at: str | Sequence[int] | None,
-    order: Schedule | None,
-    placement: Placement,
-    costs: LayerCosts,
-    memory: float | None,
-) -> tuple[Layout, Balanced | None]:
-    """The layout by number, padded, or (``at`` is None) balanced, then with its proof."""
-    from schedc.layout import Model, balance, even, padded
+def _balanced(
+    model: Model, placement: Placement, costs: LayerCosts, pad: int | None, memory: float | None, order: Schedule | None
+) -> list[Balanced]:
+    """The best layout, and under a schedule the next ones that trade larger ranks for smaller stages."""
+    from schedc.layout import frontier
     from schedc.layout.compare import peaks
 
-    model = Model(layers, dense, mtp)
-    if at is None:
-        held = peaks(order).tolist() if order else None
-        best = balance(model, placement, costs, pad=pad, memory=memory, in_flight=held)
-        return best.layout, best
-    return (even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at)), None
+    held = peaks(order).tolist() if order else None
+    found = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=held)
+    return list(islice(found, _SHOWN if order else 1))
 
 
 def _legal(name: str, sizes: dict[str, int]) -> Schedule:

@@ -6,9 +6,10 @@ bisection, first for ranks, then for stages. That the one before it does not fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import lcm
 
 import numpy as np
@@ -32,6 +33,7 @@ class Balanced:
     largest_rank, largest_stage: time of one microbatch on the rank and in the stage with most, in the costs' unit.
     refuted_rank, refuted_stage: the next smaller loads that layers could add up to: no layout keeps every rank within
         the first, and none with this largest rank every stage within the second. None where there is no smaller one.
+    within: what has been asked of every stage before its ranks were balanced; None: nothing (see `frontier`).
     """
 
     layout: Layout
@@ -39,6 +41,7 @@ class Balanced:
     largest_stage: float
     refuted_rank: float | None
     refuted_stage: float | None
+    within: float | None = None
 
 
 def balance(
@@ -52,13 +55,31 @@ def balance(
 ) -> Balanced:
     """Place a model's layers on the stages of a placement, in order, so that the largest rank has least to do.
 
-    The load of a rank is the sum of its chunks. Embedding and head are in the first and the last stage; where there are
-    predictions, the head is alone in the last one. pad: fill the stages up to equally many places with so many
-    paddings: no stage then has more layers than places. memory: the most that a rank may hold, parameters and
-    activations, in the unit of the costs; in_flight: [stages] microbatches that each stage holds at its peak
-    (`schedc.layout.compare.peaks`). Peaks of the chunks of a rank are added, as if they came at one time.
+    The load of a rank is the sum of its chunks; of the layouts that are best by that, one with the least largest stage
+    is taken. Embedding and head are in the first and the last stage; where there are predictions, the head is alone in
+    the last one. pad: fill the stages up to equally many places with so many paddings: no stage then has more layers
+    than places. memory: the most that a rank may hold, parameters and activations, in the unit of the costs;
+    in_flight: [stages] microbatches that each stage holds at its peak (`schedc.layout.compare.peaks`). Peaks of the
+    chunks of a rank are added, as if they came at one time.
 
     Raises `DiagnosticError`: S143 where layers and stages do not go together, S406 where no layout keeps within memory.
+    """
+    return next(frontier(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight))
+
+
+def frontier(
+    model: Model,
+    placement: Placement,
+    costs: LayerCosts | None = None,
+    *,
+    pad: int | None = None,
+    memory: float | None = None,
+    in_flight: Sequence[int] | None = None,
+) -> Iterator[Balanced]:
+    """`balance`'s layout, then those with ever smaller stages, each with the least largest rank that they allow.
+
+    Every layout is matched by one of these in both its largest rank and its largest stage. A rank's load alone does
+    not make a step short: a stage much larger than the others is waited for by all of them.
     """
     costs = costs or LayerCosts()
     problem, unit, memory_unit = _problem(model, placement, costs, pad, in_flight)
@@ -67,18 +88,24 @@ def balance(
         roof = roof._replace(memory=min(roof.memory, int(Fraction(repr(float(memory))) * memory_unit)))
     if not fits(problem, roof):
         raise _does_not_fit(model, placement, costs, problem, memory, memory_unit, in_flight)
-    rank, below_rank = _least(_rank_loads(problem), lambda load: fits(problem, roof._replace(rank=load)))
-    limits = roof._replace(rank=rank)
-    stage, below_stage = _least(_stage_loads(problem, rank), lambda load: fits(problem, limits._replace(stage=load)))
-    placed = place(problem, limits._replace(stage=stage))
-    assert placed is not None
-    return Balanced(
-        _layout(model, placed, problem.width if pad is not None else 0),
-        rank / unit,
-        stage / unit,
-        None if below_rank is None else below_rank / unit,
-        None if below_stage is None else below_stage / unit,
-    )
+    width, within = problem.width if pad is not None else 0, None
+    while fits(problem, roof):
+        rank, below_rank = _least(_rank_loads(problem), partial(_within, problem, roof, "rank"))
+        roof = roof._replace(rank=rank)
+        stages = _stage_loads(problem, min(rank, roof.stage))
+        stage, below_stage = _least(stages, partial(_within, problem, roof, "stage"))
+        placed = place(problem, roof._replace(stage=stage))
+        assert placed is not None
+        in_unit = [None if load is None else load / unit for load in (below_rank, below_stage, within)]
+        yield Balanced(_layout(model, placed, width), rank / unit, stage / unit, *in_unit)
+        if below_stage is None:
+            return
+        within, roof = below_stage, roof._replace(rank=_roof(problem).rank, stage=below_stage)
+
+
+def _within(problem: Problem, limits: Limits, which: str, load: int) -> bool:
+    """Whether layers fit when one of the limits is ``load``."""
+    return fits(problem, limits._replace(**{which: load}))
 
 
 def groups_of(placement: Placement) -> dict[tuple[int, ...], list[int]]:
@@ -250,11 +277,15 @@ def contributors(
     for stage in stages:
         for column, kind in enumerate(WORK):
             number = int(layout.counts[stage, column])
-            name = f"{number} {_NAMES[kind]}{'s' if number > 1 else ''} of stage {stage}"
+            name = f"{_counted(number, _NAMES[kind])} of stage {stage}"
             found.append((number * getattr(costs.parameters, kind), f"the parameters of {name}"))
             held = number * in_flight[stage] * getattr(costs.activations, kind)
-            found.append((held, f"the activations of {in_flight[stage]} microbatches in {name}"))
+            found.append((held, f"the activations of {_counted(in_flight[stage], 'microbatch', 'es')} in {name}"))
     return sorted((item for item in found if item[0]), key=lambda item: -item[0])
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 _NAMES = {

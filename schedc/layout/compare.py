@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from schedc.analysis.timeline import simulate
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
+from schedc.layout.balance import Balanced
 from schedc.layout.costs import Floats, LayerCosts
 from schedc.layout.even import even
 from schedc.layout.parts import Layout, refusal
@@ -88,8 +90,14 @@ class Comparison:
         return other.makespan / self.chosen.makespan - 1 if self.chosen.makespan else 0.0
 
 
-def compare(layout: Layout, schedule: Schedule, costs: LayerCosts, one_chunk: Schedule | None = None) -> Comparison:
-    """Set a layout beside the even ones: on the same stages, and on one stage per rank.
+def compare(
+    layout: Layout,
+    schedule: Schedule,
+    costs: LayerCosts,
+    one_chunk: Schedule | None = None,
+    balanced: Sequence[Balanced] = (),
+) -> Comparison:
+    """Set a layout beside the even ones, on the same stages and on one stage per rank, and beside other balanced ones.
 
     one_chunk: a schedule of one stage per rank, at the same ranks and microbatches: what is left to run layers that do
     not divide by the stages where stages of different sizes are not allowed.
@@ -98,7 +106,16 @@ def compare(layout: Layout, schedule: Schedule, costs: LayerCosts, one_chunk: Sc
     others = [("by number, same stages", measure(even(model, schedule.stages), schedule, costs))]
     if one_chunk is not None:
         others.append(("by number, one stage per rank", measure(even(model, one_chunk.stages), one_chunk, costs)))
+    for other in balanced:
+        if other.layout != layout:
+            what = f"balanced to {other.largest_rank:g} per rank and {other.largest_stage:g} per stage"
+            others.append((what, measure(other.layout, schedule, costs)))
     return Comparison(measure(layout, schedule, costs), tuple(others))
+
+
+def shortest(balanced: Sequence[Balanced], schedule: Schedule, costs: LayerCosts) -> Balanced:
+    """The one whose step is shortest under the schedule; of several the first."""
+    return min(balanced, key=lambda one: measure(one.layout, schedule, costs).makespan)
 
 
 def measured_json(measured: Measured) -> dict[str, Any]:

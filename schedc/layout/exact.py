@@ -29,6 +29,8 @@ Counts = tuple[int, int, int]
 """Parts of the three runs."""
 
 _NONE = -(1 << 40)
+_TRIED = 64
+"""Splits that are worked out to choose the evenest."""
 
 
 class Limits(NamedTuple):
@@ -107,13 +109,21 @@ def fits(problem: Problem, limits: Limits) -> bool:
 def place(problem: Problem, limits: Limits) -> list[Counts] | None:
     """[stages] counts of a layout within the limits, or None if there is none.
 
-    What the limits leave free is taken from the ranks and stages with most to do, so that loads are even.
+    The limits decide little about the other ranks and stages: what they leave free is used to make loads even, and of
+    the splits that fit, at most `_TRIED` of them, the one with the least sum of squares of the stages' loads is taken.
     """
     reached = _reached(problem, limits)
     final = reached[-1][:, -1, -1]
-    if not (final >= problem.runs[1]).any():
+    possible = np.flatnonzero(final >= problem.runs[1])
+    if not len(possible):
         return None
-    split = int(np.argmax(final))
+    most_room = possible[np.argsort(-final[possible], kind="stable")][:_TRIED]
+    tried = (_evened(problem, limits, _traced(problem, limits, reached, int(split)), int(split)) for split in most_room)
+    return min(tried, key=lambda placed: sum(problem.stage_load(s, counts) ** 2 for s, counts in enumerate(placed)))
+
+
+def _traced(problem: Problem, limits: Limits, reached: Sequence[Int64], split: int) -> list[Counts]:
+    """The counts behind the last state of the dynamic program, for one split: no fewer than there are of run 2."""
     p, t = problem.runs[0], problem.runs[2]
     placed: list[Counts] = [(0, 0, 0)] * problem.stages
     for group in reversed(range(len(problem.groups))):
@@ -127,23 +137,45 @@ def place(problem: Problem, limits: Limits) -> list[Counts] | None:
         for stage, found in counts.items():
             placed[stage] = found
         p, t = p - dp, t - dt
-    return _trimmed(problem, placed)
+    return placed
 
 
-def _trimmed(problem: Problem, placed: list[Counts]) -> list[Counts]:
-    """The counts without what is too much of run 2; of ranks that do as much, the last one is relieved.
+def _evened(problem: Problem, limits: Limits, placed: list[Counts], split: int) -> list[Counts]:
+    """The counts without what is too much of run 2, and with what is left of it spread over the stages of its rank.
 
-    The later a stage, the less it is ahead of the others in a pipeline, where its work is hidden behind theirs.
+    Of ranks that do as much, the last one is relieved: its work is not ahead of that of the others in a pipeline.
     """
     group_of = {stage: group for group, stages in enumerate(problem.groups) for stage in stages}
     load = [problem.load(group, placed) for group in range(len(problem.groups))]
+
+    def change(stage: int, by: int) -> None:
+        placed[stage] = (placed[stage][0], placed[stage][1] + by, placed[stage][2])
+        load[group_of[stage]] += by * problem.time[1]
+
     for _ in range(sum(counts[1] for counts in placed) - problem.runs[1]):
-        stage = max(
-            (stage for stage, counts in enumerate(placed) if counts[1]),
-            key=lambda stage: (load[group_of[stage]], problem.stage_load(stage, placed[stage]), stage),
+        change(
+            max(
+                (stage for stage, counts in enumerate(placed) if counts[1]),
+                key=lambda stage: (load[group_of[stage]], problem.stage_load(stage, placed[stage]), stage),
+            ),
+            -1,
         )
-        load[group_of[stage]] -= problem.time[1]
-        placed[stage] = (placed[stage][0], placed[stage][1] - 1, placed[stage][2])
+    x, y = problem.splits[split]
+    for group, stages in enumerate(problem.groups):
+        may = [stage for stage in stages if x <= stage <= y]
+        while may:
+            full = max(may, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
+            free = min(may, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
+            gap = problem.stage_load(full, placed[full]) - problem.stage_load(free, placed[free])
+            places_left = problem.width - sum(placed[free][:2])
+            if gap <= problem.time[1] or not placed[full][1] or not places_left:
+                break
+            change(full, -1)
+            change(free, +1)
+            if problem.held(group, placed) > limits.memory:
+                change(full, +1)
+                change(free, -1)
+                break
     return placed
 
 

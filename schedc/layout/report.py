@@ -48,6 +48,7 @@ def to_json(
         "largest_stage": float(time.max()),
         "refuted_rank": proof and proof.refuted_rank,
         "refuted_stage": proof and proof.refuted_stage,
+        "within_stage": proof and proof.within,
         "optimal": proof is not None,
         "measured": comparison and measured_json(comparison.chosen),
         "others": [
@@ -98,10 +99,11 @@ def _loads(facts: dict[str, Any]) -> Iterator[str]:
 def _proof(facts: dict[str, Any]) -> str:
     if not facts["optimal"]:
         return ""
-    rank, stage = facts["refuted_rank"], facts["refuted_stage"]
-    why = "it is the least that the layers can add up to" if rank is None else f"no layout keeps every rank to {rank:g}"
+    rank, stage, within = facts["refuted_rank"], facts["refuted_stage"], facts["within_stage"]
+    asked = "" if within is None else f" with stages up to {within:g}"
+    why = "the layers add up to no less" if rank is None else f"no layout keeps every rank to {rank:g}"
     also = "" if stage is None else f", nor then every stage to {stage:g}"
-    return f"; none is better: {why}{also}"
+    return f"; none is better{asked}: {why}{also}"
 
 
 def _gains(facts: dict[str, Any]) -> Iterator[str]:
