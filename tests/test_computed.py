@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from schedc.compiler import legal_schedule
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import measure_memory
+from schedc.analysis.timeline import simulate
+from schedc.compiler import compile_at, legal_schedule
+from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.elaborate.dispatch import dispatch
 from schedc.ir.schedule import Schedule
 from schedc.library import open_schedule
 from schedc.source import Source
@@ -154,3 +162,132 @@ def test_a_filled_pattern_is_what_its_rule_says(name: str, slots: Slots, most: C
     for P in (1, 2, 3, 4, 5, 6, 8):
         for M in (1, 2, P, 2 * P + 1):
             assert orders(elaborate(tree, {"P": P, "M": M})) == filled(P, M, slots, most(P)), (P, M)
+
+
+# Policies.
+
+ALL = "repeat M { F }  repeat M { B }"
+
+
+def test_preferring_backwards_under_1f1bs_cap_is_1f1b() -> None:
+    """At unit costs, B twice as long as F, as in the published figure."""
+    tree = tree_of(f"policy prefer B > F cap F - B <= P - r {{ {ALL} }}")
+    for P in (1, 2, 3, 5, 8):
+        for M in (1, 3, 2 * P, 4 * P + 1):
+            sizes = {"P": P, "M": M}
+            assert orders(elaborate(tree, sizes)) == orders(elaborate(open_schedule("1f1b"), sizes)), sizes
+
+
+def test_preferring_forwards_without_a_cap_is_gpipe() -> None:
+    tree = tree_of(f"policy prefer F > B {{ {ALL} }}")
+    assert orders(elaborate(tree, {"P": 3, "M": 4})) == orders(elaborate(open_schedule("gpipe"), {"P": 3, "M": 4}))
+
+
+def test_a_policy_of_one_phase_leaves_the_others_alone() -> None:
+    middle = "phase b policy prefer B > F { repeat M-2 { F } repeat M-2 { B } }"
+    body = f"phase a repeat 2 {{ F }} {middle} phase c repeat 2 {{ B }}"
+    (last,) = [list(elaborate(tree_of(body), {"P": 1, "M": 4}).ops(0))]
+    assert [f"{op.phase}{op}" for op in last] == [
+        "a0F0", "a0F1", "b0B0", "b0B1", "b0F2", "b0F3", "c0B2", "c0B3",
+    ]  # fmt: skip
+
+
+def test_pairs_chunks_and_kinds() -> None:
+    body = "policy prefer F & I > F1 > I > F0  cap F0 - I0 <= 1 { repeat M { F0 } repeat M { F1 I1 I0 W W } }"
+    made = elaborate(tree_of(body, "v"), {"P": 1, "M": 3})
+    assert [f"{op}{'&' * (op.pair >= 0)}" for op in made.ops(0)] == [
+        "0F0", "1F0", "1I0", "0I0", "0F1", "1F1", "1I1", "0I1", "0F2", "1F2", "1I2", "0I2",
+        "1W0", "0W0", "1W1", "0W1", "1W2", "0W2",
+    ]  # fmt: skip
+    wider = elaborate(tree_of(body.replace("<= 1", "<= 2 - r"), "v"), {"P": 1, "M": 3})
+    assert [f"{op}{'&' * (op.pair >= 0)}" for op in wider.ops(0)][:6] == ["0F0", "1F0", "0F1&", "1I0&", "1F1&", "0I0&"]
+    assert len(legal_schedule(tree_of(body.replace("<= 1", "<= P"), "v"), {"P": 3, "M": 5})) == 3 * 5 * 6
+
+
+TIMES = st.integers(1, 8).map(float)
+
+
+@st.composite
+def stage_costs(draw: st.DrawFn, stages: int) -> Costs:
+    """Any times of any stages, pairs between their longer op and both, and some latency."""
+    forward, inputs, weights = (draw(st.tuples(*[TIMES] * stages)) for _ in range(3))
+    hidden = draw(st.sampled_from((0.0, 0.5, 1.0)))
+    pair = tuple(max(f, i + w) + hidden * min(f, i + w) for f, i, w in zip(forward, inputs, weights, strict=True))
+    return Costs(F=forward, I=inputs, W=weights, FB=pair, p2p=draw(st.sampled_from((0.0, 0.25, 2.0))))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 6))
+def test_no_rank_waits_while_an_op_is_ready(data: st.DataObject, P: int, M: int) -> None:
+    """Without caps: whatever a rank runs later had not arrived when it last began to wait."""
+    costs = data.draw(stage_costs(2 * P))
+    body = "policy prefer I > F { repeat M { F0 F1 } repeat M { I1 I0 W W } }"
+    schedule = elaborate(tree_of(body, "v"), {"P": P, "M": M}, costs)
+    assert schedule == elaborate(tree_of(body, "v"), {"P": P, "M": M}, costs)
+    timeline = simulate(schedule, costs)
+    known = timeline.dependencies
+    arrived = np.zeros(len(known))
+    for row in (0, 1):
+        has = known.producers[row] >= 0
+        arrival = timeline.end[known.producers[row][has]] + costs.p2p * known.remote[row][has]
+        arrived[has] = np.maximum(arrived[has], arrival)
+    own = own_needs(schedule, timeline.end)
+    arrived = np.maximum(arrived, own)
+    for cell in np.flatnonzero(known.previous >= 0):
+        free = timeline.end[known.previous[cell]]
+        if timeline.start[cell] > free:
+            later = np.arange(cell, known.rank_start[known.rank[cell] + 1])
+            assert (arrived[later] >= timeline.start[cell]).all()
+
+
+def own_needs(schedule: Schedule, end: np.ndarray) -> np.ndarray:
+    """When what each op needs of its own stage is there: its F for an I, its I for a W."""
+    ended = {
+        (op.kind.name, op.stage, op.microbatch): end[row]
+        for row, op in enumerate(map(schedule.op, range(len(schedule))))
+    }
+    before = {"I": "F", "W": "I"}
+    return np.array(
+        [
+            ended.get((before.get(op.kind.name, ""), op.stage, op.microbatch), 0.0)
+            for op in map(schedule.op, range(len(schedule)))
+        ]
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from([(1, 1, 2), (2, 2, 1), (2, 2, 3), (3, 2, 2), (4, 1, 2), (4, 2, 2), (4, 3, 1)]))
+def test_the_adaptive_pipe_is_never_worse_than_the_fixed_orders(
+    data: st.DataObject, shape: tuple[int, int, int]
+) -> None:
+    P, v, rounds = shape
+    costs = data.draw(stage_costs(P * v))
+    sizes = {"P": P, "M": P * rounds, "v": v}
+    adaptive = legal_schedule(open_schedule("adaptive_pipe"), sizes, costs)
+    fixed = [legal_schedule(open_schedule(name), sizes) for name in ("interleaved_overlap", "interleaved_1f1b")]
+    assert simulate(adaptive, costs).makespan <= min(simulate(other, costs).makespan for other in fixed)
+    held = measure_memory(adaptive).peak_activations
+    assert (held <= np.minimum((v - 1) * P + 2 * (P - np.arange(P)), P * rounds * v)).all()
+
+
+def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
+    """A short embedding and a long head on 4 ranks, 2 chunks each: found faster than both fixed orders."""
+    forward = (0.5, *[1.0] * 6, 2.5)
+    costs = Costs(F=forward, I=forward, W=forward, FB=tuple(2.4 * f for f in forward), p2p=0.05)
+    sizes = {"P": 4, "M": 16}
+    times = {
+        name: simulate(legal_schedule(open_schedule(name), sizes, costs), costs).makespan
+        for name in ("adaptive_pipe", "interleaved_overlap", "interleaved_1f1b")
+    }
+    assert times["adaptive_pipe"] < 0.99 * min(times["interleaved_overlap"], times["interleaved_1f1b"])
+    assert compile_at("adaptive_pipe", sizes, costs).name == "adaptive_pipe"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), st.sampled_from(["dualpipe", "dualpipev", "zbv", "interleaved_overlap", "zbh2"]))
+def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
+    schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})
+    costs = data.draw(stage_costs(schedule.stages))
+    ran = dispatch(schedule, [False] * len(schedule), None, costs)
+    assert ran.complete
+    assert ran.makespan == simulate(schedule, costs, Dependencies.of(schedule)).makespan

@@ -175,6 +175,19 @@ def plain_chimera(P: int, M: int, r: int) -> list[str]:
     return [at[slot] for slot in sorted(at)]
 
 
+def plain_hanayo(P: int, M: int, w: int, r: int) -> list[str]:
+    """Waves: a stage every other slot, there and back again through all of them, unit after unit of P microbatches."""
+    stages = [s for s in range(2 * P * w) if r == (s % P if s // P % 2 == 0 else P - 1 - s % P)]
+    at: dict[int, str] = {}
+    for m in range(M):
+        unit, i = divmod(m, P)
+        for s in stages:
+            at[unit * 4 * P * w + 2 * i + s] = f"{s}F{m}"
+            at[unit * 4 * P * w + 2 * i + 4 * P * w - 1 - s] = f"{s}B{m}"
+    assert len(at) == 4 * w * M
+    return [at[slot] for slot in sorted(at)]
+
+
 class Steps:
     """DualPipe as its authors write it: counters and a queue of weight gradients, step by step."""
 
@@ -295,6 +308,8 @@ def test_rules_with_a_third_size(third: int) -> None:
         for M in (P, 2 * P, 3 * P, 4 * P):
             expected = [plain_interleaved_overlap(P, M, third, rank) for rank in range(P)]
             assert lines(elaborate(TREES["interleaved_overlap"], {"P": P, "M": M, "v": third})) == expected, (P, M)
+            expected = [plain_hanayo(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["hanayo"], {"P": P, "M": M, "w": third})) == expected, (P, M)
         for M in (1, 2, P, 3 * P + 1):
             expected = [plain_seq1f1b(P, M, third, rank) for rank in range(P)]
             assert lines(elaborate(TREES["seq1f1b"], {"P": P, "M": M, "k": third})) == expected, (P, M)

@@ -21,7 +21,7 @@ _PAGE = 120
 class Line:
     """A line before alignment.
 
-    parts: one text, or columns, such as of a one-line phase ``phase name``, what is repeated if anything is, and the block.
+    parts: one text, or columns, such as ``phase name``, what it repeats, and the block of a one-line phase.
     comment: what stands behind it. kind: the first token of a line with columns, else "".
     """
 
