@@ -155,10 +155,12 @@ def test_state_under_the_models_names() -> None:
     model = small_gpt()
     pipe = pipeline(model, "dualpipe")
     original = {name: value.clone() for name, value in small_gpt().state_dict().items()}
-    assert list(pipe.full_state_dict()) == list(original)
+    saved = pipe.full_state_dict()
+    assert list(saved) == list(original)
     for parameter in pipe.parameters():
         parameter.data.zero_()
-    pipe.load_state_dict(original)
+    assert all(torch.equal(value, original[name]) for name, value in saved.items()), "saved is a copy"
+    pipe.load_state_dict(saved)
     assert all(torch.equal(value, original[name]) for name, value in pipe.state_dict().items())
     lacking = {name: value for name, value in original.items() if name != "head.weight"}
     with pytest.raises(RuntimeFault, match=r"missing \['head.weight'\], unknown \['tail'\]"):

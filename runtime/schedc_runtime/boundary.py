@@ -36,10 +36,6 @@ class TensorSpec:
     def of(cls, tensor: Tensor) -> TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
-    def matches(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` has this shape and dtype."""
-        return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
-
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
@@ -100,12 +96,6 @@ class Boundary:
         rest = iter(tensors)
         leaves = [entry.value if isinstance(entry, Constant) else next(rest) for entry in self.entries]
         return pytree.tree_unflatten(leaves, self.tree)
-
-    def check(self, tensors: Sequence[Tensor], what: str) -> None:
-        """Raise if ``tensors`` are not of this boundary's shapes and dtypes; ``what`` names them."""
-        for position, (spec, tensor) in enumerate(zip(self.tensors, tensors, strict=True)):
-            if not spec.matches(tensor):
-                raise BoundaryError(f"{what}: tensor {position} is {TensorSpec.of(tensor)}, expected {spec}")
 
 
 def infer_boundaries(

@@ -52,6 +52,7 @@ class Pipeline:
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
+    release_others: free the memory of the stages that other ranks hold; the model is then whole no longer.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Pipeline:
         }
         mine = self.state_dict()
         if len(self._local) == self.program.ranks:
-            return {name: mine[name].detach().cpu() for name in self._names if name in mine}
+            return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
         with self._guarded("gathering the state dict"):
             self.control.gather("full_state_dict", None)
             return self._network.gather_tensors(
