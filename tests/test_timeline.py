@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import orders
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_schedules import random_schedule
 
+from schedc.analysis import batch, compiled, dependencies, timeline
+from schedc.analysis.batch import simulate_batch
 from schedc.analysis.deadlock import find_cycle
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
-from schedc.analysis.timeline import simulate, simulate_batch
+from schedc.analysis.timeline import simulate
+from schedc.cost.batch import CostBatch
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
 from schedc.elaborate import elaborate
@@ -218,6 +227,87 @@ def test_timeline_equals_an_independent_simulation(schedule: Schedule, data: st.
         assert batch.span_bubble[:, k].tolist() == timeline.span_bubble.tolist()
         assert batch.bubble_ratio[k] == timeline.bubble_ratio
         assert batch.span_bubble_ratio[k] == timeline.span_bubble_ratio
+
+
+# numba's loops and numpy's way.
+
+
+def both_ways(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[Any, Any]:
+    """What ``run`` gives with numpy, and with the loops that numba compiles (interpreted where it is not there)."""
+    loops = compiled.load() or compiled.Kernels(
+        compiled.lockstep, compiled.assign_rows, compiled.advance, compiled.ends
+    )
+    found = []
+    for answer in (None, loops):
+        for module in (batch, dependencies, timeline):
+            monkeypatch.setattr(module, "kernels", lambda _seconds, answer=answer: answer)
+        found.append(run())
+    return found[0], found[1]
+
+
+def random_batch(seed: int, K: int, stages: int, pairs: bool) -> CostBatch:
+    """K cost vectors that are no round numbers, per stage or not."""
+    rng = np.random.default_rng(seed)
+    shape = (K, stages) if seed % 2 else (K,)
+    columns = {name: rng.uniform(0.1, 3.0, shape) for name in "FIW"}
+    columns |= {"FB": rng.uniform(0.1, 6.0, shape)} if pairs else {}
+    return CostBatch(**columns, p2p=rng.uniform(0, 1, K) * (seed % 3 > 0))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_compiled_loops_give_the_same_bits_as_numpy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = random_schedule(seed)
+    costs = random_batch(seed, 300, schedule.stages, seed % 4 > 0)  # more than run at a time
+
+    def run() -> tuple[Any, ...]:
+        known = Dependencies.of(schedule)
+        found = simulate_batch(known, costs)
+        alone = simulate(schedule, Costs(F=0.1, I=0.7, W=0.3, p2p=0.01 * seed), known)
+        levels = known.levels
+        return (*vars(levels).values(), *vars(found).values(), alone.start, alone.end, alone.busy, alone.bound_by)
+
+    numpy_way, compiled_way = both_ways(monkeypatch, run)
+    for one, other in zip(numpy_way, compiled_way, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tobytes() == other.tobytes()
+
+
+def test_both_ways_find_the_same_cells_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = orders.schedule(["0F0 0F1 0B1 0B0", "1F0 1B0 1F1 1B1", "2F1 2B1 2F0 2B0"], linear(3, 2))
+    first, second = both_ways(monkeypatch, lambda: Dependencies.of(schedule).levels)
+    assert first.stuck.tolist() == second.stuck.tolist() != []
+    assert first.of.tolist() == second.of.tolist()
+    assert first.start.tolist() == second.start.tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_batch_gives_each_vector_what_it_gets_alone(seed: int) -> None:
+    """To the last digit, but for sums of durations; that the same holds for lists of `Costs` is tested above."""
+    schedule = random_schedule(seed)
+    costs = random_batch(seed, 5, schedule.stages, seed % 4 > 0)
+    found = simulate_batch(Dependencies.of(schedule), costs)
+    for k in range(len(costs)):
+        columns = {n: c for n, c in vars(costs).items() if c is not None}
+        alone = Costs(**{n: tuple(c[k].tolist()) if c.ndim == 2 else float(c[k]) for n, c in columns.items()})
+        expected = simulate(schedule, alone)
+        assert (found.makespan[k], found.span[:, k].tolist()) == (expected.makespan, expected.span.tolist())
+        assert found.busy[:, k].tolist() == pytest.approx(expected.busy.tolist(), rel=1e-14)
+
+
+def test_a_batch_of_another_shape_is_our_fault() -> None:
+    schedule = named("gpipe", 2, 2)
+    with pytest.raises(CompilerBug, match="a batch of 3 for 2 stages"):
+        simulate_batch(Dependencies.of(schedule), CostBatch(*np.ones((3, 3, 5))))
+
+
+def test_a_small_run_never_loads_numba() -> None:
+    program = (
+        "import sys\nfrom schedc.cli import main\n"
+        "try: main(['check', 'interleaved_1f1b', '-D', 'P=8', '-D', 'M=64'])\nexcept SystemExit: pass\n"
+        "print('numba' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("False\n")
 
 
 @settings(max_examples=30, deadline=None)

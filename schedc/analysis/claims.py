@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from schedc.analysis.batch import Outcomes, simulate_batch
 from schedc.analysis.claim_values import COMPARISONS, Environment, NoValue, evaluate, mentioned, walk
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import Outcomes, simulate_batch
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
@@ -116,7 +116,7 @@ class _Context:
 
     def outcomes(self, vectors: tuple[Costs, ...]) -> Outcomes:
         if vectors not in self.simulated:
-            self.simulated[vectors] = simulate_batch(self.dependencies, list(vectors))
+            self.simulated[vectors] = simulate_batch(self.dependencies, vectors)
         return self.simulated[vectors]
 
 
@@ -143,7 +143,8 @@ def _tried(claim: tree.Claim, context: _Context) -> ClaimResult:
         why = "the condition does not hold at these costs"
     if not vectors:
         of_sizes = not mentioned(claim.condition) & COSTLY
-        why = "its condition does not hold at these sizes" if of_sizes else "its condition holds at these sizes for none of the costs tried"
+        why = "its condition "
+        why += "does not hold at these sizes" if of_sizes else "holds at these sizes for none of the costs tried"
         return ClaimResult(claim.text, claim.condition_text, None, 0, False, why)
     environment = _environment(claim, context, vectors)
     truth = _lanes(evaluate(claim.claim, environment), len(vectors), context.schedule.ranks)

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schedc.analysis.compiled import Kernels, kernels
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 
 Bools = npt.NDArray[np.bool_]
+
+_NUMPY_ROUND = 3.3e-6
+"""Seconds that numpy takes for a round of all ranks, roughly: what decides whether to load the compiled loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +133,8 @@ def _lockstep(dependencies: Dependencies) -> Levels:
     Ranks that no round advances wait for ever.
     """
     cells, ranks = len(dependencies), dependencies.rank_start.size - 1
+    if loops := kernels(int(np.diff(dependencies.rank_start).max(initial=0)) * _NUMPY_ROUND):
+        return _compiled_lockstep(loops, dependencies)
     # Behind every rank's last cell stands a wall, a cell that waits for itself: a finished rank never is ready.
     # Slot i of a cell is its number plus the walls before it; the last slot is "nothing to wait for", done.
     slot = np.arange(cells) + dependencies.rank
@@ -155,6 +161,15 @@ def _lockstep(dependencies: Dependencies) -> Levels:
     of[order] = np.repeat(np.arange(counts.size), counts)
     stuck = cell_at[head[waits[0, head] != head]] if cells else order
     return Levels(order, np.concatenate([[0], np.cumsum(counts)]), of, stuck)
+
+
+def _compiled_lockstep(loops: Kernels, dependencies: Dependencies) -> Levels:
+    cells = len(dependencies)
+    order, of, start = np.empty(cells, np.int64), np.full(cells, -1), np.zeros(cells + 1, np.int64)
+    head = dependencies.rank_start[:-1].copy()
+    rounds = loops.lockstep(dependencies.producers, dependencies.rank_start, order, of, start, head)
+    start = start[: rounds + 1].copy()
+    return Levels(order[: start[-1]], start, of, head[head < dependencies.rank_start[1:]])
 
 
 def reduce_by_rank(ufunc: np.ufunc, values: npt.NDArray[Any], rank_start: Int64) -> npt.NDArray[Any]:

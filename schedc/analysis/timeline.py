@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from schedc.analysis.compiled import kernels
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug
 from schedc.ir.ops import OpKind
@@ -16,8 +18,8 @@ from schedc.ir.schedule import Int64, Schedule
 
 Floats = npt.NDArray[np.float64]
 
-_AT_ONCE = 1 << 22
-"""Cells times cost vectors that one pass over the levels holds in memory."""
+_NUMPY_LEVEL = 3.4e-6
+"""Seconds that numpy takes for a level, roughly: what decides whether to load the compiled loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,34 +49,19 @@ class Timeline:
 
     @property
     def bubble(self) -> Floats:
-        return _idle(np.asarray(self.makespan), self.busy)
+        return idle(np.asarray(self.makespan), self.busy)
 
     @property
     def span_bubble(self) -> Floats:
-        return _idle(self.span, self.busy)
+        return idle(self.span, self.busy)
 
     @property
     def bubble_ratio(self) -> float:
-        return float(_ratios(self.makespan, self.busy.mean()))
+        return float(ratios(self.makespan, self.busy.mean()))
 
     @property
     def span_bubble_ratio(self) -> float:
-        return float(_span_ratios(self.span[:, None], self.busy[:, None])[0])
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """What K cost vectors make of one schedule: `Timeline`'s figures without its columns.
-
-    makespan, bubble_ratio, span_bubble_ratio: [K]; busy, bubble, span_bubble: [P, K].
-    """
-
-    makespan: Floats
-    busy: Floats
-    bubble: Floats
-    span_bubble: Floats
-    bubble_ratio: Floats
-    span_bubble_ratio: Floats
+        return float(span_ratios(self.span[:, None], self.busy[:, None])[0])
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None) -> Timeline:
@@ -85,40 +72,18 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     known = dependencies or Dependencies.of(schedule)
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
-    latency = np.array([stage_costs.p2p])
-    end = _ends(known, duration[:, None], latency)
-    waits = _arrivals(known, end, latency)[:, :, 0]
+    end = _ends(known, duration, stage_costs.p2p)
+    waits = _arrivals(known, end, stage_costs.p2p)
     start = waits.max(axis=0)
     candidates = np.stack([known.previous, *known.producers])
     return Timeline(
         dependencies=known,
         start=start,
-        end=end[:, 0],
+        end=end,
         bound_by=candidates[waits.argmax(axis=0), np.arange(len(known))],
         busy=reduce_by_rank(np.add, duration, known.rank_start),
-        span=_spans(known, start, end[:, 0]),
+        span=_spans(known, start, end),
         makespan=float(end.max(initial=0.0)),
-    )
-
-
-def simulate_batch(dependencies: Dependencies, costs: list[Costs]) -> Outcomes:
-    """The figures of `simulate` for each of many costs; exact where the costs are integers.
-
-    The levels are walked once for all of them, or for as many at a time as fit in bounded memory.
-    """
-    stages = dependencies.schedule.stages
-    step = max(1, _AT_ONCE // max(1, len(dependencies)))
-    parts = [
-        _batch(dependencies, [c.resolved(stages) for c in costs[at : at + step]]) for at in range(0, len(costs), step)
-    ]
-    busy, span, makespan = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
-    return Outcomes(
-        makespan,
-        busy,
-        _idle(makespan, busy),
-        _idle(span, busy),
-        _ratios(makespan, busy.mean(axis=0)),
-        _span_ratios(span, busy),
     )
 
 
@@ -135,65 +100,41 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     return result
 
 
-def _batch(dependencies: Dependencies, costs: list[StageCosts]) -> tuple[Floats, Floats, Floats]:
-    """busy [P, K], span [P, K] and makespan [K] of K costs."""
-    duration = np.stack([durations(dependencies, c) for c in costs], axis=1)
-    end = _ends(dependencies, duration, np.array([c.p2p for c in costs]))
-    busy = reduce_by_rank(np.add, duration, dependencies.rank_start)
-    return busy, _spans(dependencies, end - duration, end), end.max(axis=0, initial=0.0)
-
-
-def _ends(dependencies: Dependencies, duration: Floats, latency: Floats) -> Floats:
-    """[cells, K] end of every cell; duration: [cells, K], latency: [K]. Level by level, in level order."""
+def _ends(dependencies: Dependencies, duration: Floats, latency: float) -> Floats:
+    """[cells] end of every cell; level by level, or cell by cell where that loop is compiled."""
     levels = dependencies.levels
     order, cells = levels.order, len(dependencies)
     if levels.stuck.size:
         raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    if loops := kernels(len(levels) * _NUMPY_LEVEL):
+        ends = np.zeros(cells)
+        known = dependencies
+        loops.ends(order, known.previous, known.producers, known.remote, duration, latency, ends)
+        return ends
     position = np.empty(cells + 1, np.int64)
     position[order] = np.arange(cells)
     position[-1] = cells  # where "nothing to wait for" is: it ended at 0
     waits = position[np.stack([dependencies.previous, *dependencies.producers])[:, order]]
-    delay = dependencies.remote[:, order, None] * latency if latency.any() else None
+    delay = dependencies.remote[:, order] * latency if latency else None
     spent = duration[order]
-    end = np.zeros((cells + 1, latency.size))
-    bounds = levels.start.tolist()
-    for low, high in pairwise(bounds):
-        arrival = end.take(waits[:, low:high], axis=0)
+    end = np.zeros(cells + 1)
+    for low, high in pairwise(levels.start.tolist()):
+        arrival = end.take(waits[:, low:high])
         if delay is not None:
             arrival[1:] += delay[:, low:high]
         np.add(np.maximum.reduce(arrival, axis=0), spent[low:high], out=end[low:high])
     return end[position[:-1]]
 
 
-def _arrivals(dependencies: Dependencies, end: Floats, latency: Floats) -> Floats:
-    """[3, cells, K] when the rank is free and when each of the two producers' outputs is there; 0 where none."""
+def _arrivals(dependencies: Dependencies, end: Floats, latency: float) -> Floats:
+    """[3, cells] when the rank is free and when each of the two producers' outputs is there; 0 where none."""
     waits = np.stack([dependencies.previous, *dependencies.producers])
-    arrival = np.where(waits[:, :, None] >= 0, end[waits] if end.size else 0.0, 0.0)
-    arrival[1:] += dependencies.remote[:, :, None] * latency
+    arrival = np.where(waits >= 0, end[waits] if end.size else 0.0, 0.0)
+    arrival[1:] += dependencies.remote * latency
     return arrival
 
 
 def _spans(dependencies: Dependencies, start: Floats, end: Floats) -> Floats:
-    """[P, ...] from the start of each rank's first cell to the end of its last."""
+    """[P] from the start of each rank's first cell to the end of its last."""
     first = reduce_by_rank(np.minimum, start, dependencies.rank_start)
     return np.asarray(reduce_by_rank(np.maximum, end, dependencies.rank_start) - first)
-
-
-def _idle(whole: Floats, busy: Floats) -> Floats:
-    """whole - busy, with what only rounding left over as 0: sums of many times differ in their last digits."""
-    idle = whole - busy
-    return np.asarray(np.where(np.abs(idle) <= 1e-12 * whole, 0.0, idle))
-
-
-def _span_ratios(span: Floats, busy: Floats) -> Floats:
-    """[K] idle share of the rank with the largest span; of several, of the one that is idle most."""
-    tied = span >= span.max(axis=0) * (1 - 1e-12)
-    least = np.where(tied, busy, np.inf).min(axis=0)
-    return _ratios(span.max(axis=0), least)
-
-
-def _ratios(whole: npt.ArrayLike, part: npt.ArrayLike) -> Floats:
-    """1 - part / whole; 0 where there is nothing to do."""
-    whole = np.asarray(whole, np.float64)
-    safe = np.where(whole > 0, whole, 1.0)
-    return np.asarray(np.where(whole > 0, (whole - part) / safe, 0.0))

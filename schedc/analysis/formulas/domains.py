@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.cost.costs import Costs
+from schedc.cost.batch import CostBatch
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 
@@ -66,16 +66,14 @@ class Domain:
             return values["B"]
         return 2 * values["F"] if self.equal else values["I"] + values["W"]
 
-    def costs(self, vectors: Int64) -> list[Costs]:
+    def costs(self, vectors: Int64) -> CostBatch:
         """The costs that each vector means; B = I + W where the backward is split."""
-        return [self._costs(dict(zip(self.symbols, map(float, row), strict=True))) for row in vectors.tolist()]
-
-    def _costs(self, values: dict[str, float]) -> Costs:
+        values = dict(zip(self.symbols, np.asarray(vectors.T, np.float64), strict=True))
         if self.equal:
             values = {**values, "I": values["F"], "W": values["F"]}
         if "B" in values:
-            values = {**values, "I": values["B"], "W": 0.0}
-        return Costs(**values)  # type: ignore[arg-type]
+            values = {**values, "I": values["B"], "W": np.zeros_like(values["B"])}
+        return CostBatch(**values)
 
 
 def domains_of(sizes: Sequence[Dependencies]) -> tuple[Domain, ...]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from schedc.analysis.batch import Outcomes, simulate_batch
 from schedc.analysis.dependencies import Bools, Dependencies
 from schedc.analysis.formulas.domains import Domain
 from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import Outcomes, simulate_batch
 from schedc.ir.schedule import Int64
 
 Floats = npt.NDArray[np.float64]

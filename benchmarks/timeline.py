@@ -1,0 +1,111 @@
+"""How fast one schedule is simulated under many costs: a million complete timelines of two schedules.
+
+Every simulation is under cost vectors of its own (F, I, W and p2p drawn at random) and gives its makespan and, for
+each rank, the time it computes and its span. They run in batches of ``--batch`` vectors; all of them are really run.
+The costs are drawn outside the timing, everything else is inside. Instrument: CPU time of the one thread that works
+(on a machine with other load it is what one free core needs), wall clock beside it. The compiled loop is loaded
+before the timing starts; ``--numpy`` measures the way without it.
+
+    python benchmarks/timeline.py [--json] [--simulations 1000000] [--numpy]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from schedc.analysis import compiled
+from schedc.analysis.batch import simulate_batch
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import simulate
+from schedc.cost.batch import CostBatch
+from schedc.cost.costs import Costs
+from schedc.elaborate import elaborate
+from schedc.ir.schedule import Schedule
+from schedc.library import open_schedule
+
+CASES = {
+    "1f1b": {"P": 8, "M": 64},
+    "interleaved_1f1b": {"P": 16, "v": 2, "M": 128},
+}
+COLUMNS = ("F", "I", "W", "p2p")
+
+
+def measure(name: str, sizes: dict[str, int], simulations: int, batch: int) -> dict[str, Any]:
+    """Seconds and ops per second of so many simulations."""
+    schedule = elaborate(open_schedule(name), sizes)
+    rng = np.random.default_rng(1)
+    cpu = wall = total = 0.0
+    for low in range(0, simulations, batch):
+        count = min(batch, simulations - low)
+        vectors = {key: rng.uniform(0.5, 2.0, count) for key in COLUMNS}
+        costs = CostBatch(**{**vectors, "p2p": vectors["p2p"] / 10})
+        start = time.thread_time(), time.perf_counter()
+        outcomes = simulate_batch(Dependencies.of(schedule), costs)
+        cpu, wall = cpu + time.thread_time() - start[0], wall + time.perf_counter() - start[1]
+        total += float(outcomes.makespan.sum())
+        check(schedule, costs, outcomes.makespan)
+    ops = len(schedule)
+    return {
+        "schedule": name,
+        **sizes,
+        "ops": ops,
+        "simulations": simulations,
+        "cpu_s": cpu,
+        "wall_s": wall,
+        "ops_per_second": ops * simulations / cpu,
+        "mean_makespan": total / simulations,
+    }
+
+
+def check(schedule: Schedule, costs: CostBatch, makespan: Any) -> None:
+    """One of the batch, simulated alone, has the same makespan."""
+    at = len(costs) // 2
+    alone = Costs(**{key: float(getattr(costs, key)[at]) for key in COLUMNS})
+    if simulate(schedule, alone).makespan != makespan[at]:
+        raise SystemExit("a batched simulation differs from the same one alone")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--simulations", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=50_000, help="cost vectors of one call")
+    parser.add_argument("--numpy", action="store_true", help="without the compiled loop")
+    arguments = parser.parse_args()
+    if arguments.numpy:
+        compiled.load = lambda: None  # type: ignore[assignment]
+    start = time.perf_counter()
+    with_numba = compiled.kernels(float("inf")) is not None
+    loading = time.perf_counter() - start
+    for name, sizes in CASES.items():  # what the first call alone costs
+        measure(name, sizes, 2_000, 2_000)
+    rows = [measure(name, sizes, arguments.simulations, arguments.batch) for name, sizes in CASES.items()]
+    if not arguments.json:
+        print(f"compiled loop: {'numba' if with_numba else 'none, numpy'} (loaded in {loading:.2f} s)")
+        for row in rows:
+            print(
+                f"{row['schedule']:<17} P={row['P']} M={row['M']}: {row['simulations']} simulations of {row['ops']} "
+                f"ops in {row['cpu_s']:.2f} s CPU ({row['wall_s']:.2f} s wall), {row['ops_per_second']:.3g} ops/s"
+            )
+        return
+    scale = 1_000_000 / arguments.simulations
+    figures = {f"million_{key}_s": row["cpu_s"] * scale for key, row in zip(("1f1b", "interleaved"), rows, strict=True)}
+    print(
+        json.dumps({
+            "instrument": "CPU time of one thread",
+            "ops_per_second_per_core": min(row["ops_per_second"] for row in rows),
+            **figures,
+            "scaled": scale != 1,
+            "numba": with_numba,
+            "rows": rows,
+        })
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

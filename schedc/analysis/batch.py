@@ -1,0 +1,191 @@
+"""One schedule under many cost vectors at once: the order of its cells is found once, the costs run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from schedc.analysis.compiled import COST, FRESH, RANK, Kernels, kernels
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.ratios import Floats, idle, ratios, span_ratios
+from schedc.cost.batch import CostBatch, CostRows
+from schedc.cost.costs import Costs
+from schedc.diagnostics import CompilerBug
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int32, Int64
+
+_WIDTH = 256
+"""Cost vectors that the compiled loop runs at a time: the rows that it reads and writes then stay in the caches."""
+
+_IN_CACHE, _IN_MEMORY = 1 << 20, 1 << 25
+"""Cells times cost vectors that numpy's way holds at a time: so many that levels are wide, and at most."""
+
+_LEAST_WIDTH = 32
+
+_NUMPY_OPS = 2e8
+_NUMPY_LEVEL = 2e-5
+"""Cells per second and seconds per level of numpy's way, roughly: what decides whether to load the compiled loop."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What K cost vectors make of one schedule: `Timeline`'s figures without its columns.
+
+    makespan, bubble_ratio, span_bubble_ratio: [K]; busy, span, bubble, span_bubble: [P, K].
+    """
+
+    makespan: Floats
+    busy: Floats
+    span: Floats
+
+    @property
+    def bubble(self) -> Floats:
+        return idle(self.makespan, self.busy)
+
+    @property
+    def span_bubble(self) -> Floats:
+        return idle(self.span, self.busy)
+
+    @property
+    def bubble_ratio(self) -> Floats:
+        return ratios(self.makespan, self.busy.mean(axis=0))
+
+    @property
+    def span_bubble_ratio(self) -> Floats:
+        return span_ratios(self.span, self.busy)
+
+
+def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs]) -> Outcomes:
+    """The figures of `schedc.analysis.timeline.simulate` for each of many cost vectors; the same to the last digit.
+
+    busy alone is summed in another order (how often each duration occurs, times it), so that where costs are not
+    integers its last digits may differ. Raises `DiagnosticError` (S404) for costs of another number of stages.
+    """
+    stages = dependencies.schedule.stages
+    batch = costs if isinstance(costs, CostBatch) else CostBatch.of(costs, stages)
+    rows = batch.rows(stages)
+    classes, duration = _classes(dependencies, rows)
+    begin, end = _edges(dependencies, classes, duration, rows.p2p)
+    return Outcomes(end.max(axis=0, initial=0.0), _busy(dependencies, classes, duration), end - begin)
+
+
+def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats]:
+    """[cells] class of every cell and [classes, K] durations: cells of a class take equally long whatever the costs."""
+    schedule, rows = dependencies.schedule, costs.F.shape[0]
+    row = schedule.stage if rows > 1 else np.zeros_like(schedule.stage)
+    first, second, kinds = dependencies.first, dependencies.second, len(OpKind)
+    code = schedule.kind[first] * np.int64(rows) + row[first]
+    pairs = dependencies.pairs
+    backward = second[pairs]
+    full = schedule.kind[backward] == OpKind.B
+    code[pairs] = kinds * rows + (row[first[pairs]] * np.int64(2) + full) * rows + row[backward]
+    found, classes = np.unique(code, return_inverse=True)
+    duration = np.empty((found.size, costs.F.shape[1]))
+    single = found < kinds * rows
+    by_kind = np.concatenate([getattr(costs, kind.name) for kind in OpKind])
+    duration[single] = by_kind[found[single]]
+    rest, backward_row = np.divmod(found[~single] - kinds * rows, rows)
+    duration[~single] = costs.pair(rest // 2, backward_row, rest % 2 == 1)
+    return classes, duration
+
+
+def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Floats:
+    """[P, K] how long each rank computes."""
+    ranks, kinds = dependencies.rank_start.size - 1, duration.shape[0]
+    counts = np.bincount(dependencies.rank * np.int64(kinds) + classes, minlength=ranks * kinds).reshape(ranks, kinds)
+    busy = np.zeros((ranks, duration.shape[1]))
+    for rank, kind in np.argwhere(counts):
+        busy[rank] += counts[rank, kind] * duration[kind]
+    return busy
+
+
+# The walk over the cells.
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """The cells in order of level.
+
+    waits: [n, 2] steps of other ranks whose output one waits for, -1 where none; the only one is the first of the two.
+    An output of the same rank is never later than that rank is free.
+    table: [n, 6] see `schedc.analysis.compiled`; its rows are not yet assigned.
+    """
+
+    waits: Int64
+    table: Int32
+    start: Int64
+
+
+def _steps(dependencies: Dependencies, classes: Int64) -> _Steps:
+    levels, cells = dependencies.levels, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    order = levels.order
+    position = np.full(cells + 1, -1)
+    position[order] = np.arange(cells)
+    waits = position[np.where(dependencies.remote, dependencies.producers, -1)[:, order]]
+    waits = np.where(waits[0] < 0, waits[::-1], waits)
+    table = np.zeros((cells, 6), np.int32)
+    table[:, RANK] = dependencies.rank[order]
+    table[:, COST] = classes[order]
+    table[:, FRESH] = dependencies.previous[order] < 0
+    return _Steps(np.ascontiguousarray(waits.T), table, levels.start)
+
+
+def _edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency: Floats) -> tuple[Floats, Floats]:
+    """[P, K] when each rank's first cell starts, and when its last ends."""
+    steps = _steps(dependencies, classes)
+    ranks, total = dependencies.rank_start.size - 1, latency.size
+    begin, end = np.zeros((ranks, total)), np.zeros((ranks, total))
+    cells = max(1, len(dependencies))
+    width = max(1, min(max(_LEAST_WIDTH, _IN_CACHE // cells), _IN_MEMORY // cells))
+    turns = -(-total // width)
+    loops = kernels(cells * total / _NUMPY_OPS + steps.start.size * turns * _NUMPY_LEVEL)
+    if loops:
+        _run_compiled(loops, steps, duration, latency, begin, end)
+        return begin, end
+    for low in range(0, total, width):
+        part = slice(low, low + width)
+        _run_levels(steps, duration[:, part], latency[part], begin[:, part], end[:, part])
+    return begin, end
+
+
+def _run_compiled(loops: Kernels, steps: _Steps, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
+    last_use = np.full(len(steps.table), -1)
+    for column in steps.waits.T:
+        waiting = np.flatnonzero(column >= 0)
+        np.maximum.at(last_use, column[waiting], waiting)
+    rows = loops.assign_rows(steps.waits, last_use, steps.table, begin.shape[0])
+    value = np.zeros((rows, min(_WIDTH, latency.size)))
+    loops.advance(steps.table, np.ascontiguousarray(duration), latency, value, begin, end)
+
+
+def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
+    """What `schedc.analysis.compiled.advance` does, level by level: no two steps of a level are of one rank."""
+    ranks, count = begin.shape[0], len(steps.table)
+    nothing = ranks + count  # the row of what nobody waits for
+    value = np.zeros((nothing + 1, latency.size))
+    value[nothing] = -np.inf
+    rows = np.where(steps.waits >= 0, ranks + steps.waits, nothing)
+    rank, cost, fresh = (steps.table[:, column] for column in (RANK, COST, FRESH))
+    both, any_fresh, late = rows[:, 1] < nothing, fresh.any(), bool(latency.any())
+    bounds = steps.start.tolist()
+    twice = np.logical_or.reduceat(both, steps.start[:-1]).tolist() if count else []
+    for (low, high), two in zip(pairwise(bounds), twice, strict=True):
+        who = rank[low:high]
+        time = value.take(rows[low:high, 0], axis=0)
+        if two:
+            np.maximum(time, value.take(rows[low:high, 1], axis=0), out=time)
+        if late:
+            time += latency
+        np.maximum(time, value.take(who, axis=0), out=time)
+        if any_fresh and fresh[low:high].any():
+            first = np.flatnonzero(fresh[low:high])
+            begin[who[first]] = time[first]
+        time += duration.take(cost[low:high], axis=0)
+        value[who] = time
+        value[ranks + low : ranks + high] = time
+    end[:] = value[:ranks]
