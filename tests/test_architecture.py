@@ -27,6 +27,7 @@ LAYERS = (
     ("schedc.emit", "schedc.draw"),
     ("schedc.inputs",),
     ("schedc.compiler",),
+    ("schedc.highlight", "schedc.lsp"),
     ("schedc.cli",),
 )
 RUNTIME_MAY_USE = (

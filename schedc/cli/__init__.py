@@ -19,6 +19,7 @@ from schedc.cli.export import export, import_command
 from schedc.cli.fmt import fmt
 from schedc.cli.layout import layout
 from schedc.cli.lookup import explain, list_command
+from schedc.cli.lsp import lsp
 from schedc.cli.report import report
 from schedc.cli.run import run
 from schedc.cli.show import show
@@ -70,6 +71,7 @@ for _command in (
     report,
     diff,
     layout,
+    lsp,
     run,
 ):
     main.add_command(_command)

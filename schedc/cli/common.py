@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from schedc.cli.completion import complete_schedule, complete_size
+
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.diagnostics import Diagnostic
@@ -40,13 +42,14 @@ def sizes_argument(command: F) -> F:
         multiple=True,
         metavar="NAME=INTEGER",
         callback=_sizes,
+        shell_complete=complete_size,
         help="Value of a size parameter; the others take the defaults of the file.",
     )(command)
 
 
 def schedule_arguments(command: F) -> F:
     """SCHEDULE and its sizes."""
-    return click.argument("schedule")(sizes_argument(command))
+    return click.argument("schedule", shell_complete=complete_schedule)(sizes_argument(command))
 
 
 def cost_arguments(command: F) -> F:

@@ -1,0 +1,49 @@
+"""A Pygments lexer for `.sched` files: what `pygmentize -l sched` and Sphinx use. Needs Pygments, which loads it.
+
+Its words are read from the grammar, so that a new one is highlighted from the start.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, Text  # type: ignore[import-untyped]
+
+from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
+
+_STRINGS = re.compile(r'"([a-z]+)"')
+
+
+def keywords() -> list[str]:
+    """The words that the grammar itself spells out."""
+    lines = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8").splitlines()
+    return sorted({word for line in lines for word in _STRINGS.findall(line.split("//")[0])})
+
+
+class SchedLexer(RegexLexer):  # type: ignore[misc]
+    """Tokens of the language's edition 1."""
+
+    name = "sched"
+    aliases = ("sched",)
+    filenames = ("*.sched",)
+    mimetypes = ("text/x-sched",)
+
+    tokens = {  # noqa: RUF012 - the form that Pygments asks for
+        "root": [
+            (r"##[^\n]*", Comment.Special),
+            (r"#[^\n]*", Comment.Single),
+            (r"(schedule)(\s+)(\w+)", bygroups(Keyword, Text, Name.Function)),
+            (r"[FIWB][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
+            (words(keywords(), prefix=r"\b", suffix=r"\b"), Keyword),
+            (words((*ROLES, *PLACEMENTS), prefix=r"\b", suffix=r"\b"), Keyword.Type),
+            (words((*BUILTINS, *METRICS, *COST_SYMBOLS), prefix=r"\b", suffix=r"\b"), Name.Builtin),
+            (r"[0-9]+\.[0-9]+", Number.Float),
+            (r"[0-9]+\b", Number.Integer),
+            (r"\w+", Name),
+            (r"\.\.<|//|[=!<>]=|[-+*/%<>=&@]", Operator),
+            (r"[(){}\[\],:]", Punctuation),
+            (r"\s+", Text),
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The language server: what `schedc check` and `schedc fmt` say, while a file is being written."""

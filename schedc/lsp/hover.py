@@ -1,0 +1,149 @@
+"""What a word of a `.sched` file means, for the reader who points at it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.ops import FACTS, OpKind
+from schedc.source import Source, Span
+from schedc.syntax.parser import parse
+from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
+
+_WORD = re.compile(r"[A-Za-z0-9_]+")
+_OP = re.compile(r"([FIWB])(\d*)")
+_MOST_RANKS = 16
+
+WORDS: dict[str, str] = {
+    "ranks": "size: the number of ranks, P",
+    "microbatches": "size: the number of microbatches of a step, M",
+    "chunks": "size: how many stages a rank holds",
+    "segments": "size: into how many parts each microbatch is cut along its sequence",
+    "count": "size: any other number",
+    "linear": "placement: stage s on rank s",
+    "loop": "placement: loop(v): chunk j of rank r is stage j*P + r",
+    "v": "placement: rank r holds stage r (chunk 0) and stage 2*P-1-r (chunk 1)",
+    "waves": "placement: waves(w): a snake of w turns, up and down the ranks",
+    "map": "placement: map(n) { stage s on rank ... }: n stages, each where the expression puts it",
+    "pipes": "placement: two directions, each with its own microbatches and its own copy of every stage",
+    "min": "min(a, b, ...): the smallest",
+    "max": "max(a, b, ...): the largest",
+    "abs": "abs(a): without its sign",
+    "ceildiv": "ceildiv(a, b): a / b, rounded up",
+    "makespan": "metric: from the first start to the last end of a step",
+    "bubble": "metric: makespan minus what a rank computes; of all ranks the largest, or bubble[r]",
+    "span_bubble": "metric: from a rank's first start to its last end, minus what it computes",
+    "bubble_ratio": "metric: idle share of all ranks in the makespan",
+    "span_bubble_ratio": "metric: idle share of the rank with the longest span",
+    "peak_activations": "metric: the most activations (microbatches times chunks) that a rank holds, inside cells",
+    "peak_activations_between": "metric: the most activations that a rank holds between cells",
+    "peak_pending_weight": "metric: the most weight gradients that a rank has put off",
+    "ops": "metric: how many ops a rank runs",
+    "FB": "cost: time of an overlapped pair, F & B",
+    "p2p": "cost: latency of one message between two ranks",
+}
+"""Every name that the language defines, besides the op letters."""
+
+
+def word_at(source: Source, line: int, column: int) -> tuple[str, Span] | None:
+    """The word at a place (both from 1), outside comments."""
+    text = source.line(line)
+    for match in _WORD.finditer(text.split("#")[0]):
+        if match.start() < column <= match.end() + 1:
+            return match[0], Span(line, match.start() + 1, line, match.end() + 1)
+    return None
+
+
+def explain(source: Source, line: int, column: int) -> tuple[str, Span] | None:
+    """Markdown about the word at a place, and where the word is; None where there is nothing to say.
+
+    Names of the file come first: a size called ``v`` hides the placement. A file that does not parse has none.
+    """
+    found = word_at(source, line, column)
+    if found is None:
+        return None
+    word, span = found
+    try:
+        trees = parse(source).schedules
+    except DiagnosticError:
+        trees = ()
+    tree = next((tree for tree in reversed(trees) if tree.span <= span), None)
+    text = (_of_file(tree, word, span) if tree else None) or _of_language(tree, word)
+    return (text, span) if text else None
+
+
+def _of_file(tree: ScheduleTree, word: str, span: Span) -> str | None:
+    if word == tree.name and tree.span.line == span.line:
+        return _figures(tree)
+    for parameter in tree.parameters:
+        if parameter.name == word:
+            return _size(parameter)
+    if defined := [item for item in _definitions(tree) if item.name == word]:
+        before = [item for item in defined if item.span <= span]
+        return _definition(tree, (before or defined)[-1])
+    return None
+
+
+def _definitions(node: object) -> Iterator[Let | Function]:
+    """Every `let` and `fn` below a node of the tree, in the order of the text."""
+    if isinstance(node, Let | Function):
+        yield node
+    elif isinstance(node, tuple):
+        for item in node:
+            yield from _definitions(item)
+    elif is_dataclass(node) and not isinstance(node, Source):
+        for field in fields(node):
+            yield from _definitions(getattr(node, field.name))
+
+
+def _size(parameter: SizeParameter) -> str:
+    default = "" if parameter.default is None else f", {parameter.default} where nothing else is given"
+    return f"`{parameter.name}`: {WORDS[parameter.role]}{default}"
+
+
+def _definition(tree: ScheduleTree, item: Let | Function) -> str:
+    return f"```sched\n{tree.source.line(item.span.line).strip()}\n```"
+
+
+def _of_language(tree: ScheduleTree | None, word: str) -> str | None:
+    if match := _OP.fullmatch(word):
+        kind = OpKind[match[1]]
+        text = f"`{word}`: {FACTS[kind].name}" + (f" of chunk {match[2]}" if match[2] else "")
+        return text + (_stages(tree, int(match[2] or 0)) if tree else "")
+    return f"`{word}`: {WORDS[word]}" if word in WORDS else None
+
+
+def _stages(tree: ScheduleTree, chunk: int) -> str:
+    """Which stage a chunk is on each rank, at the default sizes."""
+    from schedc.compiler import legal_schedule
+
+    try:
+        place = legal_schedule(tree, {}).placement
+    except DiagnosticError:
+        return ""
+    if chunk >= place.chunks:
+        return ""
+    stages = place.stage_of_chunk[:_MOST_RANKS, chunk].tolist()
+    rows = ", ".join(f"rank {rank}: stage {stage}" for rank, stage in enumerate(stages) if stage >= 0)
+    return f"\n\n{rows}" + (", ..." if place.ranks > _MOST_RANKS else "")
+
+
+def _figures(tree: ScheduleTree) -> str:
+    """The documentation of a schedule, and what it takes at its default sizes and unit costs."""
+    from schedc.analysis.memory import measure_memory
+    from schedc.analysis.timeline import simulate
+    from schedc.compiler import legal_schedule
+
+    try:
+        schedule = legal_schedule(tree, {})
+    except DiagnosticError:
+        return tree.doc
+    timeline, memory = simulate(schedule), measure_memory(schedule)
+    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    figures = (
+        f"{sizes}: makespan {timeline.makespan:g}, bubble ratio {timeline.bubble_ratio:.4f}, "
+        f"at most {memory.peak_activations.max()} activations on a rank"
+    )
+    return f"{tree.doc}\n\n{figures}" if tree.doc else figures
