@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from schedc_runtime import Pipeline
 from schedc_runtime.boundary import TensorSpec, infer_boundaries
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition import partition
 from schedc_runtime.reference import reference_step
 from torch import Tensor
 from torch.nn import functional
+
+import schedc
 
 transformers = pytest.importorskip("transformers")
 
@@ -89,6 +92,21 @@ def test_stages_have_the_gradients_of_the_model(
     torch.testing.assert_close(step.loss, expected, **tolerance)
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(step.grads[key], parameter.grad, **tolerance, msg=key)
+
+
+def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
+    """First and last stage lie on one rank in a V; deferred weight gradients of both add up in one parameter."""
+    model, twin = (make("Llama", tie_word_embeddings=True) for _ in range(2))
+    program = schedc.compile("zbv", P=2, M=4)
+    pipe = Pipeline(model, program, loss_fn=loss_fn, inputs=["input_ids"], in_process=True)
+    tokens = torch.arange(8 * TOKENS).reshape(8, TOKENS) % VOCAB
+    loss = pipe.step({"input_ids": tokens}, tokens)
+    expected = loss_fn(twin(input_ids=tokens, use_cache=False).logits, tokens)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-11, atol=1e-13)
+    grads = {name: parameter.grad for name, parameter in pipe.named_parameters()}
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
 
 
 def test_a_model_without_a_head_gives_its_hidden_state() -> None:
