@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.placement import Placement, linear, loop, v_shape, waves
 from schedc.layout import Kind, LayerCosts, Layout, Model, Part, PerKind, frontier
-from schedc.layout.balance import groups_of
+from schedc.layout.balancing import groups_of
 from schedc.layout.compare import load_per_rank
 
 PLACEMENTS = [

@@ -170,19 +170,19 @@ def _balanced(
 
 def _legal(name: str, sizes: dict[str, int]) -> Schedule:
     from schedc.compiler import legal_schedule
-    from schedc.library import open_schedule
+    from schedc.inputs import open_input
 
-    return legal_schedule(open_schedule(name), sizes)
+    return legal_schedule(open_input(name), sizes)
 
 
 def _one_chunk(order: Schedule, name: str) -> Schedule | None:
     """The schedule to compare with, of one stage per rank; None where the given one has no more itself."""
-    from schedc.library import open_schedule
+    from schedc.inputs import open_input
 
     if order.placement.chunks == 1:
         return None
     as_many = {"ranks": order.ranks, "microbatches": order.microbatches}
-    parameters = open_schedule(name).parameters
+    parameters = open_input(name).parameters
     return _legal(name, {p.name: as_many[p.role] for p in parameters if p.role in as_many})
 
 

@@ -1,6 +1,6 @@
 """Where the layers of a model lie: which stage holds which, given by hand, padded, or balanced by costs."""
 
-from schedc.layout.balance import Balanced, balance, frontier
+from schedc.layout.balancing import Balanced, balance, frontier
 from schedc.layout.costs import LayerCosts, PerKind, load_layer_costs, parse_layer_costs
 from schedc.layout.even import even, padded, positions_at
 from schedc.layout.parser import parse_layout

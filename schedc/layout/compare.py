@@ -14,7 +14,7 @@ from schedc.analysis.timeline import simulate
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
-from schedc.layout.balance import Balanced
+from schedc.layout.balancing import Balanced
 from schedc.layout.costs import Floats, LayerCosts
 from schedc.layout.even import even
 from schedc.layout.parts import Layout, refusal

@@ -15,7 +15,7 @@ some (x, y) it reaches all of run 2. Less of run 2 than a maximum always fits to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -185,14 +185,20 @@ def _reached(problem: Problem, limits: Limits) -> list[Int64]:
     start = np.full((len(problem.splits), first + 1, third + 1), _NONE, np.int64)
     start[:, 0, 0] = 0
     reached = [start]
+    tables: dict[Hashable, Int64] = {}  # most ranks are alike
     for group, (patterns, which) in enumerate(problem.patterns):
-        ranks = [_Rank(problem, limits, group, roles) for roles in patterns]
+        of_patterns = []
+        for roles in patterns:
+            rank = _Rank(problem, limits, group, roles)
+            if rank.key not in tables:
+                tables[rank.key] = rank.table()
+            of_patterns.append(tables[rank.key])
+        most = np.stack(of_patterns)[which]
         state = np.full_like(start, _NONE)
         for p, t in product(range(first + 1), range(third + 1)):
-            most = np.array([rank.best(p, t)[0] for rank in ranks])[which]
-            if (most < 0).all():
+            if (most[:, p, t] < 0).all():
                 continue
-            sums = reached[-1][:, : first + 1 - p, : third + 1 - t] + np.where(most < 0, _NONE, most)[:, None, None]
+            sums = reached[-1][:, : first + 1 - p, : third + 1 - t] + most[:, p, t, None, None]
             np.maximum(state[:, p:, t:], sums, out=state[:, p:, t:])
         reached.append(state)
     return reached
@@ -213,6 +219,14 @@ class _Rank:
         shared = [[i for i, role in enumerate(self.roles) if role[run] and role[1]] for run in (0, 2)]
         # Stage x or y, where the run meets run 2, if this rank has it.
         self.meets = [which[0] if which else None for which in shared]
+        self.memories = tuple(problem.memory[s] for s in stages)
+        self.key = (roles.tobytes(), self.time, self.memory, tuple(self.rooms), self.memories)
+
+    def table(self) -> Int64:
+        """[parts of run 1, parts of run 3] `best`."""
+        first, _, third = self.problem.runs
+        rows = [[self.best(p, t)[0] for t in range(third + 1)] for p in range(first + 1)]
+        return np.where(np.array(rows) < 0, _NONE, rows)
 
     def best(self, p: int, t: int) -> tuple[int, dict[int, Counts]]:
         """The most parts of run 2 beside p of run 1 and t of run 3, and the counts of each stage; -1 if none fit."""
@@ -220,15 +234,28 @@ class _Rank:
         c1, _, c3 = self.problem.time
         if not self.possible or c1 * p + c3 * t > self.time:
             return best
-        for px, ty in product(self._shares(p, 0), self._shares(t, 1)):
+        for px, ty in product(self._shares(p, 0, 0), self._shares(t, 2, 1)):
             counts = self._filled(p, t, px, ty)
             if counts is not None and (most := sum(count[1] for count in counts)) > best[0]:
                 best = (most, dict(zip(self.stages, counts, strict=True)))
         return best
 
-    def _shares(self, parts: int, end: int) -> Iterator[int]:
-        """How many of the parts of run 1 or 3 may be in the stage that they share with run 2."""
-        return iter(range(parts + 1) if self.meets[end] is not None else range(1))
+    def _shares(self, parts: int, run: int, end: int) -> range:
+        """How many of the parts of run 1 or 3 to try in the stage that they share with run 2.
+
+        As few as can be leave most room for run 2; more are worth it only where they are lighter there than elsewhere.
+        """
+        if self.meets[end] is None:
+            return range(1)
+        if len(set(self.memories)) > 1:
+            return range(parts + 1)
+        cost, width = self.problem.time[run], self.problem.width if run == 0 else parts
+        alone = sum(
+            _whole(room, cost, min(parts, width))
+            for i, room in enumerate(self.rooms)
+            if self.roles[i][run] and i != self.meets[end]
+        )
+        return range(max(0, parts - alone), max(0, parts - alone) + 1)
 
     def _filled(self, p: int, t: int, px: int, ty: int) -> list[Counts] | None:
         """Counts with px parts of run 1 in stage x and ty of run 3 in stage y, and as many of run 2 as go."""

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from schedc.ir.placement import Placement
-from schedc.layout.balance import Balanced
+from schedc.layout.balancing import Balanced
 from schedc.layout.compare import Comparison, load_per_rank, measured_json
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import DECODER, Kind, Layout, Part
