@@ -15,6 +15,7 @@ from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.freeze import thaw
 from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
@@ -62,10 +63,12 @@ def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
     """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks.
 
-    costs: those that a `policy` orders by; default: unit costs.
+    costs: those that a `policy` orders by, if its order is not frozen; default: unit costs.
     """
     if isinstance(tree, Order):
         return tree.at(sizes)  # judged when it was read
+    if (frozen := thaw(tree, sizes)) is not None:
+        return frozen
     schedule = elaborate(tree, sizes, costs)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)

@@ -25,7 +25,7 @@ LAYERS = (
     ("schedc.analysis",),
     ("schedc.passes", "schedc.layout"),
     ("schedc.emit", "schedc.draw"),
-    ("schedc.inputs",),
+    ("schedc.inputs", "schedc.freeze"),
     ("schedc.compiler",),
     ("schedc.highlight", "schedc.lsp"),
     ("schedc.cli",),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
-from schedc.compiler import compile_at, legal_schedule
+from schedc.cli import main
+from schedc.compiler import analyse, compile_at, legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.dispatch import dispatch
+from schedc.freeze import freeze, frozen_path
 from schedc.ir.schedule import Schedule
 from schedc.library import open_schedule
 from schedc.source import Source
@@ -291,3 +295,57 @@ def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) 
     ran = dispatch(schedule, [False] * len(schedule), None, costs)
     assert ran.complete
     assert ran.makespan == simulate(schedule, costs, Dependencies.of(schedule)).makespan
+
+
+# Frozen orders.
+
+UNEVEN = Costs(F=(1.0, 1.0, 1.0, 5.0), p2p=0.5)
+BY_COSTS = """schedule mine(P: ranks = 2, M: microbatches = 4) {
+  place loop(2)
+  rank r { policy prefer B > F { repeat M { F0 } repeat M { F1 } repeat M { B1 } repeat M { B0 } } }
+}
+"""
+
+
+def code_of(call: Callable[[], object]) -> str:
+    with pytest.raises(DiagnosticError) as caught:
+        call()
+    return caught.value.diagnostics[0].code
+
+
+def test_a_frozen_order_is_used_until_it_is_asked_for_anew(tmp_path: Path) -> None:
+    file = tmp_path / "mine.sched"
+    file.write_text(BY_COSTS)
+    by_unit, by_uneven = (orders(analyse(file, {}, costs).schedule) for costs in (None, UNEVEN))
+    assert by_unit != by_uneven
+    result = CliRunner().invoke(main, ["freeze", str(file), "--cost", "F=1,1,1,5", "--cost", "p2p=0.5"])
+    assert (result.exit_code, Path(result.output.strip())) == (0, tmp_path / "mine.P2-M4.order")
+    assert orders(analyse(file, {}).schedule) == by_uneven
+    assert orders(analyse(file, {"M": 3}).schedule) == orders(elaborate(open_schedule(file), {"M": 3}))
+    assert compile_at(file, {}).sizes == {"P": 2, "M": 4}
+    freeze(open_schedule(file), {}, Costs())
+    assert orders(analyse(file, {}, UNEVEN).schedule) == by_unit
+    (tmp_path / "mine.P2-M4.order").unlink()
+    assert orders(analyse(file, {}, UNEVEN).schedule) == by_uneven
+
+
+def test_a_frozen_order_is_refused_where_it_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.sched"
+    file.write_text(BY_COSTS)
+    order = freeze(open_schedule(file), {}, Costs())
+    file.write_text(BY_COSTS + "\n# changed\n")
+    assert code_of(lambda: analyse(file, {})) == "S129"
+    file.write_text(BY_COSTS)
+    text = order.read_text()
+    order.write_text(text.replace('size "M" 4', 'size "M" 3'))
+    assert code_of(lambda: analyse(file, {})) == "S129"
+    order.write_text(text.replace("0F0@", "0F1@", 1))
+    assert code_of(lambda: analyse(file, {})).startswith("S2")
+    order.write_bytes(b"\xff")
+    assert code_of(lambda: analyse(file, {})) == "S129"
+    for name in ("adaptive_pipe", "1f1b"):
+        assert code_of(lambda name=name: freeze(open_schedule(name), {}, Costs())) == "S129"  # type: ignore[misc]
+    monkeypatch.chdir(tmp_path)
+    Path("adaptive_pipe.sched").write_text(BY_COSTS.replace("mine", "adaptive_pipe"))
+    assert frozen_path(open_schedule("adaptive_pipe"), {}) is None
+    assert frozen_path(open_schedule("adaptive_pipe.sched"), {}) == Path("adaptive_pipe.P2-M4.order")

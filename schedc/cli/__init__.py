@@ -17,6 +17,7 @@ from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
 from schedc.cli.diff import diff
 from schedc.cli.export import export, import_command
 from schedc.cli.fmt import fmt
+from schedc.cli.freeze import freeze
 from schedc.cli.layout import layout
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.lsp import lsp
@@ -66,6 +67,7 @@ for _command in (
     export,
     import_command,
     fmt,
+    freeze,
     list_command,
     explain,
     report,

@@ -252,6 +252,14 @@ S1: tuple[Code, ...] = (
         right=_slots("F at 3*m  I at 3*m + 1", "fill W within 1"),
     ),
     Code(
+        "S129",
+        "frozen order",
+        "`schedc freeze` keeps the order that a `policy` chose as NAME.P4-M8.order beside its file, and it is then"
+        " used instead of ordering anew. It is refused where the .sched file has changed since, or where it is an order of"
+        " something else. There is nothing to freeze in a schedule without a policy, or in one of the library: copy the"
+        " file first.",
+    ),
+    Code(
         "S140",
         "a layout that cannot be read",
         "A layout has E (embedding), t (decoder layer), m (multi-token prediction), L (loss) and noop (padding), `|`"

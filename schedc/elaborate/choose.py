@@ -27,10 +27,19 @@ class WrittenOrder:
 
 def number_of_choices(block: t.RankBlock) -> int:
     """The choices of the `policy` of a rank block; 1 where there is none."""
-    inner = [
-        s for statement in block.body for s in (statement.body if isinstance(statement, t.Phase) else (statement,))
-    ]
-    return next((len(statement.choices) for statement in inner if isinstance(statement, t.Policy)), 1)
+    policy = _policy(block)
+    return 1 if policy is None else len(policy.choices)
+
+
+def has_policy(tree: t.ScheduleTree) -> bool:
+    """Whether the order of a checked schedule depends on costs."""
+    return any(_policy(block) is not None for block in tree.ranks)
+
+
+def _policy(block: t.RankBlock) -> t.Policy | None:
+    """The policy of a rank block, in the block itself or as the whole of a phase."""
+    bodies = (statement.body if isinstance(statement, t.Phase) else (statement,) for statement in block.body)
+    return next((inner for body in bodies for inner in body if isinstance(inner, t.Policy)), None)
 
 
 def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source) -> Schedule:
