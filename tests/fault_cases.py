@@ -74,11 +74,13 @@ def refusals(rank: int, world_size: int) -> list[list[str]]:
 
 
 def different_models(rank: int, world_size: int) -> list[str]:
-    """Rank 1 builds its model from another seed: fatal where a stage has two copies, and only there."""
+    """Rank 1 builds or freezes its model otherwise: fatal where a stage has two copies, and only there."""
     found = []
-    for schedule in ("dualpipe", "1f1b"):
+    for schedule, freeze in (("dualpipe", False), ("dualpipe", True), ("1f1b", False)):
         model = small_gpt(blocks=4)
-        if rank == 1:
+        if rank == 1 and freeze:
+            model.blocks[0].requires_grad_(False)
+        elif rank == 1:
             nn.init.ones_(model.blocks[0].up.weight)
         try:
             Pipeline(model, compile_schedule(schedule, P=2, M=4), loss_fn=next_token_loss, timeout=20).close()

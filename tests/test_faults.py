@@ -25,7 +25,8 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
 
 def test_copies_of_a_stage_must_begin_equal() -> None:
     answers = pool(2).run("fault_cases:different_models")
-    assert answers == [["ranks 0 and 1 differ in their weights of stage 0", "built"]] * 2
+    weights, frozen = (f"ranks 0 and 1 differ in their {what} of stage 0" for what in ("weights", "frozen parameters"))
+    assert answers == [[weights, frozen, "built"]] * 2
 
 
 def test_a_device_that_the_group_cannot_send_from_is_refused() -> None:

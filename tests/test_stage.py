@@ -386,7 +386,11 @@ def test_misuse_is_named() -> None:
     with pytest.raises(StageError, match="already belongs to another stage"):
         Stage(stages[0].module, 0, 2)
     stages[0].release()
-    Stage(stages[0].module, 0, 2)
+    plain = Stage(stages[0].module, 0, 2, deferring=False)
+    plain.bind(stages[0]._input, stages[0]._output)
+    sent = plain.forward(0, (tokens[0],))
+    with pytest.raises(StageError, match="stage 0 was made without deferred weight gradients"):
+        plain.backward(0, (torch.zeros_like(sent[0]),), defer=True)
 
 
 def test_a_loss_that_is_not_a_scalar_is_refused() -> None:
