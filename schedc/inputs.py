@@ -78,6 +78,15 @@ def open_input(given: str | Path) -> Input:
     return open_order(given) if is_order(given) else open_schedule(given)
 
 
+def open_family(given: str | Path) -> ScheduleTree:
+    """The tree of a schedule that has many sizes. Raises `DiagnosticError` (S606) for an order, which has one."""
+    if not is_order(given):
+        return open_schedule(given)
+    message = f"{given} is the order of one size: nothing follows from it about others"
+    help = "give a .sched file or the name of a library schedule"
+    raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
+
+
 def open_order(given: str | Path) -> Order:
     """The legal order in a CSV or text form; see `open_input`."""
     read = _read_csv if Path(given).suffix.lower() == _CSV else _read_text

@@ -218,9 +218,10 @@ def test_a_csv_can_be_checked_shown_compared_and_compiled(tmp_path: Path) -> Non
     assert schedc("show", str(path)).exit_code == 0
     assert schedc("diff", str(path), "zbh1").exit_code == 0
     assert schedc("diff", str(path), "1f1b").exit_code == 1
-    result = schedc("check", str(path), "-D", "P=8")
-    assert result.exit_code == 1
-    assert "error[S606]" in result.stderr
+    for arguments in (["check", "-D", "P=8"], ["check", "--sweep", "P<=4"], ["report"]):
+        result = schedc(*arguments, str(path))
+        assert result.exit_code == 1
+        assert "error[S606]" in result.stderr
 
 
 def test_import_writes_a_text_form_that_is_the_same_schedule(tmp_path: Path) -> None:

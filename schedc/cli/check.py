@@ -98,9 +98,9 @@ def check(schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | 
 def _sweep(name: str, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
     from schedc.analysis.size_range import sizes_in
     from schedc.analysis.sweep import sweep
-    from schedc.library import open_schedule
+    from schedc.inputs import open_family
 
-    tree = open_schedule(name)
+    tree = open_family(name)
     listed = list(sizes_in(size_range, tree, sizes))
     label = f"checking {len(listed)} sizes"
     with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:

@@ -123,7 +123,7 @@ def export(schedule: str, sizes: dict[str, int], costs: Costs, target: str, outp
 
     chosen = EXPORTS[target]
     given = open_input(schedule)
-    order = legal_schedule(given, sizes)
+    order = legal_schedule(given, sizes, costs)
     if chosen.trains:
         _refuse_segments(given, order, target)
     write(chosen.emit(order, costs), output)

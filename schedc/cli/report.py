@@ -22,9 +22,9 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
     """
     from schedc.analysis.formulas.derive import derive
     from schedc.analysis.formulas.report import to_json, to_text
-    from schedc.library import open_schedule
+    from schedc.inputs import open_family
 
-    tree = open_schedule(schedule)
+    tree = open_family(schedule)
     with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
