@@ -6,8 +6,9 @@ import pytest
 import torch
 from runtime_cases import check_parity, next_token_loss, small_gpt, tokens
 from schedc_runtime import Pipeline
-from schedc_runtime.errors import PartitionError
+from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import partition
+from schedc_runtime.testing import pool
 
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.placement import loop
@@ -64,6 +65,22 @@ def test_padding_changes_neither_names_nor_values() -> None:
         for module in parts.modules:
             values = module(*values)  # type: ignore[misc]
         assert torch.equal(values, expected)  # type: ignore[arg-type]
+
+
+def different_layouts(rank: int, world_size: int) -> str:
+    """Rank 1 has one block more in its stage: run on processes."""
+    program = compile_schedule("1f1b", P=2, M=2)
+    layout = parse_layout("Ett|ttL" if rank else "Et|tttL")
+    try:
+        Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, layers=layout, timeout=20)
+    except RuntimeFault as error:
+        return str(error).partition("\n")[0]
+    return "built"
+
+
+def test_all_ranks_must_have_the_same_layout() -> None:
+    told = pool(2).run("test_layout_runtime:different_layouts")
+    assert told == ["ranks 0 and 1 differ in their layout of blocks on stages"] * 2
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ class Pipeline:
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        mine = fingerprint(self.program, self._names, self._copied)
+        mine = fingerprint(self.program, self._names, self.partition.blocks, self._copied)
         check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(

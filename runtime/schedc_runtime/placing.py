@@ -64,8 +64,13 @@ def device_of(model: nn.Module) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def fingerprint(program: Program, names: Mapping[str, Any], copies: Iterable[Stage]) -> dict[str, str]:
-    """What must be equal on all ranks that have it: the program, the model's names and shapes, the copied weights."""
+def fingerprint(
+    program: Program, names: Mapping[str, Any], blocks: Sequence[Sequence[str]], copies: Iterable[Stage]
+) -> dict[str, str]:
+    """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
+
+    names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
+    """
     x = program
     columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
     weights = {f"weights of stage {stage.index}": _digest(*map(_bytes, stage.module.parameters())) for stage in copies}
@@ -76,6 +81,7 @@ def fingerprint(program: Program, names: Mapping[str, Any], copies: Iterable[Sta
     return {
         "program": _digest(*(column.tobytes() for column in columns)),
         "model": _digest(repr(sorted(names.items())).encode()),
+        "layout of blocks on stages": _digest(repr(blocks).encode()),
         **frozen,
         **weights,
     }
