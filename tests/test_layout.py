@@ -106,6 +106,23 @@ def test_hostile_strings_end_at_once(text: str) -> None:
     assert time.perf_counter() - begin < 1
 
 
+@given(
+    st.text(st.sampled_from("EtmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
+    st.none() | st.integers(-2, 9),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_read_or_refused_at_a_place_in_it(text: str, dense: int | None) -> None:
+    try:
+        layout = parse_layout(text, dense=dense)
+    except DiagnosticError as error:
+        for found in error.diagnostics:
+            span = found.primary.span
+            assert found.code in ("S140", "S141", "S142", "S143")
+            assert found.source is None or span.column <= len(found.source.line(span.line)) + 1
+        return
+    assert parse_layout(write_layout(layout), dense=dense) == layout
+
+
 def test_the_number_of_layers_is_checked() -> None:
     assert refused("Ett|tL", layers=4) == [("S143", 1, 7)]
     assert refused("Ett|tL", dense=4) == [("S143", 1, 7)]
@@ -340,6 +357,9 @@ def test_the_command_shows_where_a_string_is_wrong() -> None:
     [
         ((), "give a LAYOUT, or --layers"),
         (("Et|L", "--pad", "1"), "a LAYOUT says itself"),
+        (("Et|L", "--mtp", "1"), "a LAYOUT says itself"),
+        (("--layers", "8", "--stages", "2", "--at", "first"), "--at needs --pad"),
+        (("--layers", "8", "--stages", "2", "--pad", "0", "--auto", "--at", "first"), "--auto leaves no choice"),
         (("--layers", "8"), "--layers needs --schedule or --stages"),
         (("--layers", "8", "--stages", "2", "--schedule", "1f1b"), "--stages follows from --schedule"),
         (("Et|L", "-D", "P=2"), "-D needs --schedule"),

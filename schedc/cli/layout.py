@@ -22,8 +22,8 @@ _SHOWN = 12
 """Balanced layouts that are worked out to be compared; models seldom have more."""
 
 
-def _places(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str | list[int]:
-    if value in ("last", "first", "auto"):
+def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | list[int] | None:
+    if value is None or value in ("last", "first", "auto"):
         return value
     try:
         return [int(number) for number in value.strip("[]").split(",")]
@@ -40,11 +40,10 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str
 @click.option(
     "--at",
     callback=_places,
-    default="last",
     metavar="last|first|auto|NUMBERS",
-    help="Where the paddings are among all places; auto: where the largest rank has least to do.",
+    help="Where the paddings are among all places, by default last; auto: where the largest rank has least to do.",
 )
-@click.option("--auto", is_flag=True, help="Balance the layers by their costs, without paddings.")
+@click.option("--auto", is_flag=True, help="Balance the layers by their costs; with --pad as --at auto.")
 @click.option("--schedule", metavar="SCHEDULE", help="Whose stages, ranks and timeline to use.")
 @click.option("--stages", type=click.IntRange(1), help="Number of stages, one per rank, where no schedule is given.")
 @sizes_argument
@@ -84,7 +83,7 @@ def layout(
     dense: int | None,
     mtp: int,
     pad: int | None,
-    at: str | list[int],
+    at: str | list[int] | None,
     auto: bool,
     schedule: str | None,
     stages: int | None,
@@ -107,7 +106,7 @@ def layout(
     from schedc.layout.report import to_json, to_text
 
     balanced = auto or at == "auto"
-    _check_usage(layout, layers, pad, balanced, schedule, stages, sizes, memory, objective)
+    _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
     costs = _layer_costs(cost_options, cost_file)
     given = parse_layout(layout, dense=dense, layers=layers) if layout else None
     order = _legal(schedule, sizes) if schedule else None
@@ -121,7 +120,7 @@ def layout(
             proof = shortest(others, order, costs) if objective == "makespan" and order else others[0]
             given = proof.layout
         else:
-            given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at)
+            given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at or "last")
     comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
     facts = to_json(given, placement, costs, proof, comparison)
     click.echo(json.dumps(facts) if as_json else to_text(facts))
@@ -130,7 +129,9 @@ def layout(
 def _check_usage(
     layout: str | None,
     layers: int | None,
+    mtp: int,
     pad: int | None,
+    at: str | list[int] | None,
     balanced: bool,
     schedule: str | None,
     stages: int | None,
@@ -140,7 +141,9 @@ def _check_usage(
 ) -> None:
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
-        (layout is not None and (pad is not None or balanced), "a LAYOUT says itself where the layers are"),
+        (layout is not None and (pad is not None or balanced or mtp > 0), "a LAYOUT says itself where everything is"),
+        (at is not None and pad is None, "--at needs --pad"),
+        (balanced and at not in (None, "auto"), "--auto leaves no choice to --at"),
         (layout is None and schedule is None and stages is None, "--layers needs --schedule or --stages"),
         (schedule is not None and stages is not None, "--stages follows from --schedule"),
         (bool(sizes) and schedule is None, "-D needs --schedule"),
