@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from schedc.ir.columns import Columns, Int8, Int32, Int64
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
-from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source, Span
 
 
@@ -62,7 +62,7 @@ class Instruction(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class Program(Columns):
     """The instruction streams of all ranks, as columns; rank r owns rows rank_start[r] ..< rank_start[r + 1].
 
     kind: [n] `InstructionKind`.
@@ -106,26 +106,6 @@ class Program:
     source_name: str = ""
     source: Source | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def ranks(self) -> int:
-        return self.placement.ranks
-
-    @property
-    def stages(self) -> int:
-        return self.placement.stages
-
-    @property
-    def microbatches(self) -> int:
-        return self.placement.microbatches
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
-
-    @cached_property
-    def rank(self) -> Int32:
-        """[n] rank of each instruction."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
-
     def instruction(self, row: int) -> Instruction:
         columns = (
             self.stage,
@@ -152,19 +132,6 @@ class Program:
         span, phase = self.spans[self.span[row]], self.phases[self.phase[row]]
         place = f"{self.source_name or self.name}:{span}" if span != NOWHERE else (self.source_name or self.name)
         return f"{place} (phase {phase})" if phase else place
-
-    def __eq__(self, other: object) -> bool:
-        """Equal in every column and name; the source text is not part of the value."""
-        if not isinstance(other, Program):
-            return NotImplemented
-        return all(
-            np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
-            for f in fields(self)
-            if f.compare
-            for a, b in [(getattr(self, f.name), getattr(other, f.name))]
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def computation(program: Program) -> tuple[Schedule, Int64]:

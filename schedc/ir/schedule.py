@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from schedc.ir.columns import Columns, Int8, Int32, Int64
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.placement import Placement
 from schedc.source import NOWHERE, Source, Span
 
-Int8 = npt.NDArray[np.int8]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
+__all__ = ["Int8", "Int32", "Int64", "Op", "Schedule"]
 
 
 class Op(NamedTuple):
@@ -35,7 +30,7 @@ class Op(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class Schedule(Columns):
     """Placement, sizes, and the ordered ops of every rank, as columns.
 
     The ops of rank r are rows rank_start[r] ..< rank_start[r + 1], in the order they run.
@@ -65,26 +60,6 @@ class Schedule:
     doc: str = ""
     source: Source | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def ranks(self) -> int:
-        return self.placement.ranks
-
-    @property
-    def stages(self) -> int:
-        return self.placement.stages
-
-    @property
-    def microbatches(self) -> int:
-        return self.placement.microbatches
-
-    def __len__(self) -> int:
-        return int(self.kind.size)
-
-    @cached_property
-    def rank(self) -> Int32:
-        """[n] rank of each op."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
-
     def op(self, row: int) -> Op:
         return Op(
             int(self.rank[row]),
@@ -103,16 +78,3 @@ class Schedule:
     def describe(self, row: int) -> str:
         """How messages name an op: ``3F0 (rank 3)``."""
         return f"{self.stage[row]}{LETTERS[self.kind[row]]}{self.microbatch[row]} (rank {self.rank[row]})"
-
-    def __eq__(self, other: object) -> bool:
-        """Equal in every column and name; the source text is not part of the value."""
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        return all(
-            np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
-            for f in fields(self)
-            if f.compare
-            for a, b in [(getattr(self, f.name), getattr(other, f.name))]
-        )
-
-    __hash__ = None  # type: ignore[assignment]
