@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from orders import orders
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
 from schedc.cli import main
@@ -92,8 +94,11 @@ def test_what_is_lowered_is_read_without_a_finding(name: str, sizes: dict[str, i
 
 @settings(max_examples=40, deadline=None)
 @given(orders(legal=True))
-def test_any_legal_order_with_one_pipe_is_lowered_and_read_again(schedule: Schedule) -> None:
-    if schedule.placement.pipes > 1:
+def test_any_legal_order_is_lowered_and_read_again_if_it_has_one_pipe(schedule: Schedule) -> None:
+    home = schedule.placement.rank_of_stage
+    if (home != home[0]).any():
+        with pytest.raises(DiagnosticError, match="S603"):
+            to_lowered_csv(insert_communication(schedule))
         return
     cells = read_cells(Source("order.csv", to_lowered_csv(insert_communication(schedule))))
     assert to_torch_csv(schedule_of(cells)) == to_torch_csv(schedule)
@@ -201,6 +206,49 @@ def test_a_deadlock_of_a_lowered_file_shows_its_circle(tmp_path: Path) -> None:
     (diagnostic,) = error.value.diagnostics
     assert diagnostic.notes[0] == "the shortest circle: rank 0 waits <- rank 1 waits <- rank 0 waits"
     assert "order.csv:1:" in "".join(diagnostic.notes)
+
+
+@st.composite
+def garbled(draw: st.DrawFn) -> str:
+    """A good file of either level with some of its cells exchanged, lost, doubled, moved or overwritten."""
+    text = draw(st.sampled_from([TWO, LOWERED, to_lowered_csv(insert_communication(at("dualpipev", P=2, M=4)))]))
+    rows = [line.split(",") for line in text.splitlines()]
+    for _ in range(draw(st.integers(1, 3))):
+        row, other = draw(st.sampled_from(rows)), draw(st.sampled_from(rows))
+        place = draw(st.integers(0, max(0, len(row) - 1)))
+        cell = draw(
+            st.sampled_from(["", "0F0", "1SEND_B0", "0REDUCE_GRAD", "9", "(0F1;1B0)OVERLAP_F_B", "é", "65535F9"])
+        )
+        match draw(st.sampled_from(["put", "lose", "double", "move", "cut"])):
+            case "put":
+                row[place : place + 1] = [cell]
+            case "lose":
+                del row[place : place + 1]
+            case "double":
+                row[place:place] = row[place : place + 1]
+            case "move":
+                other[:0], row[place : place + 1] = row[place : place + 1], []
+            case "cut":
+                del row[place:]
+    return "\n".join(map(",".join, rows))
+
+
+@settings(max_examples=200, deadline=None)
+@given(garbled())
+def test_a_garbled_file_is_refused_at_a_place_of_it_or_legal(text: str) -> None:
+    source = Source("order.csv", text)
+    try:
+        cells = read_cells(source)
+        schedule = schedule_of(cells)
+        found = check_schedule(schedule) or check_lowered(cells, schedule)
+    except DiagnosticError as error:
+        found = list(error.diagnostics)
+    for finding in found:
+        assert finding.source is source
+        assert 1 <= finding.primary.span.line <= len(source.lines)
+        assert 1 <= finding.primary.span.column <= len(source.line(finding.primary.span.line)) + 1
+    if not found:
+        insert_communication(schedule)  # complete and free of deadlock: it can be compiled
 
 
 # Orders stand wherever a schedule does.

@@ -55,7 +55,8 @@ class _Group(click.Group):
 def main() -> None:
     """Compile pipeline-parallel training schedules.
 
-    SCHEDULE is the name of a library schedule (`schedc list`) or the path of a .sched file.
+    SCHEDULE is the name of a library schedule (`schedc list`), or the path of a .sched file or of an order (torch's
+    schedule CSV, or our text form).
     """
 
 

@@ -68,7 +68,7 @@ def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
     from schedc.compiler import legal_schedule
     from schedc.draw.chart import Chart
 
-    schedule = legal_schedule(tree, sizes)
+    schedule = legal_schedule(tree, sizes, costs)
     known = Dependencies.of(schedule)
     timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
     return Chart.of(schedule, timeline, memory, costs)

@@ -32,7 +32,7 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
     """
     from schedc.analysis.difference import compare
 
-    first, second = _schedules((schedule, other), sizes)
+    first, second = _schedules((schedule, other), sizes, costs)
     difference = compare(first, second, costs)
     if as_json:
         click.echo(json.dumps({"schema": "schedc.diff", "version": 1, **difference.to_json()}))
@@ -42,7 +42,7 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
         sys.exit(FINDINGS)
 
 
-def _schedules(names: tuple[str, str], sizes: dict[str, int]) -> list[Schedule]:
+def _schedules(names: tuple[str, str], sizes: dict[str, int], costs: Costs) -> list[Schedule]:
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
 
@@ -51,7 +51,7 @@ def _schedules(names: tuple[str, str], sizes: dict[str, int]) -> list[Schedule]:
     if unknown := sorted(set(sizes) - set().union(*of_tree)):
         raise click.UsageError(f"neither schedule has a size {unknown[0]!r}")
     return [
-        legal_schedule(tree, {name: value for name, value in sizes.items() if name in known})
+        legal_schedule(tree, {name: value for name, value in sizes.items() if name in known}, costs)
         for tree, known in zip(trees, of_tree, strict=True)
     ]
 

@@ -15,10 +15,11 @@ def cannot(code: str, message: str, why: str, nearest: str, source: Source | Non
 
 
 def one_copy(placement: Placement, target: str, source: Source | None) -> None:
-    """Raises S603 for a schedule with two pipes: a stage then lives on two ranks."""
-    if placement.pipes == 1:
+    """Raises S603 for a schedule with two pipes: a stage then lives on two ranks, where there are two."""
+    apart = np.flatnonzero((placement.rank_of_stage != placement.rank_of_stage[0]).any(0))
+    if not apart.size:
         return
-    stage = int(np.flatnonzero((placement.rank_of_stage[1:] != placement.rank_of_stage[0]).any(0))[0])
+    stage = int(apart[0])
     ranks = " and ".join(str(rank) for rank in sorted(set(placement.rank_of_stage[:, stage].tolist())))
     raise cannot(
         "S603",
