@@ -336,6 +336,14 @@ def test_megatron_flags() -> None:
         "--microbatch-group-size-per-virtual-pipeline-stage 4",
     ]
     assert flags("interleaved_1f1b", "-D", "v=3") == interleaved
+    placed = flags("interleaved_1f1b", "-D", "P=2", "--layout", "E t*3|tt,noop|tt|ttmL")
+    assert placed == [
+        "--pipeline-model-parallel-size 2",
+        "--num-layers 9",
+        "--mtp-num-layers 1",
+        '--pipeline-model-parallel-layout "Ettt|tt|tt|ttmL"',
+        "--microbatch-group-size-per-virtual-pipeline-stage 2",
+    ]
     assert flags("interleaved_overlap", "-D", "v=3") == [*interleaved, "--overlap-moe-expert-parallel-comm"]
 
 
@@ -357,6 +365,21 @@ def test_what_a_target_cannot_express_is_refused(name: str, target: str, code: s
     assert result.stdout == ""
     assert f"error[{code}]" in result.stderr
     assert why in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("Et|tL", "the layout has 2 stages, 1f1b has 4"),
+        ("Et|t|m|mL", "multi-token predictions in several stages"),
+        ("Ex|t|t|L", "error[S140]"),
+    ],
+)
+def test_a_layout_that_megatron_cannot_take(layout: str, said: str) -> None:
+    result = schedc("export", "1f1b", "--to", "megatron", "--layout", layout)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert schedc("export", "1f1b", "--to", "csv", "--layout", layout).exit_code == 2
 
 
 def test_a_placement_that_torchtitan_lacks(tmp_path: Path) -> None:

@@ -49,10 +49,11 @@ def _torchtitan(schedule: Schedule, _costs: Costs) -> str:
     return to_torchtitan(schedule)
 
 
-def _megatron(schedule: Schedule, _costs: Costs) -> str:
+def _megatron(schedule: Schedule, _costs: Costs, layout: str | None = None) -> str:
     from schedc.emit.megatron import to_megatron
+    from schedc.layout.parser import parse_layout
 
-    return to_megatron(schedule)
+    return to_megatron(schedule, parse_layout(layout) if layout else None)
 
 
 def _trace(schedule: Schedule, costs: Costs) -> str:
@@ -115,18 +116,23 @@ EXPORTS: Mapping[str, Export] = {
     required=True,
     help="; ".join(f"{name}: {export.purpose}" for name, export in EXPORTS.items()) + ".",
 )
+@click.option("--layout", help="With --to megatron: which stage holds which layers, as 'Et*3|(tt|)*29,m|L'.")
 @output_argument
-def export(schedule: str, sizes: dict[str, int], costs: Costs, target: str, output: Path | None) -> None:
+def export(
+    schedule: str, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
+) -> None:
     """Write SCHEDULE in another format. What the target cannot express is refused, with the nearest that it can."""
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
 
+    if layout and target != "megatron":
+        raise click.UsageError("--layout needs --to megatron")
     chosen = EXPORTS[target]
     given = open_input(schedule)
     order = legal_schedule(given, sizes, costs)
     if chosen.trains:
         _refuse_segments(given, order, target)
-    write(chosen.emit(order, costs), output)
+    write(_megatron(order, costs, layout) if layout else chosen.emit(order, costs), output)
 
 
 def _refuse_segments(given: Input, order: Schedule, target: str) -> None:

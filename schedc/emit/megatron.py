@@ -15,9 +15,12 @@ from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.emit.targets import cannot, one_copy, placement_form
 from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Kind, Layout
+from schedc.layout.writer import write_layout
 from schedc.library import names, open_schedule
 
 _COLUMNS = ("rank_start", "kind", "stage", "microbatch")
+_CHUNKS = "--num-virtual-stages-per-pipeline-rank"
 Flags = tuple[str, ...]
 
 
@@ -38,7 +41,7 @@ def _group(ranks: int, microbatches: int) -> int:
 
 def _interleaved(ranks: int, microbatches: int, chunks: int) -> Flags:
     return (
-        f"--num-virtual-stages-per-pipeline-rank {chunks}",
+        f"{_CHUNKS} {chunks}",
         f"--microbatch-group-size-per-virtual-pipeline-stage {_group(ranks, microbatches)}",
     )
 
@@ -58,10 +61,12 @@ _MODES = (
 )
 
 
-def to_megatron(schedule: Schedule) -> str:
+def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     """The flags, one per line, under comments that say what else must hold; ends with a newline.
 
-    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for an order that Megatron does not make.
+    layout: which stage holds which layers; its paddings, which hold nothing, are left out.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for an order that Megatron does not make and for a
+    layout that is not one of these stages.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
     form = placement_form(schedule.placement)
@@ -73,7 +78,8 @@ def to_megatron(schedule: Schedule) -> str:
     modes = [mode for mode in _MODES if mode.schedule in names() and mode.needs(ranks, microbatches, chunks)]
     for mode in modes:
         if (made := _made(mode, ranks, microbatches, chunks)) is not None and _same(schedule, made):
-            return _text(schedule, mode.flags(ranks, microbatches, chunks))
+            flags = mode.flags(ranks, microbatches, chunks)
+            return _text(schedule, flags if layout is None else _laid_out(schedule, layout, flags))
     nearest = modes[0].schedule if modes else "1f1b"
     raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
 
@@ -91,6 +97,22 @@ def _made(mode: _Mode, ranks: int, microbatches: int, chunks: int) -> Schedule |
 def _same(one: Schedule, other: Schedule) -> bool:
     columns = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _COLUMNS)
     return columns and np.array_equal(one.pair >= 0, other.pair >= 0)
+
+
+def _laid_out(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
+    """The flags with a layout, from which Megatron takes the number of chunks itself."""
+    if len(layout.stages) != schedule.stages:
+        message = f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages}"
+        why = "Megatron's layout names every stage of every rank, chunk after chunk"
+        raise cannot("S607", message, why, "`schedc layout --schedule` makes one that fits", schedule.source)
+    predictions = layout.counts[:, list(Kind).index(Kind.MTP)]
+    if np.count_nonzero(predictions) > 1:
+        message = "the layout has multi-token predictions in several stages"
+        raise cannot("S607", message, "Megatron runs all of them in one", "put them into one stage", schedule.source)
+    bare = Layout(tuple(tuple(part for part in stage if part.kind is not Kind.NOOP) for stage in layout.stages))
+    mtp = (f"--mtp-num-layers {predictions.sum()}",) if predictions.any() else ()
+    kept = tuple(flag for flag in flags if not flag.startswith(_CHUNKS))
+    return (f"--num-layers {layout.layers}", *mtp, f'--pipeline-model-parallel-layout "{write_layout(bare)}"', *kept)
 
 
 def _text(schedule: Schedule, flags: Flags) -> str:
