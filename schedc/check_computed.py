@@ -84,14 +84,21 @@ def _in_timed(timed: t.Timed) -> Iterator[tuple[str, Span, str]]:
             yield f"{what} without a slot in a `timed` block", item.span, "write for example F at 2*m + r"
         elif isinstance(item, t.SlotItem) and timed.fill is not None and item.op.kind == "W":
             yield "a W with a slot where `fill` places them", item.span, "leave the W out, or `fill`"
-    if timed.fill is not None and (timed.fill.op.kind != "W" or timed.fill.op.chunk is not None):
-        yield "`fill` places weight gradients of any chunk", timed.fill.op.span, "write `fill W`"
+    if timed.fill is not None:
+        yield from _fill(timed.fill.op)
+
+
+def _fill(op: t.OpItem) -> Iterator[tuple[str, Span, str]]:
+    if op.kind != "W" or op.chunk is not None:
+        yield "`fill` places weight gradients of any chunk", op.span, "write `fill W`"
 
 
 def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
     for choice in policy.choices:
         if any(sign != ">" for sign in choice.comparisons):
             yield "preferred ops are separated by `>`", choice.span, "write for example prefer B > F > W"
+        if choice.fill is not None:
+            yield from _fill(choice.fill)
         for cap in choice.caps:
             if cap.comparison != "<=":
                 yield f"a cap with `{cap.comparison}`", cap.span, "write for example cap F - B <= P - r"

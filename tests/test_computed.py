@@ -21,6 +21,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.dispatch import dispatch
 from schedc.freeze import freeze, frozen_path
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.library import open_schedule
 from schedc.source import Source
@@ -67,6 +68,7 @@ def test_ops_run_in_the_order_of_their_slots() -> None:
         ("timed fill W { I at 0  W at 1 }", ("S126", 2, 24), "fill"),
         ("timed fill B { I at 0 }", ("S126", 2, 12), "write `fill W`"),
         ("policy prefer F < B { F }", ("S126", 2, 15), "prefer B > F"),
+        ("policy prefer F fill I { F }", ("S126", 2, 22), "write `fill W`"),
         ("policy cap F >= 2 { F }", ("S126", 2, 8), "cap F - B"),
         ("policy { F at 2 }", ("S126", 2, 10), "outside"),
         ("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }", ("S128", 2, 7), "all ranks come to wait, 12 ops"),
@@ -242,6 +244,40 @@ def test_no_rank_waits_while_an_op_is_ready(data: st.DataObject, P: int, M: int)
         if timeline.start[cell] > free:
             later = np.arange(cell, known.rank_start[known.rank[cell] + 1])
             assert (arrived[later] >= timeline.start[cell]).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 6))
+def test_a_weight_gradient_only_fills_gaps_that_are_long_enough(data: st.DataObject, P: int, M: int) -> None:
+    """Whatever its rank runs later and was on its way when it began arrived no earlier than it ended."""
+    costs = data.draw(stage_costs(P))
+    schedule = elaborate(
+        tree_of("policy prefer I > F fill W { repeat M { F } repeat M { I W } }"), {"P": P, "M": M}, costs
+    )
+    timeline = simulate(schedule, costs)
+    known = timeline.dependencies
+    weight = schedule.kind == OpKind.W
+    for cell in np.flatnonzero(weight):
+        later = np.arange(cell + 1, known.rank_start[known.rank[cell] + 1])
+        source = known.producers[:, later].max(axis=0)
+        later, source = later[source >= 0], source[source >= 0]
+        coming = timeline.start[source] < timeline.start[cell]
+        arrival = timeline.end[source[coming]] + costs.p2p
+        assert (arrival >= timeline.end[cell]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
+def test_zb_auto_keeps_its_limit_and_is_never_slower_than_zbh1_and_zbh2(
+    data: st.DataObject, P: int, M: int, more: int
+) -> None:
+    costs = data.draw(stage_costs(P))
+    made = legal_schedule(open_schedule("zb_auto"), {"P": P, "M": M, "limit": P + more}, costs)
+    assert measure_memory(made).peak_activations.max() <= P + more
+    fixed = {0: "zbh1", P - 1: "zbh2"}.get(more)
+    if fixed is not None:
+        other = legal_schedule(open_schedule(fixed), {"P": P, "M": M})
+        assert simulate(made, costs).makespan <= simulate(other, costs).makespan
 
 
 def own_needs(schedule: Schedule, end: np.ndarray) -> np.ndarray:

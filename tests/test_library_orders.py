@@ -320,9 +320,10 @@ def test_rules_with_a_third_size(third: int) -> None:
 
 def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
     third = next((p.name for p in TREES[name].parameters if p.role in ("chunks", "segments", "count")), "")
+    values = (lambda P: (P, P + P // 2, 2 * P)) if third == "limit" else lambda P: (1, 2, 3)
     for P in range(2, 17, 2) if name == "chimera" else (1, 2, 3, 4, 5, 8):
         for M in sorted({1, 2, 3, 4, 5, 7, 8, 10, 15, 16, P}):
-            for value in (1, 2, 3) if third else (0,):
+            for value in values(P) if third else (0,):
                 sizes = {"P": P, "M": M, **({third: value} if third else {})}
                 if (schedule := unless_refused(name, sizes)) is not None:
                     yield sizes, schedule

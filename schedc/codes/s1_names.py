@@ -255,9 +255,9 @@ S1: tuple[Code, ...] = (
         "S129",
         "frozen order",
         "`schedc freeze` keeps the order that a `policy` chose as NAME.P4-M8.order beside its file, and it is then"
-        " used instead of ordering anew. It is refused where the .sched file has changed since, or where it is an order of"
-        " something else. There is nothing to freeze in a schedule without a policy, or in one of the library: copy the"
-        " file first.",
+        " used instead of ordering anew. It is refused where the .sched file has changed since, or where it is an order"
+        " of something else. There is nothing to freeze in a schedule without a policy, or in one of the library: copy"
+        " the file first.",
     ),
     Code(
         "S140",

@@ -85,7 +85,7 @@ class ComputedExpander(Expander):
 
     def _policy(self, policy: t.Policy, scope: Scope, phase: str) -> Rows:
         choice = policy.choices[self.choice]
-        if choice.prefer or choice.caps:
+        if choice.prefer or choice.fill or choice.caps:
             wishes = tuple(self._wish(wish, scope) for wish in choice.prefer)
             limits = tuple(
                 Limit(
@@ -95,7 +95,7 @@ class ComputedExpander(Expander):
                 )
                 for cap in choice.caps
             )
-            self.rule = Preferred(policy.span, wishes, limits)
+            self.rule = Preferred(policy.span, wishes, limits, choice.fill is not None)
         self.computed = self.rule is not None
         rows = self.body(choice.body, scope.inside(), phase)
         self.computed = False

@@ -62,11 +62,14 @@ class Preferred:
     wishes: one mark, or two: a forward and a backward that are both ready run as a pair.
     An op that overtakes counted ones of the text leaves room for them, so that a text that keeps within the limits
     is one way to run what is left, and the ranks never stand still.
+    fill: a W comes after all others, and only where none of them is on its way to arrive before the W would end: the
+    gaps that are filled in the zero-bubble paper's heuristic (arXiv 2401.10241, section 3.1) are at least as long.
     """
 
     span: Span
     wishes: tuple[tuple[Mark, ...], ...]
     limits: tuple[Limit, ...]
+    fill: bool = False
 
 
 Rule = InTurn | Preferred
@@ -139,13 +142,19 @@ class _Machine:
 
     def ready(self, row: int, now: float) -> bool:
         """Whether all that an op needs is there."""
+        return self.arrival(row) <= now
+
+    def arrival(self, row: int) -> float:
+        """When all that an op needs is there, as far as it is known: inf where some of it has not been started."""
         kind, stage = self.kind[row], self.stage[row]
         at = stage * self.count + self.microbatch[row]
         if kind == OpKind.F:
-            return stage == 0 or self.forward[at - self.count] <= now
+            return 0.0 if stage == 0 else self.forward[at - self.count]
         if kind == OpKind.W:
-            return self.split[at]
-        return self.forward[at] < inf and (stage == self.last or self.backward[at + self.count] <= now)
+            return 0.0 if self.split[at] else inf
+        if self.forward[at] == inf:
+            return inf
+        return 0.0 if stage == self.last else self.backward[at + self.count]
 
     def start(self, cell: Cell, rank: int, now: float) -> float:
         """Note what a cell gives to others, in ``sent`` whom it wakes, and return when it ends."""
@@ -297,7 +306,9 @@ class _WishPool(_Pool):
             self.queues.setdefault((self.machine.kind[row], self.machine.stage[row]), []).append(row)
         self.head = dict.fromkeys(self.queues, 0)
         self.wishes = [[self._keys(mark) for mark in wish] for wish in self.rule.wishes]
-        self.wishes.append([list(self.queues)])
+        fillers = [key for key in self.queues if self.rule.fill and key[0] == OpKind.W]
+        self.wishes.append([[key for key in self.queues if key not in fillers]])
+        self.fillers = fillers
         self.limits = [
             (set(self._keys(limit.counted)), set(self._keys(limit.freed)), limit.most[self.rank])
             for limit in self.rule.limits
@@ -315,18 +326,32 @@ class _WishPool(_Pool):
     def choose(self, now: float) -> Cell | None:
         for wish in self.wishes:
             rows = [self._first(keys, now) for keys in wish]
-            if all(row is not None for row in rows):
-                cell = tuple(row for row in rows if row is not None)
-                for row in cell:
-                    self.head[self.machine.kind[row], self.machine.stage[row]] += 1
-                self.left -= len(cell)
-                return cell
-        return None
+            cell = tuple(row for row in rows if row is not None)
+            if len(cell) == len(wish):
+                return self._taken(cell)
+        filler = self._first(self.fillers, now)
+        if filler is None or self._soonest() < now + self.machine.time[OpKind.W][self.machine.stage[filler]]:
+            return None
+        return self._taken((filler,))
+
+    def _taken(self, cell: Cell) -> Cell:
+        for row in cell:
+            self.head[self.machine.kind[row], self.machine.stage[row]] += 1
+        self.left -= len(cell)
+        return cell
+
+    def _soonest(self) -> float:
+        """When the first of the ops that no W may delay arrives, of those that are on their way."""
+        heads = self._heads([key for key in self.queues if key not in self.fillers])
+        return min((self.machine.arrival(row) for row in heads if self._within(row)), default=inf)
+
+    def _heads(self, keys: list[_Key]) -> list[int]:
+        """The next op with each of these keys."""
+        return [queue[self.head[key]] for key in keys if self.head[key] < len(queue := self.queues[key])]
 
     def _first(self, keys: list[_Key], now: float) -> int | None:
         """Of the ops with these keys that may run, the first in the text."""
-        heads = [queue[self.head[key]] for key in keys if self.head[key] < len(queue := self.queues[key])]
-        for row in sorted(heads):
+        for row in sorted(self._heads(keys)):
             if self.machine.ready(row, now) and self._within(row):
                 return row
         return None

@@ -153,11 +153,15 @@ class Build(Transformer[Token, t.FileTree]):
     def policy(self, word: Token, *parts: t.Choice | Token) -> t.Policy:
         return t.Policy(tuple(part for part in parts if isinstance(part, t.Choice)), span_of(word))
 
-    def choice(self, prefer: tuple[Any, ...] | None, *parts: Any) -> t.Choice:
+    def filling(self, _: Token, op: t.OpItem) -> t.OpItem:
+        return op
+
+    def choice(self, prefer: tuple[Any, ...] | None, fill: t.OpItem | None, *parts: Any) -> t.Choice:
         wishes, caps, (body, end) = prefer or (), parts[:-1], parts[-1]
-        first = next((part.span for part in (*wishes, *caps) if not isinstance(part, Token)), end)
+        heads = (*wishes, *([fill] if fill else []), *caps)
+        first = next((part.span for part in heads if not isinstance(part, Token)), end)
         signs = tuple(str(part) for part in wishes if isinstance(part, Token))
-        return t.Choice(tuple(p for p in wishes if not isinstance(p, Token)), signs, caps, body, first)
+        return t.Choice(tuple(p for p in wishes if not isinstance(p, Token)), signs, fill, caps, body, first)
 
     def prefer(self, _: Token, *wishes: Any) -> tuple[Any, ...]:
         return wishes

@@ -158,9 +158,9 @@ def _tell_ifs_apart(items: list[Token]) -> None:
 
 
 def _tell_fills_apart(items: list[Token]) -> None:
-    """Turn each `fill` behind `timed` into FILL: phases are often called so."""
+    """Turn each `fill` behind `timed` or an op into FILL, where no name can stand: phases are often called so."""
     for i, token in enumerate(items[1:], 1):
-        if token == "fill" and items[i - 1].type == "TIMED":
+        if token == "fill" and items[i - 1].type in ("TIMED", "OP", "OP_DIGIT", "RSQB"):
             items[i] = Token.new_borrow_pos("FILL", "fill", token)
 
 

@@ -178,11 +178,12 @@ class Cap:
 class Choice:
     """One way to order the ops of ``body``: by what is preferred under caps; without both, as written.
 
-    ``comparisons``: the signs between the preferred ops, as written.
+    ``comparisons``: the signs between the preferred ops, as written. ``fill``: the W that waits for a gap.
     """
 
     prefer: tuple[OpItem | PairItem, ...]
     comparisons: tuple[str, ...]
+    fill: OpItem | None
     caps: tuple[Cap, ...]
     body: tuple[Statement, ...]
     span: Span
