@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations_with_replacement, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,3 +92,42 @@ def test_no_layout_is_better(data: st.DataObject) -> None:
         if best.refuted_rank is not None:
             small = [v for v in values if best.within is None or v[1] <= round(best.within, 9)]
             assert all(v[0] > best.refuted_rank for v in small)
+
+
+def test_layers_are_not_spread_beyond_memory() -> None:
+    """A layer holds 3 in the first stage and 1 in the second: two and two would be even, and hold 8."""
+    best = next(frontier(Model(4), v_shape(1, 4), memory=6, in_flight=[3, 1]))
+    assert [len(best.layout.layers_of(stage)) for stage in range(2)] == [1, 3]
+    assert (best.largest_rank, best.largest_stage, best.refuted_rank, best.refuted_stage) == (4.0, 3.0, None, 2.0)
+
+
+def test_dense_layers_alone_can_be_too_much() -> None:
+    costs = LayerCosts(parameters=PerKind(dense=5.0, moe=0.0), activations=PerKind(dense=0.0, moe=0.0))
+    with pytest.raises(DiagnosticError, match=r"S406.*within 4: rank 0 holds 5"):
+        next(frontier(Model(3, 1), linear(2, 4), costs, memory=4, in_flight=[2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "in_flight", "message"),
+    [
+        (Model(3, mtp=1), linear(1, 4), None, "predictions and head in one stage"),
+        (Model(3), linear(2, 4), [1], "1 peaks for 2 stages"),
+        (
+            Model(3),
+            Placement(np.array([[0, 1, 2], [1, 2, 0]], np.int32), (0, 2, 4), 3),
+            None,
+            "the two pipes of this placement pair each stage with several others",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced(model: Model, placement: Placement, in_flight: list[int], message: str) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        next(frontier(model, placement, in_flight=in_flight))
+    assert [(d.code, d.message) for d in error.value.diagnostics] == [("S143", message)]
+
+
+def test_costs_with_many_digits_are_balanced_to_twelve_of_them() -> None:
+    costs = LayerCosts(time=PerKind(1 / 3, 1e-9 / 7, 2 / 3, 1e6 / 7, 0.1))
+    best = next(frontier(Model(9, 3, 1), loop(2, 4, 2), costs))
+    every = [value(layout, loop(2, 4, 2), costs)[0] for layout in every_layout(Model(9, 3, 1), 4)]
+    assert best.largest_rank == pytest.approx(min(every), rel=1e-12)
