@@ -12,11 +12,7 @@ import numpy as np
 
 from schedc.analysis.legality import check_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.emit.check_lowered import check_lowered
-from schedc.emit.torch_cells import read_cells
-from schedc.emit.torch_csv import schedule_of
 from schedc.ir.schedule import Schedule
-from schedc.ir.text import parse_schedule
 from schedc.library import open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
@@ -125,7 +121,14 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sizes.items())
 
 
+# The readers are imported where they are used: most inputs are .sched files, and start faster without them.
+
+
 def _read_csv(source: Source) -> Schedule:
+    from schedc.emit.check_lowered import check_lowered
+    from schedc.emit.torch_cells import read_cells
+    from schedc.emit.torch_csv import schedule_of
+
     cells = read_cells(source)
     schedule = schedule_of(cells, name=_name(source))
     if findings := check_schedule(schedule) or check_lowered(cells, schedule):
@@ -135,6 +138,8 @@ def _read_csv(source: Source) -> Schedule:
 
 def _read_text(source: Source) -> Schedule:
     """Spans in a text form point into the file that it was made from, which is not at hand: they are left out."""
+    from schedc.ir.text import parse_schedule
+
     schedule = replace(without_places(parse_schedule(source.text, source.name)), source=source)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
