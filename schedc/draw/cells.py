@@ -76,8 +76,9 @@ class Cells:
         held = np.stack([np.maximum(before, self.inside[cells]), self.after[cells]], 1).ravel()
         times = np.stack([self.start[cells], self.end[cells]], 1).ravel()
         # A dip of no length, between a cell and the one right after it, is nothing that anybody could use.
-        dips = np.append((np.diff(times) <= 0) & (np.diff(held) >= 0), False)
-        return Curve(times[~dips], held[~dips])
+        stays = np.ones(times.size, bool)
+        stays[:-1] = (np.diff(times) > 0) | (np.diff(held) < 0)
+        return Curve(times[stays], held[stays])
 
     def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
         """(number in `phase_names`, start, end) of each run of cells of one phase; it ends where its last cell does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape, quoteattr
+from html import escape
 
 from schedc.diagnostics import clean
 
@@ -30,12 +30,12 @@ def plain(text: str) -> str:
 
 def content(text: str) -> str:
     """``text`` as the content of an element: whatever it holds, it stays text."""
-    return escape(plain(text))
+    return escape(plain(text), quote=False)
 
 
 def attribute(text: str) -> str:
     """``text`` as a quoted attribute value."""
-    return quoteattr(plain(text))
+    return f'"{escape(plain(text))}"'
 
 
 def text_width(text: str, size: float) -> float:

@@ -27,8 +27,8 @@ def verify(schedule: Schedule) -> list[Diagnostic]:
     circle is asked by `schedc.analysis.legality`. Raises `CompilerBug` if the columns themselves are inconsistent.
     """
     _check_columns(schedule)
-    if found := _names_nothing(schedule):
-        return found  # the other checks index by stage and microbatch
+    if found := _is_empty(schedule) or _names_nothing(schedule):
+        return found  # the other checks index by op, stage and microbatch
     table = _Table(schedule)
     return [diagnostic for invariant in INVARIANTS for diagnostic in invariant(table)]
 
@@ -155,6 +155,16 @@ def _names_nothing(schedule: Schedule) -> list[Diagnostic]:
                              f"this {_name(schedule, row)}")  # fmt: skip
 
     return _first(wrong, schedule.span[wrong], wrong.size, describe)
+
+
+def _is_empty(schedule: Schedule) -> list[Diagnostic]:
+    """S203: there is an op."""
+    if len(schedule):
+        return []
+    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    help = "every microbatch needs an F and a B, or an I and a W, on each stage"
+    label = Label(schedule.spans[0] if schedule.spans else NOWHERE)
+    return [Diagnostic("S203", f"no op runs at {sizes}", label, help=help, source=schedule.source)]
 
 
 # Invariants of the ops. Each takes the table and gives the diagnostics.

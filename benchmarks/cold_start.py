@@ -1,0 +1,105 @@
+"""How long `schedc compile` of a library schedule takes from a cold start to its files: every run is a new process.
+
+The processes run on one core (where the system can pin them). Python's byte code lies in a folder of its own, filled
+by one run that does not count, as it would lie beside the modules of an installed package. Reported are medians over
+the runs: CPU time, which other load on the machine does not lengthen, and wall clock. The time of the imports alone
+(the modules that `compile` loads, without compiling) is measured in the same way; a process that only starts Python
+shows the rest.
+
+    python benchmarks/cold_start.py [--json] [--schedule dualpipev] [--runs 11]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+MODULES = (
+    "schedc.cli",
+    "schedc.compiler",
+    "schedc.draw.svg",
+    "schedc.emit.torch_csv",
+    "schedc.ir.json",
+    "schedc.ir.text",
+)
+
+
+class Taken(NamedTuple):
+    """Seconds of one process."""
+
+    cpu: float
+    wall: float
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> Taken:
+    """One new process of this Python, to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, env=environment, stdout=subprocess.DEVNULL)
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Taken(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
+
+
+def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
+    """Median seconds of the whole command, of its imports and of an empty program, taken in turn."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    written = folder / "written"
+    programs = {
+        "compile": ["-m", "schedc.cli", "compile", schedule, "-o", str(written)],
+        "import": ["-c", f"import {', '.join(MODULES)}"],
+        "python": ["-c", "pass"],
+    }
+    taken: dict[str, list[Taken]] = {name: [] for name in programs}
+    for turn in range(runs + 1):
+        for name, arguments in programs.items():
+            for file in written.glob("*"):
+                file.unlink()
+            one = run(arguments, environment)
+            if name == "compile" and len(list(written.iterdir())) != 4:
+                raise SystemExit("the files were not written")
+            if turn:  # the first turn fills the byte code
+                taken[name].append(one)
+    return {
+        f"{name}_{part}": statistics.median(getattr(one, column) for one in those)
+        for name, those in taken.items()
+        for part, column in (("s", "cpu"), ("wall_s", "wall"))
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--schedule", default="dualpipev")
+    parser.add_argument("--runs", type=int, default=11)
+    arguments = parser.parse_args()
+    pinned = hasattr(os, "sched_setaffinity")
+    if pinned:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(arguments.schedule, arguments.runs, Path(folder))
+    if arguments.json:
+        instrument = "CPU time of a new process, median; *_wall_s is wall clock"
+        facts = {"instrument": instrument, "schedule": arguments.schedule, "runs": arguments.runs, "one_core": pinned}
+        print(json.dumps({**facts, **figures}))
+        return
+    for name, what in (
+        ("compile", f"schedc compile {arguments.schedule}"),
+        ("import", "its imports"),
+        ("python", "python"),
+    ):
+        print(f"{what:<28} {figures[name + '_s']:.3f} s CPU, {figures[name + '_wall_s']:.3f} s wall")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Fuzzing of everything that schedc reads: only a `DiagnosticError` may come out, in time and within memory.
+
+    python tests/fuzz.py --count 100000 [--seed 1] [--only NUMBER]
+
+Every input goes through all stages that it reaches: reading, checks, elaboration, legality, timeline, memory, claims,
+messages, drawing, and the forms that are written. A fault is any other exception, a diagnostic that cannot be shown or
+has no explanation, or more than `SECONDS` of CPU time. What a legal schedule may cost is bounded, so that the time of
+an input says something: ops and work of an evaluation by the limits below, memory by the limit of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, ModuleType
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fuzz_inputs import FAMILIES, Case, case
+
+from schedc.analysis.bubbles import classify
+from schedc.analysis.claims import check_claims
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.legality import check_schedule
+from schedc.analysis.memory import measure_memory
+from schedc.analysis.size_range import sizes_in
+from schedc.analysis.timeline import simulate
+from schedc.check import check
+from schedc.codes import CODES
+from schedc.cost.costs import Costs, parse_costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, render
+from schedc.draw.svg import draw_svg
+from schedc.elaborate import elaborate
+from schedc.emit.check_lowered import check_lowered
+from schedc.emit.torch_cells import read_cells
+from schedc.emit.torch_csv import schedule_of
+from schedc.inputs import open_input
+from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.program import Program
+from schedc.ir.schedule import Schedule
+from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
+from schedc.ir.verify_program import verify_program
+from schedc.layout.parser import parse_layout
+from schedc.library import open_schedule
+from schedc.passes.insert_communication import insert_communication
+from schedc.source import Source
+from schedc.syntax.parser import parse
+from schedc.syntax.tree import Claim
+
+SECONDS = 2.0
+MEMORY = 4 << 30
+MOST_OPS, MOST_WORK, MOST_DRAWN = 20_000, 5_000_000, 400
+
+
+class Hang(BaseException):
+    """An input took too long."""
+
+
+class Fault(Exception):
+    """A diagnostic that is none."""
+
+
+def read_sched(given: Case) -> str:
+    for tree in parse(Source("fuzz.sched", given.text)).schedules:
+        _refuse(check(tree))
+        schedule = elaborate(tree, dict(given.sizes))
+        run(schedule, given, tree.claims)
+    return "ran"
+
+
+def read_file(given: Case) -> str:
+    """The way of the command line, from a file on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fuzz.sched"
+        path.write_text(given.text, encoding="utf-8", errors="replace")
+        tree = open_input(path)
+    run(elaborate(tree, dict(given.sizes)), given, tree.claims)  # type: ignore[arg-type]
+    return "ran"
+
+
+def read_csv(given: Case) -> str:
+    cells = read_cells(Source("fuzz.csv", given.text))
+    schedule = schedule_of(cells)
+    _refuse(check_schedule(schedule) or check_lowered(cells, schedule))
+    run(schedule, given)
+    return "ran"
+
+
+def read_schedule(given: Case) -> str:
+    run(parse_schedule(given.text, "fuzz"), given)
+    return "ran"
+
+
+def read_program(given: Case) -> str:
+    return _program(parse_program(given.text, "fuzz"))
+
+
+def read_json(given: Case) -> str:
+    return _program(program_from_json(given.text, "fuzz"))
+
+
+def read_costs(given: Case) -> str:
+    costs = parse_costs(Source("fuzz.toml", given.text))
+    schedule = elaborate(open_schedule("1f1b"), {"P": 4, "M": 4})
+    simulate(schedule, costs)
+    measure_memory(schedule, costs)
+    return "ran"
+
+
+def read_layout(given: Case) -> str:
+    parse_layout(given.text)
+    return "ran"
+
+
+def read_range(given: Case) -> str:
+    tree = open_schedule("interleaved_1f1b")
+    for count, _ in enumerate(sizes_in(given.text, tree, {})):
+        if count > 2000:
+            break
+    return "ran"
+
+
+READERS: dict[str, Callable[[Case], str]] = {
+    "sched": read_sched,
+    "file.sched": read_file,
+    "csv": read_csv,
+    "lowered": read_csv,
+    "schedule": read_schedule,
+    "program": read_program,
+    "json": read_json,
+    "costs": read_costs,
+    "layout": read_layout,
+    "range": read_range,
+}
+
+
+def run(schedule: Schedule, given: Case, claims: tuple[Claim, ...] = ()) -> None:
+    """Everything that is done with a schedule, as far as it is legal."""
+    costs = Costs.from_options(given.options)
+    _refuse(check_schedule(schedule))
+    known = Dependencies.of(schedule)
+    timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
+    classify(timeline, costs)
+    for result in check_claims(claims, schedule, costs, dependencies=known):
+        if result.diagnostic:
+            _shown([result.diagnostic])
+    _program(insert_communication(schedule, costs))
+    print_schedule(schedule)
+    if len(schedule) <= MOST_DRAWN:
+        draw_svg(schedule, timeline, memory)
+
+
+def _program(program: Program) -> str:
+    _refuse(verify_program(program))
+    print_program(program)
+    program_to_json(program)
+    return "ran"
+
+
+def _refuse(found: list[Diagnostic]) -> None:
+    if found:
+        raise DiagnosticError(found)
+
+
+def _shown(found: tuple[Diagnostic, ...] | list[Diagnostic]) -> str:
+    """The first code; raises `Fault` for what no user could read."""
+    for diagnostic in found:
+        if diagnostic.code not in CODES or not diagnostic.message or diagnostic.code not in render(diagnostic):
+            raise Fault(f"a diagnostic that cannot be shown: {diagnostic!r}")
+    if not found:
+        raise Fault("refused without a diagnostic")
+    return found[0].code
+
+
+def outcome(given: Case) -> str:
+    """``ran``, or the code with which an input was refused; raises whatever is a fault."""
+    try:
+        return READERS[given.reader](given)
+    except DiagnosticError as error:
+        return _shown(error.diagnostics)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise Hang
+
+
+LIMITS = {"MAX_OPS": MOST_OPS, "MAX_DISPATCHED": MOST_OPS // 10, "MAX_WORK": MOST_WORK}
+
+
+def limits() -> list[tuple[ModuleType, str]]:
+    """The limits of the compiler on work that is legal, with the modules that hold them."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("schedc.elaborate.")]
+    return [(module, limit) for module in modules for limit in LIMITS if hasattr(module, limit)]
+
+
+def bounded() -> None:
+    """Lowers them in this process."""
+    for module, limit in limits():
+        setattr(module, limit, LIMITS[limit])
+
+
+def fuzz(count: int, seed: int, tell: Callable[[str], None], first: int = 0) -> list[int]:
+    """Runs so many inputs; tells of each fault and in the end what was run. Gives the numbers of the faults."""
+    signal.signal(signal.SIGPROF, _stop)
+    seen: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
+    faults: list[int] = []
+    slowest = (0.0, -1)
+    start = time.perf_counter()
+    for number in range(first, first + count):
+        family, given = case(seed, number)
+        begin = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            what = outcome(given)
+        except (Exception, Hang, RecursionError) as error:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            what = f"FAULT {type(error).__name__}"
+            faults.append(number)
+            tell(report(number, family, given, error))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        slowest = max(slowest, (time.process_time() - begin, number))
+        seen[family][what] += 1
+        if (number + 1) % 10_000 == 0:
+            tell(f"{number + 1} inputs, {len(faults)} faults, {time.perf_counter() - start:.0f} s")
+    for family, results in seen.items():
+        total = sum(results.values())
+        common = ", ".join(f"{code} {n}" for code, n in results.most_common(6))
+        tell(f"{family:<22} {total:>7} inputs, {results['ran']:>6} ran; {common}")
+    tell(f"slowest: input {slowest[1]} with {slowest[0]:.2f} s of CPU time")
+    tell(f"{count} inputs of seed {seed}: {len(faults)} faults")
+    return faults
+
+
+def report(number: int, family: str, given: Case, error: BaseException) -> str:
+    place = "".join(traceback.format_exception(error)[-6:])
+    text = given.text if len(given.text) < 4000 else f"{given.text[:4000]}…"
+    extra = f" sizes {dict(given.sizes)} options {given.options}"
+    return f"--- fault at input {number} ({family}){extra}\n{text}\n{place}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="run one input, shown before it is run")
+    arguments = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    faulthandler.enable()
+    bounded()
+    if arguments.only is not None:
+        family, given = case(arguments.seed, arguments.only)
+        print(f"{family}, {given.reader}, {dict(given.sizes)}, {given.options}\n{given.text}", flush=True)
+        print(fuzz(1, arguments.seed, lambda line: print(line, flush=True), arguments.only) or "no fault")
+        return
+    faults = fuzz(arguments.count, arguments.seed, lambda line: print(line, flush=True), arguments.first)
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
