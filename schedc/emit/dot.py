@@ -10,16 +10,15 @@ import json
 
 import numpy as np
 
+from schedc.analysis.bubbles import critical_path
 from schedc.analysis.timeline import Timeline
+from schedc.draw.palette import FILLS
 from schedc.emit.targets import cannot
-from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
 MOST_CELLS = 600
 """Cells of the largest graph: dot itself takes minutes above it, and nobody reads the picture."""
 
-_FILL = {OpKind.F: "#cfe2f3", OpKind.I: "#fce5cd", OpKind.W: "#d9ead3", OpKind.B: "#f9cb9c"}
-_PAIR = "#d9d2e9"
 _CRITICAL = 'color="#cc0000", penwidth=2.5'
 
 
@@ -34,7 +33,7 @@ def to_dot(schedule: Schedule, timeline: Timeline) -> str:
             "choose smaller sizes with -D, or look at `schedc show --format html`, which shows the critical path too",
             schedule.source,
         )
-    path = _critical_path(timeline)
+    path = {cell: int(timeline.bound_by[cell]) for cell in critical_path(timeline).tolist()}
     title = json.dumps(f"{schedule.name}: {', '.join(f'{name} = {value}' for name, value in schedule.sizes.items())}")
     lines = [
         "digraph schedule {",
@@ -50,23 +49,12 @@ def to_dot(schedule: Schedule, timeline: Timeline) -> str:
     return "\n".join([*lines, *_edges(timeline, path), "}", ""])
 
 
-def _critical_path(timeline: Timeline) -> dict[int, int]:
-    """The cells on a longest chain of waits, each with the cell it waited for (-1 for the first)."""
-    if not timeline.end.size:
-        return {}
-    cell = int(timeline.end.argmax())
-    path: dict[int, int] = {}
-    while cell >= 0:
-        path[cell] = int(timeline.bound_by[cell])
-        cell = path[cell]
-    return path
-
-
 def _node(schedule: Schedule, timeline: Timeline, cell: int, critical: bool) -> str:
     known = timeline.dependencies
     first, second = int(known.first[cell]), int(known.second[cell])
     text = str(schedule.op(first)) if second < 0 else f"{schedule.op(first)} & {schedule.op(second)}"
-    fill = _FILL[schedule.op(first).kind] if second < 0 else _PAIR
+    # The pale shades of the drawings; a pair is half forward, half backward there and here.
+    fill = ":".join(FILLS[schedule.op(row).kind][0] for row in (first, second) if row >= 0)
     when = f"{timeline.start[cell]:g} – {timeline.end[cell]:g}"
     mark = f", {_CRITICAL}" if critical else ""
     return f'c{cell} [label="{text}", tooltip="{when}", fillcolor="{fill}"{mark}];'
