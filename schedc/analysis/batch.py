@@ -171,10 +171,11 @@ def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats,
     value[nothing] = -np.inf
     rows = np.where(steps.waits >= 0, ranks + steps.waits, nothing)
     rank, cost, fresh = (steps.table[:, column] for column in (RANK, COST, FRESH))
-    both, any_fresh, late = rows[:, 1] < nothing, fresh.any(), bool(latency.any())
-    bounds = steps.start.tolist()
-    twice = np.logical_or.reduceat(both, steps.start[:-1]).tolist() if count else []
-    for (low, high), two in zip(pairwise(bounds), twice, strict=True):
+    late = bool(latency.any())
+    levels = pairwise(steps.start.tolist())
+    marks = np.stack([rows[:, 1] < nothing, fresh > 0])
+    some = np.logical_or.reduceat(marks, steps.start[:-1], axis=1).T.tolist() if count else []
+    for (low, high), (two, begins) in zip(levels, some, strict=True):
         who = rank[low:high]
         time = value.take(rows[low:high, 0], axis=0)
         if two:
@@ -182,7 +183,7 @@ def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats,
         if late:
             time += latency
         np.maximum(time, value.take(who, axis=0), out=time)
-        if any_fresh and fresh[low:high].any():
+        if begins:
             first = np.flatnonzero(fresh[low:high])
             begin[who[first]] = time[first]
         time += duration.take(cost[low:high], axis=0)

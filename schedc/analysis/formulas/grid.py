@@ -14,7 +14,7 @@ from schedc.analysis.legality import check_schedule
 from schedc.analysis.sweep import REFUSED
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.sizes import role
+from schedc.elaborate.sizes import meets, role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
@@ -105,6 +105,8 @@ def _legal(
         if len(found) == most:
             break
         try:
+            if not meets(tree, values):
+                continue
             schedule = elaborate(tree, values)
             if findings := check_schedule(schedule):
                 raise DiagnosticError(findings)
