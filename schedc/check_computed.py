@@ -10,6 +10,9 @@ from schedc.syntax import tree as t
 
 Computed = t.Timed | t.Policy
 
+MAX_CHOICES = 16
+"""Ways that a policy may choose between; each is run."""
+
 
 def misplaced(block: t.RankBlock, source: Source) -> list[Diagnostic]:
     """All that is wrong with the form of a rank block's computed order (S126).
@@ -94,6 +97,8 @@ def _fill(op: t.OpItem) -> Iterator[tuple[str, Span, str]]:
 
 
 def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
+    if len(policy.choices) > MAX_CHOICES:
+        yield f"more than {MAX_CHOICES} choices of one policy", policy.span, "keep those that are ever taken"
     for choice in policy.choices:
         if any(sign != ">" for sign in choice.comparisons):
             yield "preferred ops are separated by `>`", choice.span, "write for example prefer B > F > W"

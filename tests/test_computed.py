@@ -35,6 +35,9 @@ def tree_of(body: str, place: str = "linear", head: str = "") -> ScheduleTree:
     return parse(Source("test.sched", text)).schedules[0]
 
 
+ALL = "repeat M { F }  repeat M { B }"
+
+
 def orders(schedule: Schedule) -> list[list[str]]:
     return [[str(op) for op in schedule.ops(rank)] for rank in range(schedule.ranks)]
 
@@ -70,6 +73,7 @@ def test_ops_run_in_the_order_of_their_slots() -> None:
         ("policy prefer F < B { F }", ("S126", 2, 15), "prefer B > F"),
         ("policy prefer F fill I { F }", ("S126", 2, 22), "write `fill W`"),
         ("policy cap F >= 2 { F }", ("S126", 2, 8), "cap F - B"),
+        (f"policy {{ F }} {'or { F }' * 16}", ("S126", 2, 1), "16 choices"),
         ("policy { F at 2 }", ("S126", 2, 10), "outside"),
         ("timed fill W within 0 { F at 0  I at 1  F at 2  I at 3 }", ("S128", 2, 7), "all ranks come to wait, 12 ops"),
         ("policy cap F - B <= 0 { repeat M { F  B } }", ("S128", 2, 1), "8 ops before the end, for P = 2, M = 2"),
@@ -85,6 +89,22 @@ def test_faults(body: str, position: tuple[str, int, int], said: str) -> None:
     first = findings(body)[0]
     assert first.position == position
     assert said in first.message + first.help
+
+
+TWICE = "repeat M { for c in 0 ..< 64 { F[c] } } repeat M { for c in 0 ..< 64 { B[c] } }"
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "sizes"),
+    [
+        ("timed fill W { for m in 0 ..< M { F at 2*m  I at 2*m + 1 } }", "linear", {"P": 32, "M": 60_000}),
+        (f"policy prefer B > F {{ {TWICE} }}", "loop(64)", {"P": 1, "M": 999}),
+        (f"policy prefer B > F {{ {ALL} }} {f'or {{ {ALL} }}' * 15}", "linear", {"P": 64, "M": 6_000}),
+    ],
+)
+def test_orders_that_take_too_long_to_compute_are_refused_at_once(body: str, place: str, sizes: dict[str, int]) -> None:
+    (finding,) = findings(body, place, **sizes)
+    assert finding.code == "S120"
 
 
 def test_an_incomplete_order_is_left_to_the_checks_of_every_order() -> None:
@@ -171,8 +191,6 @@ def test_a_filled_pattern_is_what_its_rule_says(name: str, slots: Slots, most: C
 
 
 # Policies.
-
-ALL = "repeat M { F }  repeat M { B }"
 
 
 def test_preferring_backwards_under_1f1bs_cap_is_1f1b() -> None:

@@ -10,10 +10,14 @@ import numpy.typing as npt
 
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.elaborate.dispatch import MAX_DISPATCHED, Ran, Rule, dispatch, reordered
+from schedc.elaborate.dispatch import Ran, dispatch, reordered
+from schedc.elaborate.rules import Rule
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.syntax import tree as t
+
+MAX_DISPATCHED = 4_000_000
+"""Ops of a computed order, over all its choices, times the chunks of a rank: some seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,33 @@ def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source)
     """
     if len(orders) == 1 and orders[0].rule is None:
         return orders[0].schedule
-    runs = [_run(order, order.rule, costs, source) for order in orders]
+    runs = [_run(order, order.rule, costs) for order in orders]
     best = min((ran.makespan for ran in runs if ran.complete), default=None)
     for order, ran in zip(orders, runs, strict=True):
         if ran.complete and ran.makespan == best:
             return order.schedule if order.rule is None else reordered(order.schedule, ran)
     first = orders[0]
-    if first.rule is not None and _run(first, None, costs, source).complete:
+    if first.rule is not None and _run(first, None, costs).complete:
         raise DiagnosticError([_stuck(first, runs[0], source)])
     return first.schedule
 
 
-def _run(order: WrittenOrder, rule: Rule | None, costs: Costs, source: Source) -> Ran:
-    schedule = order.schedule
-    if len(schedule) > MAX_DISPATCHED:
-        message = f"an order of {len(schedule):,} ops cannot be computed; at most {MAX_DISPATCHED:,} can"
-        span = order.rule.span if order.rule is not None else schedule.spans[0]
-        raise DiagnosticError([Diagnostic("S120", message, Label(span), help="use smaller sizes", source=source)])
-    computed = order.computed[schedule.span] if order.computed.size else np.zeros(0, bool)
-    return dispatch(schedule, computed.tolist(), rule, costs)
+def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
+    """Refuse (S120) what would take too long to compute, before the other choices are expanded."""
+    computed = choices > 1 or any(order.rule is not None for order in orders)
+    work = sum(len(order.schedule) * order.schedule.placement.chunks for order in orders)
+    if computed and work > MAX_DISPATCHED:
+        message = (
+            f"an order that is computed may have {MAX_DISPATCHED:,} ops, times the chunks of a rank; here {work:,}"
+        )
+        span = next((order.rule.span for order in orders if order.rule is not None), orders[0].schedule.spans[0])
+        help = "use smaller sizes, or fewer choices"
+        raise DiagnosticError([Diagnostic("S120", message, Label(span), help=help, source=source)])
+
+
+def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> Ran:
+    computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
+    return dispatch(order.schedule, computed.tolist(), rule, costs)
 
 
 def _stuck(order: WrittenOrder, ran: Ran, source: Source) -> Diagnostic:

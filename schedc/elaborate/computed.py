@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.elaborate.dispatch import InTurn, Limit, Mark, Preferred, Rule
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import Expander, Item, Rows, pack_like, unpack
+from schedc.elaborate.rules import InTurn, Limit, Mark, Preferred, Rule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 from schedc.syntax import tree as t
@@ -51,6 +51,8 @@ class ComputedExpander(Expander):
         slots = self.body(timed.body, scope.inside(), phase).codes
         self._slots = False
         counts = rows.per_lane(scope.lanes)
+        if slots.size != rows.codes.size:  # an op or a slot has no value, which is among the findings
+            return Rows(rows.codes, counts)
         lane = np.repeat(np.arange(scope.lanes), counts)
         order = np.lexsort((slots, lane))
         self._collisions(rows.codes[order], slots[order], lane)
