@@ -23,6 +23,8 @@ def out_of_order(schedule: Schedule, parts: int) -> list[Diagnostic]:
     On each stage the forward of a segment reads what attention keeps of the segments before it, and its backward
     what the backwards of those behind it add to the gradient (Seq1F1B, arXiv 2406.03488). Both are on the same rank.
     """
+    if parts == 1:
+        return []
     backward = np.array([FACTS[kind].backward for kind in OpKind])[schedule.kind]
     unit = np.arange(schedule.microbatches)
     found: list[Diagnostic] = []
