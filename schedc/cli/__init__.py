@@ -24,6 +24,7 @@ from schedc.cli.lsp import lsp
 from schedc.cli.report import report
 from schedc.cli.run import run
 from schedc.cli.show import show
+from schedc.cli.tune import tune
 from schedc.cli.watch import watch
 
 _NO_SUCH_SCHEDULE = {"S121", "S122"}
@@ -74,6 +75,7 @@ for _command in (
     report,
     diff,
     layout,
+    tune,
     lsp,
     run,
 ):

@@ -44,4 +44,19 @@ S4: tuple[Code, ...] = (
         "microbatches as the schedule holds there at its peak. The message names the least memory that suffices, and "
         "what fills the fullest rank then. Fewer microbatches are held by another schedule, or with more ranks.",
     ),
+    Code(
+        "S407",
+        "no order within a cap on memory",
+        "`schedc tune --memory` was asked for an order in which no rank holds more than a cap, and there is none, or "
+        "none was found. Before the first backward of a microbatch on a rank its forward has run through all chunks "
+        "of the rank, so that their activations together are the least that a rank can do with; running one "
+        "microbatch after another needs no more. Where the search is bound by more than the cap (pairs that are kept, "
+        "a sequence of microbatches), more may be needed. The message says what would do.",
+    ),
+    Code(
+        "S408",
+        "too many ops to search their order",
+        "`schedc tune` builds a model with a variable for every op, and more for memory. It is meant for schedules of "
+        "hundreds to some thousands of ops.",
+    ),
 )

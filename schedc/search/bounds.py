@@ -1,0 +1,134 @@
+"""How early and how late every cell can be, and from that a lower bound that needs no search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+
+from schedc.diagnostics import CompilerBug
+from schedc.search.problem import Problem
+from schedc.search.ticks import Int64
+
+OBJECTIVES = ("makespan", "span")
+
+
+@dataclass(frozen=True, eq=False)
+class Arcs:
+    """The arcs of a problem from both ends: of each cell the (neighbour, lag) that follow it and that it follows."""
+
+    following: list[list[tuple[int, int]]]
+    followed: list[list[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Arcs:
+        arcs = cls([[] for _ in range(len(problem))], [[] for _ in range(len(problem))])
+        for before, after, lag in zip(
+            problem.before.tolist(), problem.after.tolist(), problem.lag.tolist(), strict=True
+        ):
+            arcs.following[before].append((after, lag))
+            arcs.followed[after].append((before, lag))
+        return arcs
+
+    def sorted(self, priority: list[tuple[int, ...]]) -> list[int]:
+        """All cells, each after those that it follows; of several possible ones the least by ``priority``."""
+        missing = [len(before) for before in self.followed]
+        ready = [(priority[cell], cell) for cell, count in enumerate(missing) if not count]
+        heapify(ready)
+        order = []
+        while ready:
+            _, cell = heappop(ready)
+            order.append(cell)
+            for after, _ in self.following[cell]:
+                missing[after] -= 1
+                if not missing[after]:
+                    heappush(ready, (priority[after], after))
+        return order
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """head: [cells] ticks before which a cell cannot start. tail: [cells] ticks that must follow its end."""
+
+    problem: Problem
+    arcs: Arcs
+
+    @cached_property
+    def order(self) -> list[int]:
+        order = self.arcs.sorted([()] * len(self.problem))
+        if len(order) < len(self.problem):
+            raise CompilerBug("search", "arcs in a circle: nothing fits, which was to be found before")
+        return order
+
+    @cached_property
+    def head(self) -> Int64:
+        duration, head = self.problem.duration.tolist(), [0] * len(self.problem)
+        for cell in self.order:
+            head[cell] = max((head[b] + duration[b] + lag for b, lag in self.arcs.followed[cell]), default=0)
+        return np.array(head, np.int64)
+
+    @cached_property
+    def tail(self) -> Int64:
+        duration, tail = self.problem.duration.tolist(), [0] * len(self.problem)
+        for cell in reversed(self.order):
+            tail[cell] = max((tail[a] + duration[a] + lag for a, lag in self.arcs.following[cell]), default=0)
+        return np.array(tail, np.int64)
+
+    @cached_property
+    def first(self) -> Int64 | None:
+        """[P] the cell that each rank begins with, at its head, in every order; None where that is not so.
+
+        It is so if every other cell of the rank follows from it, and it waits only for such cells of other ranks.
+        """
+        known = self.problem.dependencies
+        start = known.rank_start
+        if (start[:-1] == start[1:]).any():
+            return None
+        ranks = [range(low, high) for low, high in pairwise(start.tolist())]
+        first = [min(cells, key=self.head.__getitem__) for cells in ranks]
+        for cell, cells in zip(first, ranks, strict=True):
+            if not self._after(cell).issuperset(cells):
+                return None
+        waits = {before for cell in first for before, _ in self.arcs.followed[cell]}
+        return np.array(first, np.int64) if waits <= set(first) else None
+
+    def _after(self, cell: int) -> set[int]:
+        """The cell and all that follow from it."""
+        found, left = {cell}, [cell]
+        while left:
+            for after, _ in self.arcs.following[left.pop()]:
+                if after not in found:
+                    found.add(after)
+                    left.append(after)
+        return found
+
+
+def combinatorial_bound(problem: Problem, windows: Windows, objective: str) -> int:
+    """Ticks that no order of the problem can undercut.
+
+    Makespan: the largest over all chains of arcs, and over all ranks of the shortest that one machine takes for the
+    rank's cells with their heads and tails if it may interrupt them (Carlier, EJOR 11, 1982): the largest, over sets
+    of cells, of the least head plus all durations plus the least tail. Span: the work of the busiest rank.
+    """
+    known = problem.dependencies
+    if objective == "span":
+        return int(np.bincount(known.rank, problem.duration).max(initial=0))
+    longest = int((windows.head + problem.duration + windows.tail).max(initial=0))
+    return max([longest, *(_one_machine(problem, windows, rank) for rank in range(known.rank_start.size - 1))])
+
+
+def _one_machine(problem: Problem, windows: Windows, rank: int) -> int:
+    """The sets worth asking: all cells with at least some tail, from some head on."""
+    start = problem.dependencies.rank_start
+    cells = np.arange(start[rank], start[rank + 1])
+    cells = cells[np.argsort(windows.head[cells], kind="stable")]
+    head, tail, duration = windows.head[cells], windows.tail[cells], problem.duration[cells]
+    best = 0
+    for least in np.unique(tail).tolist():
+        chosen = tail >= least
+        work = np.cumsum(duration[chosen][::-1])[::-1]
+        best = max(best, int((head[chosen] + work).max()) + least)
+    return best

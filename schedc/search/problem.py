@@ -1,0 +1,253 @@
+"""What is searched over: cells with durations on ranks, arcs that order them, and the memory that they hold.
+
+The microbatches of a pipe are alike, so their ops on one stage can be exchanged. The search therefore keeps, on each
+stage, the sequence of microbatches that the seed has, separately for forwards, backwards and weight gradients. This
+loses nothing where the sequence is the same everywhere (first in, first out) and a stage splits all of its backwards
+or none: number the k-th forward, the k-th backward and the k-th weight gradient of every stage k. Each op then still
+starts after what it needs: if the k-th op of one sequence starts at t, then k ops of the sequence before it have ended
+by t, so the first k of them have. Times and memory do not change. Elsewhere it is a restriction (`Problem.limits`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import durations
+from schedc.cost.costs import Costs, StageCosts
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+from schedc.search.split import split_backwards
+from schedc.search.ticks import Floats, Grid, Int64, grid_for
+
+F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
+Bools = npt.NDArray[np.bool_]
+_GROUP = np.array([0, 1, 2, 1])
+"""Sequence of a kind on its stage: forwards, backwards, weight gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class Holds:
+    """Memory held by a rank: from the start of cell ``taken`` (its end where ``late``) to the end of cell ``given``.
+
+    taken, given: [holds] cells; late: [holds]; amount: [holds] in the memory grid.
+    """
+
+    taken: Int64
+    late: Bools
+    given: Int64
+    amount: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The orders of a seed's cells that are searched.
+
+    dependencies: of the seed as it is searched (pairs dissolved if asked for, W in the sequence of I).
+    time: grid of all times. A cell of no duration is given one tick, so that all cells have a place in an order;
+        the grid is refined so that all of these together are less than one tick of the exact grid, and ``borrowed``
+        says how many they are.
+    duration: [cells] ticks. before, after, lag: [arcs] cell ``after`` starts at least ``lag`` ticks after the end of
+        ``before``.
+    memory: grid of memory; holds; capacity: [P], None where there is no cap.
+    limits: what the orders searched have in common beyond legality and the cap, in words; empty if nothing.
+    """
+
+    dependencies: Dependencies
+    time: Grid
+    refined: int
+    borrowed: int
+    duration: Int64
+    before: Int64
+    after: Int64
+    lag: Int64
+    memory: Grid
+    holds: Holds
+    capacity: Int64 | None
+    limits: tuple[str, ...]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.dependencies.schedule
+
+    def __len__(self) -> int:
+        return len(self.dependencies)
+
+    def cost(self, ticks: int, slack: int = 0) -> float:
+        """The least cost that a value of at least ``ticks`` stands for. ``slack``: ticks it may be too large by."""
+        least = ticks - self.borrowed - slack
+        if self.time.exact:
+            return -(-least // self.refined) / (self.time.ticks / self.refined)
+        return self.time.cost(least)
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What else than the order may differ from the seed.
+
+    keep_pairs: overlapped pairs stay pairs, each with its partner; else every op is a cell of its own.
+    split: every full backward may be split, and is one again where its W directly follows its I and nothing is lost.
+    """
+
+    keep_pairs: bool = True
+    split: bool = False
+
+
+def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freedom) -> Problem:
+    """The problem that a legal schedule poses under these costs.
+
+    caps: [P] memory that a rank may hold, in the unit of ``costs.activation``, or None for no cap.
+    """
+    schedule = _searched(seed, freedom)
+    known = Dependencies.of(schedule)
+    of_stage = costs.resolved(schedule.stages)
+    spent = durations(known, of_stage)
+    time, refined, borrowed = _time_grid(spent, of_stage.p2p)
+    duration = np.maximum(time.down(spent), 1)
+    memory, holds = _holds(known, of_stage, caps)
+    capacity = None if caps is None else memory.down(caps * (1 + 1e-12))
+    arcs = _arcs(known, int(time.down(np.array([of_stage.p2p]))[0]))
+    if caps is not None:
+        room = _room(known, of_stage, caps)
+        arcs = np.concatenate([arcs, room], axis=1)
+    before, after, lag = np.unique(arcs, axis=1)
+    limits = _limits(seed, schedule, of_stage)
+    return Problem(known, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits)
+
+
+def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
+    """The seed with its weight gradients in the sequence of its input gradients, and with its freedom used."""
+    schedule = split_backwards(seed) if freedom.split else seed
+    key = _stage_key(schedule)
+    rows_i, rows_w = (_by_key(key, np.flatnonzero(schedule.kind == kind)) for kind in (I, W))
+    microbatch = schedule.microbatch.copy()
+    microbatch[rows_w] = schedule.microbatch[rows_i]
+    pair = schedule.pair if freedom.keep_pairs else np.full(len(schedule), -1, np.int32)
+    return replace(schedule, microbatch=microbatch, pair=pair)
+
+
+def _stage_key(schedule: Schedule) -> Int64:
+    """[ops] a number for the stage and the pipe of each op."""
+    pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
+    return pipe.astype(np.int64) * schedule.stages + schedule.stage
+
+
+def _by_key(key: Int64, rows: Int64) -> Int64:
+    return rows[np.argsort(key[rows], kind="stable")]
+
+
+def _time_grid(spent: Floats, p2p: float) -> tuple[Grid, int, int]:
+    """The grid, by how much it is finer than one for the costs alone, and how many cells borrow a tick."""
+    longest = max(float(spent.sum()) + 2 * spent.size * p2p, 1e-300)
+    grid = grid_for(np.append(spent, p2p), longest)
+    borrowed = int((grid.down(spent) == 0).sum())
+    refined = borrowed + 1 if grid.exact else 1
+    return Grid(grid.ticks * refined, grid.exact), refined, borrowed
+
+
+def _arcs(known: Dependencies, latency: int) -> Int64:
+    """[3, arcs] what follows from the data flow, and the sequences on each stage."""
+    schedule, cell = known.schedule, known.cell_of
+    slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
+    row = np.full((len(OpKind), schedule.stages * schedule.microbatches), -1)
+    row[schedule.kind, slot] = np.arange(len(schedule))
+    backward = np.maximum(row[B], row[I])
+    parts = [_pairs(cell[row[F]], cell[backward], 0)]
+    split = row[I] >= 0
+    parts.append(_pairs(cell[row[I][split]], cell[row[W][split]], 0))
+    for producers, remote in zip(known.producers, known.remote, strict=True):
+        waits = np.flatnonzero(producers >= 0)
+        parts.append(_pairs(producers[waits], waits, np.where(remote[waits], latency, 0)))
+    key = _stage_key(schedule) * 3 + _GROUP[schedule.kind]
+    rows = _by_key(key, np.arange(len(schedule)))
+    next_to = key[rows[1:]] == key[rows[:-1]]
+    parts.append(_pairs(cell[rows[:-1][next_to]], cell[rows[1:][next_to]], 0))
+    return np.concatenate(parts, axis=1)
+
+
+def _pairs(before: Int64, after: Int64, lag: Int64 | int) -> Int64:
+    return np.stack([before, after, np.broadcast_to(np.asarray(lag, np.int64), before.shape)])
+
+
+def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple[Grid, Holds]:
+    """Every hold of an activation and of a pending weight gradient; of one throughout where both are as large."""
+    schedule, cell = known.schedule, known.cell_of
+    values = np.concatenate([costs.activation, costs.pending_weight, [1.0] if caps is None else caps])
+    grid = grid_for(values, max(float(values.max()) * len(schedule), 1e-300))
+    slots = schedule.stages * schedule.microbatches
+    slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
+    row = np.full((len(OpKind), slots), -1)
+    row[schedule.kind, slot] = np.arange(len(schedule))
+    stage = np.arange(slots) // schedule.microbatches
+    held, pending = grid.down(costs.activation)[stage], grid.down(costs.pending_weight)[stage]
+    split = row[I] >= 0
+    whole = ~split | (held == pending)
+    until = np.where(split & whole, row[W], np.maximum(row[B], row[I]))
+    rest = np.flatnonzero(~whole)
+    taken = np.concatenate([cell[row[F]], cell[row[I][rest]]])
+    given = np.concatenate([cell[until], cell[row[W][rest]]])
+    late = np.arange(taken.size) >= slots
+    amount = np.concatenate([held, pending[rest]])
+    real = amount > 0
+    return grid, Holds(taken[real], late[real], given[real], amount[real])
+
+
+def _room(known: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
+    """[3, arcs] what a cap means for the forwards of one stage: the k-th waits for the end of the one n before it.
+
+    n activations of the stage fill the cap. Implied by the cap; they make bounds and search stronger. Only for stages
+    whose backwards come in the sequence of their forwards.
+    """
+    schedule, cell = known.schedule, known.cell_of
+    key = _stage_key(schedule)
+    parts = [np.zeros((3, 0), np.int64)]
+    for number in np.unique(key).tolist():
+        rows = np.flatnonzero(key == number)
+        stage, rank = int(schedule.stage[rows[0]]), int(schedule.rank[rows[0]])
+        kind = schedule.kind[rows]
+        forward, backward, weight = (rows[np.isin(kind, kinds)] for kinds in ((F,), (B, I), (W,)))
+        in_turn = np.array_equal(schedule.microbatch[forward], schedule.microbatch[backward])
+        if not in_turn or costs.activation[stage] <= 0:
+            continue
+        n = int(caps[rank] * (1 + 1e-12) // costs.activation[stage])
+        whole = weight.size == forward.size and costs.pending_weight[stage] >= costs.activation[stage]
+        if 0 < n < forward.size:
+            parts.append(_pairs(cell[(weight if whole else backward)[:-n]], cell[forward[n:]], 0))
+    return np.concatenate(parts, axis=1)
+
+
+def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str, ...]:
+    """What keeps the search from being one over every order of the seed's ops."""
+    paired = bool((seed.pair >= 0).any())
+    kept = bool((schedule.pair >= 0).any())
+    apart = costs.F + np.maximum(costs.B, costs.I + costs.W).max()
+    pays = costs.FB is not None and bool((apart > costs.FB).any())
+    said = {
+        "the pairs of the seed are kept, with their partners": kept,
+        "no pairs": not kept and (paired or pays),
+        "microbatches in the sequence that the seed has on each stage": not _in_turn(schedule),
+        "the backwards that the seed splits stay split, and only they": _mixed(schedule),
+        "every backward split": len(schedule) > len(seed) and bool((costs.B < costs.I + costs.W).any()),
+    }
+    return tuple(text for text, holds in said.items() if holds)
+
+
+def _in_turn(schedule: Schedule) -> bool:
+    """Whether every stage of a pipe has its forwards and its backwards in one sequence of microbatches."""
+    pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
+    key = _stage_key(schedule) * 2 + _GROUP[schedule.kind]
+    rows = _by_key(key, np.flatnonzero(schedule.kind != W))
+    for number in range(schedule.placement.pipes):
+        sequences = schedule.microbatch[rows[pipe[rows] == number]].reshape(2 * schedule.stages, -1)
+        if (sequences != sequences[0]).any():
+            return False
+    return True
+
+
+def _mixed(schedule: Schedule) -> bool:
+    """Whether some stage of a pipe splits some backwards and others not."""
+    key = _stage_key(schedule)
+    return bool(np.intersect1d(key[schedule.kind == B], key[schedule.kind == I]).size)

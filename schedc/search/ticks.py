@@ -1,0 +1,56 @@
+"""Times and memory as integers, which is what the search counts in: exact where they can be, else rounded down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+_DENOMINATOR = 10**6
+_CLOSE = 1e-12
+_LARGEST = 10**9
+"""Ticks of the longest time that is told apart: what the solver still handles well."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A whole number of ``ticks`` per unit of cost. ``exact``: every cost is a whole number of ticks."""
+
+    ticks: int | float
+    exact: bool
+
+    def down(self, values: Floats) -> Int64:
+        """Ticks of each value, rounded down; on an exact grid nothing is lost."""
+        scaled = np.asarray(values, np.float64) * self.ticks
+        nearest = np.rint(scaled)
+        close = np.abs(scaled - nearest) <= _CLOSE * 16 * np.maximum(np.abs(nearest), 1)
+        return np.where(close, nearest, np.floor(scaled)).astype(np.int64)
+
+    def cost(self, ticks: int) -> float:
+        return ticks / self.ticks
+
+
+def grid_for(values: Floats, longest: float) -> Grid:
+    """The grid for these values, no sum of which exceeds ``longest``.
+
+    A float stands for the fraction with a denominator up to 10^6 that lies within 1e-12 (relative) of it, so that 0.1
+    and 1/3 are exact. Where some value is no such fraction, or their common denominator would need more than 10^9
+    ticks, the grid divides ``longest`` into 10^9.
+    """
+    distinct = np.unique(np.asarray(values, np.float64)).tolist()
+    fractions = [Fraction(value).limit_denominator(_DENOMINATOR) for value in distinct]
+    close = all(abs(float(f) - v) <= _CLOSE * abs(v) for f, v in zip(fractions, distinct, strict=True))
+    common = 1
+    for fraction in fractions if close else ():
+        common = lcm(common, fraction.denominator)
+        if common * longest > _LARGEST:
+            break
+    if close and common * longest <= _LARGEST:
+        return Grid(common, exact=True)
+    return Grid(_LARGEST / longest, exact=False)
