@@ -31,6 +31,7 @@ class Machine:
         self.forward = [inf] * (schedule.stages * self.count)
         self.backward = [inf] * (schedule.stages * self.count)
         self.split = [False] * (schedule.stages * self.count)
+        self.pair_times: dict[tuple[int, int, bool], float] = {}
         self.sent: list[tuple[float, int]] = []
 
     def ready(self, row: int, now: float) -> bool:
@@ -54,7 +55,7 @@ class Machine:
         kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
         time: float = self.time[kinds[0]][stages[0]]
         if len(cell) == 2:
-            time = float(self.costs.pair(stages[0], stages[1], kinds[1] == OpKind.B))
+            time = self._pair(stages[0], stages[1], kinds[1] == OpKind.B)
         end = now + time
         self.sent = []
         for row, kind, stage in zip(cell, kinds, stages, strict=True):
@@ -68,3 +69,10 @@ class Machine:
             if to != rank:
                 self.sent.append((table[at], to))
         return end
+
+    def _pair(self, forward: int, backward: int, full: bool) -> float:
+        """The time of a pair, which is asked for once per pair of stages."""
+        key = forward, backward, full
+        if key not in self.pair_times:
+            self.pair_times[key] = float(self.costs.pair(forward, backward, full))
+        return self.pair_times[key]
