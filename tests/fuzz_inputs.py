@@ -230,6 +230,26 @@ def mutated_tokens(draw: Random, text: str, words: tuple[str, ...], form: re.Pat
     return "".join(parts)
 
 
+def moved_cells(draw: Random, text: str) -> str:
+    """The text with cells of a line exchanged, doubled or dropped: its form stays right, what it says does not."""
+    lines = text.split("\n")
+    long = [at for at, line in enumerate(lines) if len(_CELL.findall(line)) > 5] or range(len(lines))
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        number = draw.choice(long)
+        parts = _CELL.findall(lines[number])
+        cells = [at for at, part in enumerate(parts) if not part[0].isspace() and part[0] != ","][1:]
+        if len(cells) > 1:
+            at, other = draw.sample(cells, 2)
+            kind = draw.randrange(8)
+            parts[at], parts[other] = parts[other], parts[at]
+            if kind == 0:
+                parts[at] = ""
+            elif kind == 1:
+                parts[at] = parts[other]
+            lines[number] = "".join(parts)
+    return "\n".join(lines)
+
+
 def mutated_bytes(draw: Random, text: str) -> str:
     """The text with a few bytes changed, cut out or put in; what is no UTF-8 afterwards is replaced."""
     raw = bytearray(text.encode())
@@ -347,12 +367,13 @@ def order(form: str) -> Callable[[Random], Case]:
         if form == "json" and draw.random() < 0.5:
             text = _mutated_json(draw, text)
         else:
-            words = tuple(set(_WORD.findall(text))) or ("",)
-            text = (
-                mutated_tokens(draw, text, (*sorted(words), *_tokens()[-6:]))
-                if draw.random() < 0.7
-                else mutated_bytes(draw, text)
-            )
+            words = (*sorted(set(_CELL.findall(text))), *_tokens()[-6:])
+            how = draw.choices(("moved", "words", "bytes"), (60, 25, 15))[0]
+            text = {
+                "moved": lambda: moved_cells(draw, text),
+                "words": lambda: mutated_tokens(draw, text, words, _CELL),
+                "bytes": lambda: mutated_bytes(draw, text),
+            }[how]()
         return Case(form, text)
 
     return make
