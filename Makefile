@@ -10,7 +10,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,dev]'
 	touch $(READY)
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
@@ -26,7 +26,7 @@ check: setup  ## what CI demands besides the tests: style and types
 	$(BIN)/mypy
 
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
-	@for name in compile executor split_backward; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in compile timeline cold_start executor split_backward; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 figures: setup  ## the drawings of the README
 	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg
