@@ -80,7 +80,8 @@ def tune(
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
     SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/tuning.md).
     """
-    from schedc.compiler import legal_schedule
+    from schedc.compiler import failed_report, legal_schedule
+    from schedc.diagnostics import DiagnosticError
     from schedc.inputs import open_input
     from schedc.ir.text import print_schedule
     from schedc.search.problem import Freedom
@@ -90,15 +91,20 @@ def tune(
     if seconds is not None and work is not None:
         raise click.UsageError("--time and --effort exclude each other")
     _need_solver()
-    seed = legal_schedule(open_input(schedule), sizes, costs)
-    tuned = search(
-        seed,
-        costs,
-        caps=_caps(memory, seed, costs),
-        objective=objective,
-        freedom=Freedom(keep_pairs=pairs == "keep", split=split),
-        effort=Effort(None if work else seconds or _SECONDS, work, workers, random_seed),
-    )
+    try:
+        seed = legal_schedule(open_input(schedule), sizes, costs)
+        tuned = search(
+            seed,
+            costs,
+            caps=_caps(memory, seed, costs),
+            objective=objective,
+            freedom=Freedom(keep_pairs=pairs == "keep", split=split),
+            effort=Effort(None if work else seconds or _SECONDS, work, workers, random_seed),
+        )
+    except DiagnosticError as error:
+        if as_json:
+            click.echo(json.dumps(failed_report(error.diagnostics, "schedc.tune")))
+        raise
     facts = _facts(tuned)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

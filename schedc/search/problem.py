@@ -28,6 +28,12 @@ Bools = npt.NDArray[np.bool_]
 _GROUP = np.array([0, 1, 2, 1])
 """Sequence of a kind on its stage: forwards, backwards, weight gradients."""
 
+PAIRS_KEPT = "the pairs of the seed are kept, with their partners"
+NO_PAIRS = "no pairs"
+SEQUENCE = "microbatches in the sequence that the seed has on each stage"
+SPLIT_AS_SEED = "the backwards that the seed splits stay split, and only they"
+ALL_SPLIT = "every backward split"
+
 
 @dataclass(frozen=True, eq=False)
 class Holds:
@@ -75,6 +81,11 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.dependencies)
+
+    @property
+    def independent(self) -> bool:
+        """Whether microbatches may run one after another, so that the least memory of every rank is known."""
+        return not {PAIRS_KEPT, SEQUENCE, ALL_SPLIT} & set(self.limits)
 
     def cost(self, ticks: int, slack: int = 0) -> float:
         """The least cost that a value of at least ``ticks`` stands for. ``slack``: ticks it may be too large by."""
@@ -225,12 +236,13 @@ def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str,
     kept = bool((schedule.pair >= 0).any())
     apart = costs.F + np.maximum(costs.B, costs.I + costs.W).max()
     pays = costs.FB is not None and bool((apart > costs.FB).any())
+    dear = (costs.I + costs.W > costs.B) | (costs.pending_weight > costs.activation)
     said = {
-        "the pairs of the seed are kept, with their partners": kept,
-        "no pairs": not kept and (paired or pays),
-        "microbatches in the sequence that the seed has on each stage": not _in_turn(schedule),
-        "the backwards that the seed splits stay split, and only they": _mixed(schedule),
-        "every backward split": len(schedule) > len(seed) and bool((costs.B < costs.I + costs.W).any()),
+        PAIRS_KEPT: kept,
+        NO_PAIRS: not kept and (paired or pays),
+        SEQUENCE: not _in_turn(schedule),
+        SPLIT_AS_SEED: _mixed(schedule),
+        ALL_SPLIT: len(schedule) > len(seed) and bool(dear.any()),
     }
     return tuple(text for text, holds in said.items() if holds)
 

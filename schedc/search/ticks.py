@@ -12,7 +12,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-_DENOMINATOR = 10**6
+_DENOMINATOR = 10**5
 _CLOSE = 1e-12
 _LARGEST = 10**9
 """Ticks of the longest time that is told apart: what the solver still handles well."""
@@ -39,7 +39,7 @@ class Grid:
 def grid_for(values: Floats, longest: float) -> Grid:
     """The grid for these values, no sum of which exceeds ``longest``.
 
-    A float stands for the fraction with a denominator up to 10^6 that lies within 1e-12 (relative) of it, so that 0.1
+    A float stands for the fraction with a denominator up to 10^5 that lies within 1e-12 (relative) of it, so that 0.1
     and 1/3 are exact. Where some value is no such fraction, or their common denominator would need more than 10^9
     ticks, the grid divides ``longest`` into 10^9.
     """

@@ -107,7 +107,7 @@ def tune(
     known = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
     known += _made(problem, windows, judge, simple)
     least = judge(reordered(problem, simple)).peak
-    if not known and not problem.limits:
+    if not known and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
     best = min(known, key=lambda candidate: candidate.judged.value, default=None)
     own = combinatorial_bound(problem, windows, objective)
@@ -238,8 +238,8 @@ def _nothing_fits(
     if caps is None:
         raise CompilerBug("search", "no order without a cap")
     shown = f"{caps[0]:g}" if (caps == caps[0]).all() else ", ".join(f"{cap:g}" for cap in caps)
-    unknown = found is not None and found.status == "unknown"
-    message = f"no order within memory {shown} {'was found in this time' if unknown else 'exists'}"
+    proven = found is None or found.status == "infeasible"
+    message = f"no order within memory {shown} {'exists' if proven else 'was found in this time'}"
     notes = tuple(f"searched were only orders with this in common: {text}" for text in problem.limits)
     help = f"raise --memory; {needs}" if needs else "raise --memory"
     return DiagnosticError([Diagnostic("S407", message, notes=notes, help=help, source=seed.source)])
