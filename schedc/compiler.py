@@ -9,7 +9,7 @@ from typing import Any
 
 from schedc.analysis.claims import ClaimResult, check_claims
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.legality import check_schedule
+from schedc.analysis.legality import check_dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
@@ -57,7 +57,8 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
 def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
-    return insert_communication(legal_schedule(open_input(source), sizes, costs), costs)
+    known = _legal(open_input(source), sizes, costs)
+    return insert_communication(known.schedule, costs, known)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
@@ -65,22 +66,27 @@ def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = 
 
     costs: those that a `policy` orders by, if its order is not frozen; default: unit costs.
     """
+    return _legal(tree, sizes, costs).schedule
+
+
+def _legal(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> Dependencies:
+    """`legal_schedule` with its dependencies, which the check for deadlocks has found already."""
     if isinstance(tree, Order):
-        return tree.at(sizes)  # judged when it was read
+        return Dependencies.of(tree.at(sizes))  # judged when it was read
     if (frozen := thaw(tree, sizes)) is not None:
-        return frozen
-    schedule = elaborate(tree, sizes, costs)
-    if findings := check_schedule(schedule):
+        return Dependencies.of(frozen)
+    known, findings = check_dependencies(elaborate(tree, sizes, costs))
+    if known is None or findings:
         raise DiagnosticError(findings)
-    return schedule
+    return known
 
 
 def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     costs = costs or Costs()
     tree = open_input(source)
-    schedule = legal_schedule(tree, sizes, costs)
-    dependencies = Dependencies.of(schedule)
+    dependencies = _legal(tree, sizes, costs)
+    schedule = dependencies.schedule
     return Analysis(
         tree,
         schedule,

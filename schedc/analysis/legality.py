@@ -15,4 +15,12 @@ def check_schedule(schedule: Schedule) -> list[Diagnostic]:
     Deadlock (S301) is looked for only where the ops are complete and in order: before that its trail would
     lead through ops that do not exist.
     """
-    return verify(schedule) or deadlock_diagnostics(Dependencies.of(schedule))
+    return check_dependencies(schedule)[1]
+
+
+def check_dependencies(schedule: Schedule) -> tuple[Dependencies | None, list[Diagnostic]]:
+    """The findings of `check_schedule`, and the dependencies of a schedule that it got to ask for a deadlock."""
+    if found := verify(schedule):
+        return None, found
+    known = Dependencies.of(schedule)
+    return known, deadlock_diagnostics(known)

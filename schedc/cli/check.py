@@ -45,7 +45,7 @@ def compile_command(
     from schedc.passes.insert_communication import insert_communication
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
-    program = insert_communication(analysis.schedule, analysis.costs)
+    program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
     folder = output or Path("build") / analysis.schedule.name
     files = {
         "program.json": program_to_json(program),

@@ -52,17 +52,19 @@ LOOKAHEAD = 2
 never waits for the post, few enough that a rank holds no more than a few empty buffers."""
 
 
-def insert_communication(schedule: Schedule, costs: Costs | None = None) -> Program:
+def insert_communication(
+    schedule: Schedule, costs: Costs | None = None, dependencies: Dependencies | None = None
+) -> Program:
     """The instruction streams of a legal schedule (one that `schedc.ir.verify` accepts and that has no deadlock).
 
     ``costs`` (default: unit costs) decide the order of messages between independent cells and where receives
     are posted; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage whose two
-    copies live on two ranks.
+    copies live on two ranks. ``dependencies`` are those of the schedule, where they are at hand.
 
     Raises DiagnosticError (S302) if a stage has more than two copies, CompilerBug if the schedule is not legal.
     """
     costs = costs or Costs()
-    cells = Dependencies.of(schedule)
+    cells = dependencies or Dependencies.of(schedule)
     if cells.levels.stuck.size:
         raise CompilerBug("insert_communication", "the schedule has a deadlock and should not have come here")
     timeline = simulate(schedule, costs, cells)
