@@ -54,6 +54,7 @@ from schedc.layout.parser import parse_layout
 from schedc.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
+from schedc.syntax.formatter import format_source
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import Claim
 
@@ -117,6 +118,15 @@ def read_costs(given: Case) -> str:
     return "ran"
 
 
+def read_format(given: Case) -> str:
+    """The formatted text says the same and is formatted already."""
+    tree, text = parse(Source("fuzz.sched", given.text)), format_source(Source("fuzz.sched", given.text))
+    again = Source("fuzz.sched", text)
+    if format_source(again) != text or [t.name for t in parse(again).schedules] != [t.name for t in tree.schedules]:
+        raise Fault(f"formatted as\n{text}\nand then as\n{format_source(again)}")
+    return "ran"
+
+
 def read_layout(given: Case) -> str:
     parse_layout(given.text)
     return "ran"
@@ -140,6 +150,7 @@ READERS: dict[str, Callable[[Case], str]] = {
     "json": read_json,
     "costs": read_costs,
     "layout": read_layout,
+    "format": read_format,
     "range": read_range,
 }
 

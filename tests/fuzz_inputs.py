@@ -399,6 +399,19 @@ def layout(draw: Random) -> Case:
     return Case("layout", mutated_tokens(draw, text, words) if draw.random() < 0.7 else mutated_bytes(draw, text))
 
 
+def formatted(draw: Random) -> Case:
+    """Legal texts with their white space and comments moved about, and some with mistakes."""
+    text = draw.choice(library()) if draw.random() < 0.6 else Writer(draw).program()
+    if draw.random() < 0.3:
+        return Case("format", mutated(draw, text))
+    parts = _WORD.findall(text)
+    spaces = [at for at, part in enumerate(parts) if part.isspace()]
+    for at in draw.choices(spaces, k=draw.randint(1, 8)):
+        if "#" not in "".join(parts[max(0, at - 40) : at]).rpartition("\n")[2]:
+            parts[at] = draw.choice((" ", "\n", "\n\n\n", "\t", "   ", " # a comment\n", "\n## words\n", "\r\n"))
+    return Case("format", "".join(parts))
+
+
 def size_range(draw: Random) -> Case:
     text = draw.choice(("P<=4, M<=4*P", "2<=P<=8, M==2*P", "P in 1..4", "M<=8", "P<=2, M<=P, v<=2"))
     words = ("P", "M", "v", "<=", ">=", "==", "<", ",", "*", "//", "%", "1", "4", "99999999999", "(", ")", "P*P*P*P")
@@ -418,6 +431,7 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "program JSON": (3, order("json")),
     "layouts": (2, layout),
     "size ranges": (2, size_range),
+    "formatter": (5, formatted),
 }
 """Family: how many in a hundred or so, and what makes one."""
 
