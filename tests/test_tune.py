@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from schedc.search.problem import Freedom, problem_of
 from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
 from schedc.search.ticks import grid_for
-from schedc.search.tune import MAX_CELLS, Tuned, reordered, tune
+from schedc.search.tune import MAX_OPS, Tuned, reordered, tune
 
 pytest.importorskip("ortools")
 
@@ -83,7 +84,9 @@ EXHAUSTIVE = [
 
 
 @pytest.mark.parametrize(("costs", "microbatches", "cap", "objective"), EXHAUSTIVE)
-def test_the_result_is_the_best_of_all_orders(costs: dict, microbatches: int, cap: float, objective: str) -> None:
+def test_the_result_is_the_best_of_all_orders(
+    costs: dict[str, Any], microbatches: int, cap: float, objective: str
+) -> None:
     priced = Costs(**costs)
     seed = split_backwards(library("gpipe", P=2, M=microbatches))
     assert check_schedule(seed) == []
@@ -195,7 +198,9 @@ def test_split_backwards_that_hold_more_are_said_to_be_a_limit() -> None:
 
 def test_too_many_ops_are_refused() -> None:
     with pytest.raises(DiagnosticError, match="S408"):
-        tune(library("1f1b", P=8, M=MAX_CELLS // 16 + 1), Costs())
+        tune(library("1f1b", P=8, M=MAX_OPS // 16 + 1), Costs())
+    with pytest.raises(DiagnosticError, match="S408"):
+        tune(library("1f1b", P=8, M=MAX_OPS // 24 + 1), Costs(), freedom=SPLIT)
 
 
 # Any schedule, any costs.

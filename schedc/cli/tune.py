@@ -80,7 +80,7 @@ def tune(
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
     SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/tuning.md).
     """
-    from schedc.compiler import failed_report, legal_schedule
+    from schedc.compiler import failed_report, priced
     from schedc.diagnostics import DiagnosticError
     from schedc.inputs import open_input
     from schedc.ir.text import print_schedule
@@ -92,7 +92,7 @@ def tune(
         raise click.UsageError("--time and --effort exclude each other")
     _need_solver()
     try:
-        seed = legal_schedule(open_input(schedule), sizes, costs)
+        seed, costs = priced(open_input(schedule), sizes, costs)
         tuned = search(
             seed,
             costs,

@@ -56,7 +56,7 @@ S4: tuple[Code, ...] = (
     Code(
         "S408",
         "too many ops to search their order",
-        "`schedc tune` builds a model with a variable for every op, and more for memory. It is meant for schedules of "
-        "hundreds to some thousands of ops.",
+        "`schedc tune` builds a model with a variable for every op, and more for memory. It takes at most 8,000 "
+        "ops (a backward that may be split counts as two), and is at its best with some hundreds.",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, render
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import Arcs, Windows, combinatorial_bound
 from schedc.search.greedy import Order, lists, serial
@@ -22,8 +24,9 @@ from schedc.search.split import join_backwards
 from schedc.search.ticks import Floats, Int64
 from schedc.source import NOWHERE
 
-MAX_CELLS = 20_000
-"""Cells of the largest schedule that is searched: the model needs some 10 kB for each."""
+MAX_OPS = 8_000
+"""Ops of the largest schedule that is searched, split backwards counted as two: with more, the solver needs gigabytes
+and does not keep to its time."""
 
 _ROUNDING = 1e-9
 """Relative difference below which two values of an objective, or a peak and its cap, are one."""
@@ -96,7 +99,7 @@ def tune(
     `DiagnosticError`: S407 if no order within the cap exists or is known at the end, S408 for too many ops.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
-    _refuse_too_many(seed)
+    _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     arcs = Arcs.of(problem)
     simple = serial(problem, arcs)
@@ -109,7 +112,7 @@ def tune(
     least = judge(reordered(problem, simple)).peak
     if not known and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
-    best = min(known, key=lambda candidate: candidate.judged.value, default=None)
+    best = reduce(_shorter, known) if known else None
     own = combinatorial_bound(problem, windows, objective)
     own_bound, found = _cost(problem, objective, own), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
@@ -190,15 +193,20 @@ def _made(problem: Problem, windows: Windows, judge: _Judge, simple: Order) -> I
             yield Candidate(origin, order, judged)
 
 
+def _shorter(first: Candidate, second: Candidate) -> Candidate:
+    """The second only where more than rounding speaks for it."""
+    return second if second.judged.value < first.judged.value * (1 - _ROUNDING) else first
+
+
 def _better(problem: Problem, judge: _Judge, best: Candidate | None, found: Found) -> Candidate | None:
     """The solver's order if it is within the cap and better than the best so far, else that."""
     if found.start is None:
         return best
     order = np.argsort(found.start, kind="stable").tolist()
-    judged = judge(reordered(problem, order))
-    if judged.fits and (best is None or judged.value < best.judged.value * (1 - _ROUNDING)):
-        return Candidate("search", order, judged)
-    return best
+    found_one = Candidate("search", order, judge(reordered(problem, order)))
+    if not found_one.judged.fits:
+        return best
+    return found_one if best is None else _shorter(best, found_one)
 
 
 def _joined(judge: _Judge, seed: Schedule, best: Judged) -> Judged:
@@ -211,9 +219,10 @@ def _joined(judge: _Judge, seed: Schedule, best: Judged) -> Judged:
     return judge(join_backwards(best.schedule, seed, as_good))
 
 
-def _refuse_too_many(seed: Schedule) -> None:
-    if len(seed) > MAX_CELLS:
-        message = f"{len(seed):,} ops are too many to search their order; at most {MAX_CELLS:,} are possible"
+def _refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
+    ops = len(seed) + (int((seed.kind == OpKind.B).sum()) if freedom.split else 0)
+    if ops > MAX_OPS:
+        message = f"{ops:,} ops are too many to search their order; at most {MAX_OPS:,} are possible"
         raise DiagnosticError([Diagnostic("S408", message, help="use smaller sizes", source=seed.source)])
 
 
