@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.elaborate.choose import has_policy
 from schedc.freeze import thaw
 from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
+from schedc.library import Plan
 from schedc.passes.insert_communication import insert_communication
+from schedc.syntax.tree import ScheduleTree
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
     """Compile a schedule to one instruction stream per rank.
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
-        a text form.
-    costs: what orders the messages; the order of compute depends on it only where the file says `policy`.
+        a text form; ``"file.sched:name"`` is one of several schedules, or a plan.
+    costs: what orders the messages (of a plan: the costs of a layer); the order of compute depends on it only where
+        the file says `policy`.
         Default: unit costs.
     sizes: values of the schedule's size parameters (``P=4, M=16``); the others take their defaults.
 
@@ -57,20 +61,53 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
 def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
-    known = _legal(open_input(source), sizes, costs)
+    known, costs = _priced(open_input(source), sizes, costs)
     return insert_communication(known.schedule, costs, known)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
     """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks.
 
-    costs: those that a `policy` orders by, if its order is not frozen; default: unit costs.
+    costs: those that a `policy` orders by, if its order is not frozen; default: unit costs. Of a plan they are the
+    costs of a layer, see `priced`.
     """
-    return _legal(tree, sizes, costs).schedule
+    return _priced(tree, sizes, costs)[0].schedule
 
 
-def _legal(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> Dependencies:
-    """`legal_schedule` with its dependencies, which the check for deadlocks has found already."""
+def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> tuple[Schedule, Costs]:
+    """`legal_schedule` and what its stages cost: the given costs, but where a plan says which layers a stage holds.
+
+    The order is that of the schedule alone, unless a `policy` follows costs: it follows those of the plan's stages.
+    """
+    known, of_stages = _priced(tree, sizes, costs)
+    return known.schedule, of_stages
+
+
+def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> tuple[Dependencies, Costs]:
+    """`priced`, with the dependencies of the schedule."""
+    costs = costs or Costs()
+    return _planned(tree, sizes, costs) if isinstance(tree, Plan) else (_legal(tree, sizes, costs), costs)
+
+
+def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Dependencies, Costs]:
+    # Layouts are imported where they are used: most runs have none, and start faster without them.
+    from schedc.layout.planned import check_memory, layout_of, stage_costs
+    from schedc.layout.writer import write_layout
+
+    known = _legal(tree.schedule, sizes, costs)
+    layout = layout_of(tree.tree, known.schedule)
+    of_stages = stage_costs(tree.tree, layout, costs)
+    if has_policy(tree.schedule):
+        known = _legal(tree.schedule, sizes, of_stages)
+    text, layers = write_layout(layout), layout.layers
+    schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers)
+    known = replace(known, schedule=schedule)
+    check_memory(tree.tree, layout, known, of_stages)
+    return known, of_stages
+
+
+def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
+    """The dependencies of a legal schedule, which the check for deadlocks has found already."""
     if isinstance(tree, Order):
         return Dependencies.of(tree.at(sizes))  # judged when it was read
     if (frozen := thaw(tree, sizes)) is not None:
@@ -83,9 +120,8 @@ def _legal(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> Depend
 
 def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
-    costs = costs or Costs()
     tree = open_input(source)
-    dependencies = _legal(tree, sizes, costs)
+    dependencies, costs = _priced(tree, sizes, costs)
     schedule = dependencies.schedule
     return Analysis(
         tree,
@@ -108,6 +144,7 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "sizes": dict(schedule.sizes),
         "ranks": schedule.ranks,
         "stages": schedule.stages,
+        **_layers(schedule),
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
         "makespan": timeline.makespan,
@@ -123,6 +160,17 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "expect": [claim.to_json() for claim in analysis.claims],
         "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
     }
+
+
+def _layers(schedule: Schedule) -> dict[str, Any]:
+    """Where a plan put the layers; nothing for a schedule alone."""
+    if not schedule.layout:
+        return {}
+    from schedc.layout.parser import parse_layout
+
+    layout = parse_layout(schedule.layout)
+    per_stage = [len(layout.layers_of(stage)) for stage in range(schedule.stages)]
+    return {"layers": schedule.layers, "layout": schedule.layout, "layers_per_stage": per_stage}
 
 
 def failed_report(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from schedc.analysis.legality import check_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Schedule
-from schedc.library import open_schedule
+from schedc.library import Plan, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 
@@ -62,20 +62,28 @@ class Order:
         raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
 
 
-Input: TypeAlias = ScheduleTree | Order
+Input: TypeAlias = ScheduleTree | Plan | Order
 
 
 def open_input(given: str | Path) -> Input:
-    """What a SCHEDULE argument stands for: the checked tree of a .sched file or library name, or a legal order.
+    """What a SCHEDULE argument stands for: the checked schedule or plan of a file or library name, or a legal order.
 
     Raises `DiagnosticError`: that of `open_schedule`; for an order, everything that is wrong with it, down to what
     only a lowered CSV has (S2xx, S3xx, S390, S601, S602, S604, S605).
     """
-    return open_order(given) if is_order(given) else open_schedule(given)
+    if is_order(given):
+        return open_order(given)
+    found = open_named(given)
+    if isinstance(found, Plan) and (findings := _faults(found)):
+        raise DiagnosticError(findings)
+    return found
 
 
 def open_family(given: str | Path) -> ScheduleTree:
-    """The tree of a schedule that has many sizes. Raises `DiagnosticError` (S606) for an order, which has one."""
+    """The tree of a schedule that has many sizes; of a plan, that of its schedule.
+
+    Raises `DiagnosticError` (S606) for an order, which has one size.
+    """
     if not is_order(given):
         return open_schedule(given)
     message = f"{given} is the order of one size: nothing follows from it about others"
@@ -121,7 +129,13 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sizes.items())
 
 
-# The readers are imported where they are used: most inputs are .sched files, and start faster without them.
+# What reads orders and plans is imported where it is used: most inputs are schedules, and start faster without it.
+
+
+def _faults(plan: Plan) -> list[Diagnostic]:
+    from schedc.layout.planned import check_plan
+
+    return check_plan(plan.tree)
 
 
 def _read_csv(source: Source) -> Schedule:

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedc.check import check
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.elaborate.sizes import BOUNDS
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
+from schedc.syntax.plan import PlanTree
 from schedc.syntax.tokens import MAX_FILE
-from schedc.syntax.tree import ScheduleTree
+from schedc.syntax.tree import Claim, FileTree, ScheduleTree, SizeParameter
 
 _SUFFIX = ".sched"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
+
+    Name and documentation are the plan's, all that is known of the order is the schedule's.
+    """
+
+    tree: PlanTree
+    schedule: ScheduleTree
+
+    @property
+    def name(self) -> str:
+        return self.tree.name
+
+    @property
+    def doc(self) -> str:
+        return self.tree.doc or self.schedule.doc
+
+    @property
+    def source(self) -> Source:
+        return self.schedule.source
+
+    @property
+    def parameters(self) -> tuple[SizeParameter, ...]:
+        return self.schedule.parameters
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        return self.schedule.claims
 
 
 def _folder() -> Path:
@@ -59,30 +94,97 @@ def _read(path: Path) -> str:
 def open_schedule(name_or_path: str | Path) -> ScheduleTree:
     """The checked tree of a shipped schedule or of a file; ``file.sched:name`` chooses one of several.
 
+    Of a plan: the schedule that it applies, with the plan's sizes as defaults.
     Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
     """
+    found = open_named(name_or_path)
+    return found.schedule if isinstance(found, Plan) else found
+
+
+def open_named(name_or_path: str | Path) -> ScheduleTree | Plan:
+    """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
     given = str(name_or_path)
     place, colon, wanted = given.rpartition(":")
     chosen = bool(colon) and place.endswith(_SUFFIX)
     source = load(place if chosen else given)
-    tree = _choose(parse(source).schedules, wanted if chosen else None, source)
+    file = parse(source)
+    tree = _choose(file, wanted if chosen else None, source)
+    if isinstance(tree, PlanTree):
+        return applied(tree, file)
     if findings := check(tree):
         raise DiagnosticError(findings)
     return tree
 
 
-def _choose(trees: tuple[ScheduleTree, ...], wanted: str | None, source: Source) -> ScheduleTree:
-    found = [tree for tree in trees if wanted is None or tree.name == wanted]
+def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree | PlanTree:
+    """The one of that name; without a name the only schedule, or the only plan where there is no schedule."""
+    trees: Sequence[ScheduleTree | PlanTree] = [*file.schedules, *file.plans]
+    if wanted is None:
+        found: Sequence[ScheduleTree | PlanTree] = file.schedules or file.plans
+    else:
+        found = [tree for tree in trees if tree.name == wanted]
     if len(found) == 1:
         return found[0]
     known = [tree.name for tree in trees]
     if wanted is not None and not found:
-        raise _refusal("S121", f"{source.name} holds no schedule `{wanted}`", did_you_mean(wanted, known))
+        message = f"{source.name} holds no schedule `{wanted}`" + (", and no plan of that name" if file.plans else "")
+        raise _refusal("S121", message, did_you_mean(wanted, known))
     if wanted is not None:
-        label = Label(found[1].span, "again here")
-        raise DiagnosticError([Diagnostic("S102", f"`{wanted}` is defined twice", label, source=source)])
+        raise DiagnosticError([_twice(found[1], source)])
     help = f"choose one: {', '.join(f'{source.name}:{name}' for name in known[:8])}"
-    raise _refusal("S121", f"{source.name} holds {len(known)} schedules", help)
+    raise _refusal("S121", f"{source.name} holds {len(found)} {'schedules' if file.schedules else 'plans'}", help)
+
+
+def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
+    return Diagnostic("S102", f"`{tree.name}` is defined twice", Label(tree.span, "again here"), source=source)
+
+
+def applied(plan: PlanTree, file: FileTree) -> Plan:
+    """The plan with its schedule: one of its own file, else of the library.
+
+    Raises `DiagnosticError`: S121 for an unknown schedule, S102, S111 and S113 for its sizes, those of the schedule.
+    """
+    schedule = _schedule_of(plan, file)
+    if findings := check(schedule) or _size_faults(plan, schedule):
+        raise DiagnosticError(findings)
+    values = {size.name: int(size.value) for size in plan.sizes}
+    parameters = (replace(p, default=values.get(p.name, p.default)) for p in schedule.parameters)
+    return Plan(plan, replace(schedule, parameters=tuple(parameters)))
+
+
+def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:
+    own = [tree for tree in file.schedules if tree.name == plan.schedule]
+    if len(own) > 1:
+        raise DiagnosticError([_twice(own[1], plan.source)])
+    if own:
+        return own[0]
+    if plan.schedule in names():
+        return open_schedule(plan.schedule)
+    known = [*(tree.name for tree in file.schedules), *names()]
+    message = f"there is no schedule `{plan.schedule}` in this file, nor in the library"
+    help = did_you_mean(plan.schedule, known) or "`schedc list` names the schedules of the library"
+    raise DiagnosticError([Diagnostic("S121", message, Label(plan.schedule_span), help=help, source=plan.source)])
+
+
+def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
+    """What is wrong with the sizes that a plan gives, at their places in the plan."""
+    roles = {parameter.name: parameter.role for parameter in schedule.parameters}
+    found: list[Diagnostic] = []
+    seen: set[str] = set()
+    for size in plan.sizes:
+        code, message, help = "", "", ""
+        least, largest = BOUNDS[roles.get(size.name, "count")]
+        if size.name not in roles:
+            code, message = "S111", f"`{schedule.name}` has no size `{size.name}`"
+            help = did_you_mean(size.name, roles)
+        elif size.name in seen:
+            code, message = "S102", f"`{size.name}` is given twice"
+        elif not least <= size.value <= largest:
+            code, message = "S113", f"{size.name} = {size.value} is not between {least} and {largest:,}"
+        seen.add(size.name)
+        if code:
+            found.append(Diagnostic(code, message, Label(size.span), help=help, source=plan.source))
+    return found
 
 
 def _refusal(code: str, message: str, help: str) -> DiagnosticError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from runtime_cases import check_parity, next_token_loss, small_gpt, tokens
@@ -11,6 +14,9 @@ from schedc_runtime.partition import partition
 from schedc_runtime.testing import pool
 
 from schedc.compiler import compile as compile_schedule
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.json import program_to_json
+from schedc.ir.load import load_program
 from schedc.ir.placement import loop
 from schedc.layout import Model, balance, even, padded, parse_layout
 
@@ -35,6 +41,38 @@ def test_parity(schedule: str, text: str) -> None:
     assert sorted(pipe.state_dict()) == names
     for stage in range(4):
         assert pipe.partition.blocks[stage] == tuple(f"blocks.{number}" for number in layout.layers_of(stage))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "plan a = interleaved_1f1b(P = 2, M = 4, v = 2) { layers 6 mtp 1 pad 2 at auto  costs embedding 1 head 2 }",
+        'plan a = dualpipev(P = 2, M = 5) { layout "Ettt||noop|t*4L" }',
+        "plan a = zbv(P = 2, M = 4) { layers 7 pad 1 at [0] }",
+    ],
+)
+def test_a_plan_is_executed_without_being_told_again(plan: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.sched"
+    path.write_text(plan, encoding="utf-8")
+    program = load_program(program_to_json(compile_schedule(path)), "program.json")
+    model = small_gpt(blocks=7)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True)
+    assert check_parity(pipe, model, 2 * program.microbatches) == sorted(name for name, _ in model.named_parameters())
+    layout = parse_layout(program.layout)
+    of_stages = [
+        len(stage) - sum(part.kind in ("noop", "embedding", "head") for part in stage) for stage in layout.stages
+    ]
+    assert [len(held) for held in pipe.partition.blocks] == of_stages
+    given = Pipeline(small_gpt(blocks=7), program, loss_fn=next_token_loss, layers=even(Model(7), 4), in_process=True)
+    assert [len(held) for held in given.partition.blocks] == [2, 2, 2, 1]
+
+
+def test_a_program_whose_layout_is_none_of_its_layers(tmp_path: Path) -> None:
+    path = tmp_path / "a.sched"
+    path.write_text("plan a = 1f1b(P = 2, M = 2) { layers 4 }", encoding="utf-8")
+    program = replace(compile_schedule(path), layers=5)
+    with pytest.raises(DiagnosticError, match="4 decoder layers, the model has 5"):
+        Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, in_process=True)
 
 
 @pytest.mark.parametrize("schedule", ["dualpipev", "zbv", "zbh1"])

@@ -21,7 +21,7 @@ from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
-from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, make_stages
+from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
 from schedc_runtime.prepared import Prepared
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
@@ -47,7 +47,8 @@ class Pipeline:
     it. Parameters and optimizer are ordinary torch; gradients add up until they are zeroed, as ever.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
-    costs, split_points, blocks, inputs: how the model is cut; see `partition`. layers: its ``layout``.
+    costs, split_points, blocks, inputs: how the model is cut; see `partition`. layers: its ``layout``;
+        that of the program if a plan gave it one, and nothing is said here.
     group: the process group of the pipeline's ranks (default: all processes); its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
@@ -82,7 +83,7 @@ class Pipeline:
             program.stages,
             costs=costs,
             split_points=split_points,
-            layout=layers,
+            layout=layers or layout_of(program),
             blocks=blocks,
             inputs=inputs,
             placement=program.placement,

@@ -12,11 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import InstructionKind, Program
+from schedc.layout.parser import parse_layout
+from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.stage import LossFunction, Stage
 
 Held = dict[int, Stage]
 """The stages of one rank, by number: one that serves two pipes on a rank is one stage there."""
+
+
+def layout_of(program: Program) -> Layout | None:
+    """Where the plan that the program was made of puts the layers; None if there was none.
+
+    Raises `DiagnosticError` (S140 to S143) for a string that is no layout of so many layers.
+    """
+    return parse_layout(program.layout, layers=program.layers) if program.layout else None
 
 
 def stages_on(program: Program, rank: int) -> list[int]:

@@ -23,6 +23,7 @@ from schedc.cost.costs import dump_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
 from schedc.ir.program import Program
+from schedc.layout.parts import Kind
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Deadlock, InstructionError
 from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
@@ -30,6 +31,7 @@ from schedc_runtime.launch import launch, launched
 from schedc_runtime.losses import Leftovers
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline import Pipeline
+from schedc_runtime.placing import layout_of
 from schedc_runtime.reference import Microbatch, Reference, reference_step
 from schedc_runtime.signature import split
 from schedc_runtime.trace import chrome_trace, compare, measured_costs
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(program: Program, options: argparse.Namespace) -> int:
     device = _join(program, options)
     torch.manual_seed(options.seed)
-    sizes = GPTConfig(_VOCAB, options.width, blocks=options.blocks or program.stages, context=options.tokens)
+    sizes = GPTConfig(_VOCAB, options.width, blocks=options.blocks or _blocks(program), context=options.tokens)
     model = GPT(sizes).to(device)
     twin = _Twin(copy.deepcopy(model), program, options.learning_rate) if options.check == "bitwise" else None
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=options.in_process, timeout=options.timeout)
@@ -96,13 +98,19 @@ def _train(program: Program, options: argparse.Namespace) -> int:
     return status
 
 
+def _blocks(program: Program) -> int:
+    """As many blocks as the plan of the program has layers and predictions, or one per stage."""
+    layout = layout_of(program)
+    return layout.layers + layout.total(Kind.MTP) if layout else program.stages
+
+
 class _Twin:
     """The whole model on every rank, trained by the serial reference alone: what the pipeline must equal."""
 
     def __init__(self, model: nn.Module, program: Program, learning_rate: float) -> None:
         self.program = program
         self.named = dict(model.named_parameters())
-        self.partition = partition(model, program.stages, placement=program.placement)
+        self.partition = partition(model, program.stages, placement=program.placement, layout=layout_of(program))
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
@@ -170,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--in-process", action="store_true", help="all ranks in this process, without torch.distributed"
     )
-    parser.add_argument("--blocks", type=_positive, help="layers (default: one per stage)")
+    parser.add_argument("--blocks", type=_positive, help="layers (default: those of the plan, else one per stage)")
     parser.add_argument("--width", type=_positive, default=64)
     parser.add_argument("--tokens", type=_positive, default=32, help="per row")
     parser.add_argument("--rows", type=_positive, default=2, help="per microbatch")

@@ -62,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Two schedules under the same costs. ``equal``: every rank runs the same cells in the same order."""
+    """Two schedules under their costs. ``equal``: every rank runs the same cells in the same order."""
 
     schedules: tuple[Schedule, Schedule]
     ranks: tuple[RankDifference, ...]
@@ -86,14 +86,17 @@ def _identity(schedule: Schedule) -> dict[str, Any]:
     return {"schedule": schedule.name, "sizes": dict(schedule.sizes)}
 
 
-def compare(first: Schedule, second: Schedule, costs: Costs | None = None) -> Difference:
+def compare(
+    first: Schedule, second: Schedule, costs: Costs | None = None, second_costs: Costs | None = None
+) -> Difference:
     """How ``second`` differs from ``first``. Both must be legal; names, phases and source do not count.
 
+    second_costs: those of ``second`` where they are others, as those of the stages of a plan are.
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
     ranks = range(max(first.ranks, second.ranks))
     found = (_rank(rank, _ops(first, rank), _ops(second, rank)) for rank in ranks)
-    one, other = _figures(first, costs), _figures(second, costs)
+    one, other = _figures(first, costs), _figures(second, second_costs or costs)
     figures = tuple(Figure(name, one[name], other[name]) for name in one)
     return Difference((first, second), tuple(f for f in found if f is not None), figures)
 

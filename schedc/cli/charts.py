@@ -65,10 +65,10 @@ def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
     from schedc.analysis.dependencies import Dependencies
     from schedc.analysis.memory import measure_memory
     from schedc.analysis.timeline import simulate
-    from schedc.compiler import legal_schedule
+    from schedc.compiler import priced
     from schedc.draw.chart import Chart
 
-    schedule = legal_schedule(tree, sizes, costs)
+    schedule, costs = priced(tree, sizes, costs)
     known = Dependencies.of(schedule)
     timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
     return Chart.of(schedule, timeline, memory, costs)

@@ -136,6 +136,9 @@ def _table(facts: dict[str, Any]) -> str:
     """The report of `check` for people."""
     sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
     lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
+    if "layers" in facts:
+        lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")
+        lines.append(f"layout {facts['layout']}")
     lines.append(
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"

@@ -32,8 +32,8 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
     """
     from schedc.analysis.difference import compare
 
-    first, second = _schedules((schedule, other), sizes, costs)
-    difference = compare(first, second, costs)
+    (first, first_costs), (second, second_costs) = _priced((schedule, other), sizes, costs)
+    difference = compare(first, second, first_costs, second_costs)
     if as_json:
         click.echo(json.dumps({"schema": "schedc.diff", "version": 1, **difference.to_json()}))
     else:
@@ -42,8 +42,9 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
         sys.exit(FINDINGS)
 
 
-def _schedules(names: tuple[str, str], sizes: dict[str, int], costs: Costs) -> list[Schedule]:
-    from schedc.compiler import legal_schedule
+def _priced(names: tuple[str, str], sizes: dict[str, int], costs: Costs) -> list[tuple[Schedule, Costs]]:
+    """Both schedules, each with the costs of its stages."""
+    from schedc.compiler import priced
     from schedc.inputs import open_input
 
     trees = [open_input(name) for name in names]
@@ -51,7 +52,7 @@ def _schedules(names: tuple[str, str], sizes: dict[str, int], costs: Costs) -> l
     if unknown := sorted(set(sizes) - set().union(*of_tree)):
         raise click.UsageError(f"neither schedule has a size {unknown[0]!r}")
     return [
-        legal_schedule(tree, {name: value for name, value in sizes.items() if name in known}, costs)
+        priced(tree, {name: value for name, value in sizes.items() if name in known}, costs)
         for tree, known in zip(trees, of_tree, strict=True)
     ]
 
@@ -64,6 +65,8 @@ def _lines(difference: Difference) -> Iterator[str]:
         yield "ranks, stages and microbatches differ: " + "  |  ".join(", ".join(map(str, shape)) for shape in shapes)
     if difference.equal:
         yield "order: the same on every rank"
+    if first.layout != second.layout:
+        yield "layers: " + "  |  ".join(s.layout or "nothing said" for s in difference.schedules)
     for rank in difference.ranks[:_RANKS_SHOWN]:
         yield from _rank(rank)
     if (more := len(difference.ranks) - _RANKS_SHOWN) > 0:

@@ -53,7 +53,8 @@ def _megatron(schedule: Schedule, _costs: Costs, layout: str | None = None) -> s
     from schedc.emit.megatron import to_megatron
     from schedc.layout.parser import parse_layout
 
-    return to_megatron(schedule, parse_layout(layout) if layout else None)
+    placed = layout or schedule.layout
+    return to_megatron(schedule, parse_layout(placed) if placed else None)
 
 
 def _trace(schedule: Schedule, costs: Costs) -> str:
@@ -122,14 +123,14 @@ def export(
     schedule: str, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
 ) -> None:
     """Write SCHEDULE in another format. What the target cannot express is refused, with the nearest that it can."""
-    from schedc.compiler import legal_schedule
+    from schedc.compiler import priced
     from schedc.inputs import open_input
 
     if layout and target != "megatron":
         raise click.UsageError("--layout needs --to megatron")
     chosen = EXPORTS[target]
     given = open_input(schedule)
-    order = legal_schedule(given, sizes, costs)
+    order, costs = priced(given, sizes, costs)
     if chosen.trains:
         _refuse_segments(given, order, target)
     write(_megatron(order, costs, layout) if layout else chosen.emit(order, costs), output)

@@ -22,6 +22,10 @@ def freeze(schedule: str, sizes: dict[str, int], costs: Costs) -> None:
     file is removed. Where the .sched file has changed since, it is refused.
     """
     from schedc.freeze import freeze as keep
-    from schedc.library import open_schedule
+    from schedc.library import Plan, open_named
 
-    click.echo(str(keep(open_schedule(schedule), sizes, costs)))
+    found = open_named(schedule)
+    if isinstance(found, Plan):
+        message = f"{found.name} is a plan: freeze its schedule {found.schedule.name}, by costs per stage"
+        raise click.UsageError(message)
+    click.echo(str(keep(found, sizes, costs)))

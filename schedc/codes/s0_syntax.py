@@ -80,10 +80,12 @@ S0: tuple[Code, ...] = (
     ),
     Code(
         "S008",
-        "plans are not part of this edition",
-        "A `plan` would apply a schedule to a model and a machine. The word is reserved, and a plan block is refused.",
+        "a line of a plan that is not part of this edition",
+        "What runs inside an overlapped cell, All-to-All, experts, recomputation and offloading will be said in a plan."
+        " The words that begin those lines (`cell`, `alltoall`, `experts`, `recompute`, `offload`, `overlap`) are"
+        " reserved there, and the lines are refused.",
+        _GOOD + "plan b = a(P = 2) { layers 4  recompute chunk 0 light }\n",
         _GOOD + "plan b = a(P = 2) { layers 4 }\n",
-        _GOOD,
     ),
     Code("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),
 )

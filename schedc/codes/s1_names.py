@@ -285,4 +285,13 @@ S1: tuple[Code, ...] = (
         " paddings together divide by the number of stages. Where there are multi-token predictions, the head has the"
         " last stage for itself. The message says which of these does not hold, and what would.",
     ),
+    Code(
+        "S144",
+        "a plan that says too little or too much",
+        "A plan says once where the layers are: `layers 61` with the options `dense`, `mtp` and `pad`, and the places"
+        " of paddings behind `at` (last, first, auto, or a list), or a `layout` string. `costs`, `parameters`,"
+        " `activations` and `memory` may each stand once beside it.",
+        wrong="plan a = 1f1b { layers 4  layers 5 }\n",
+        right="plan a = 1f1b { layers 4 }\n",
+    ),
 )

@@ -3,7 +3,8 @@
 One object: ``schema`` "schedc.program" and ``version`` 1 (an integer; a reader refuses every other one), ``name``,
 ``doc``, ``source`` (file that the spans point into), ``sizes``, ``placement`` (ranks, rank_of_stage as a list per
 pipe, first_microbatch), ``phases``, ``spans`` (line, column, end line, end column) and ``streams``: for each rank an
-object of columns, equally long, named and meant as those of `schedc.ir.program.Program`; ``kind`` holds names.
+object of columns, equally long, named and meant as those of `schedc.ir.program.Program`; ``kind`` holds names. Where a
+plan has placed the layers of a model there are also ``layout`` (its string) and ``layers`` (how many).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from schedc.source import NOWHERE, Source, Span
 SCHEMA, VERSION = "schedc.program", 1
 
 PROGRAM_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases", "spans", "streams")
+PLAN_FIELDS = ("layout", "layers")
+"""Fields that are there together, or not at all."""
 _PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
 _COLUMNS = (
     "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
@@ -53,6 +56,8 @@ def program_to_json(program: Program) -> str:
         "phases": list(program.phases),
         "spans": [[s.line, s.column, s.end_line, s.end_column] for s in program.spans],
     }
+    if program.layout:
+        fields |= {"layout": program.layout, "layers": program.layers}
     streams = ",\n".join(_compact(_stream(program, rank)) for rank in range(program.ranks))
     lines = [f'"{name}": {_compact(value)}' for name, value in fields.items()]
     return "{\n" + ",\n".join([*lines, f'"streams": [\n{streams}\n]']) + "\n}\n"
@@ -76,7 +81,7 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     the format, S392 for another schema or version.
     """
     reader = _Reader(Source(file, text))
-    top = reader.fields(reader.parse(), "", PROGRAM_FIELDS, identify=True)
+    top = reader.fields(reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS)
     placement = _placement(reader, top["placement"])
     streams = reader.items(top["streams"], "streams")
     if len(streams) != placement.ranks:
@@ -98,7 +103,18 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
         spans=spans,
         doc=reader.string(top["doc"], "doc"),
         source_name=reader.string(top["source"], "source"),
+        **_planned(reader, top),
     )
+
+
+def _planned(reader: _Reader, top: dict[str, Any]) -> dict[str, Any]:
+    """Layout and layers, if a plan gave them. What the string says is for whoever cuts a model by it."""
+    if "layout" not in top:
+        return {}
+    (layers,) = reader.integers([top["layers"]], "layers", 1, 2**20)
+    if not (layout := reader.string(top["layout"], "layout")):
+        reader.fail("layout", "an empty layout")
+    return {"layout": layout, "layers": layers}
 
 
 class _Reader:
@@ -122,12 +138,19 @@ class _Reader:
         except (ValueError, RecursionError) as error:
             self.fail("", f"not a program: {error}")
 
-    def fields(self, value: Any, path: str, names: Iterable[str], identify: bool = False) -> dict[str, Any]:
-        """An object with exactly these fields. ``identify``: a foreign schema or version is said first."""
+    def fields(
+        self, value: Any, path: str, names: Iterable[str], identify: bool = False, together: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """An object with exactly these fields, and all or none of those that stand ``together``.
+
+        identify: a foreign schema or version is said first.
+        """
         if not isinstance(value, dict):
             self.fail(path, "an object is expected")
         if identify:
             self._identify(value)
+        if not value.keys().isdisjoint(together):
+            names = (*names, *together)
         if unknown := sorted(value.keys() - set(names)):
             self.fail(path, f"unknown field `{unknown[0]}`", help=did_you_mean(unknown[0], names))
         if missing := [name for name in names if name not in value]:

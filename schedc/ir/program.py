@@ -80,6 +80,8 @@ class Program(Columns):
     op: [n] position, in its rank's order of compute cells, of the cell that an instruction serves (a SEND: its
         producer; RECV and WAIT for a receive: the consumer; WAIT for a send: the producer; REDUCE: -1).
 
+    layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
+
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
 
@@ -104,6 +106,8 @@ class Program(Columns):
     spans: tuple[Span, ...] = (NOWHERE,)
     doc: str = ""
     source_name: str = ""
+    layout: str = ""
+    layers: int = 0
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def instruction(self, row: int) -> Instruction:
@@ -159,6 +163,8 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
         phases=program.phases,
         spans=program.spans,
         doc=program.doc,
+        layout=program.layout,
+        layers=program.layers,
         source=program.source,
     )
     return schedule, row

@@ -42,6 +42,8 @@ class Schedule(Columns):
     pair: [n] -1, or a number shared by exactly two neighbouring rows, a forward and then a backward
         (B or I): one overlapped cell.
     phase: [n] index into ``phases``; span: [n] index into ``spans``.
+    layout, layers: where a plan puts the parts of a model, as a layout string, and its number of decoder layers; empty
+        and 0 where nothing is said. The order does not depend on it.
     source: the text that ``spans`` point into, if there is one.
     """
 
@@ -58,6 +60,8 @@ class Schedule(Columns):
     phases: tuple[str, ...] = ("",)
     spans: tuple[Span, ...] = (NOWHERE,)
     doc: str = ""
+    layout: str = ""
+    layers: int = 0
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def op(self, row: int) -> Op:

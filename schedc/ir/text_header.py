@@ -56,6 +56,8 @@ class Header:
     name: str | None = None
     doc: list[str] = field(default_factory=list)
     source: str = ""
+    layout: str = ""
+    layers: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     ranks: int = 0
     pipes: list[list[int]] = field(default_factory=list)
@@ -75,6 +77,8 @@ class Header:
             "phases": tuple(self.phases),
             "spans": tuple(self.spans),
             "doc": "\n".join(self.doc),
+            "layout": self.layout,
+            "layers": self.layers,
         }
 
 
@@ -84,6 +88,7 @@ def print_header(form: str, value: Schedule | Program) -> list[str]:
     lines = [f"{form} {VERSION}", f"name {json.dumps(value.name)}"]
     lines += [f"doc {json.dumps(line)}" for line in value.doc.split("\n")] if value.doc else []
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
+    lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")
     for pipe, home in enumerate(place.rank_of_stage.tolist()):
@@ -158,6 +163,11 @@ def _read_source(header: Header, line: Line, match: re.Match[str]) -> None:
     header.source = _string(line, match, 1)
 
 
+def _read_layout(header: Header, line: Line, match: re.Match[str]) -> None:
+    header.layout = _string(line, match, 1)
+    header.layers = line.number_at(match[2], match.start(2), 2**20)
+
+
 def _read_size(header: Header, line: Line, match: re.Match[str]) -> None:
     name = _string(line, match, 1)
     if name in header.sizes:
@@ -204,6 +214,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Header, Line, re.Match[str]], None]]] = 
     "name": (r"name (\".*\")", _read_name),
     "doc": (r"doc (\".*\")", _read_doc),
     "source": (r"source (\".*\")", _read_source),
+    "layout": (r"layout (\".+\") of ([1-9]\d*)", _read_layout),
     "size": (r"size (\".*\") (-?\d+)", _read_size),
     "ranks": (r"ranks ([1-9]\d*)", _read_ranks),
     "pipe": (r"pipe (\d+) \.\.< (\d+) on (\d+(?: \d+)*)", _read_pipe),

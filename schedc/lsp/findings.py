@@ -7,17 +7,35 @@ from schedc.check import check
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.layout.planned import check_plan
+from schedc.library import applied
 from schedc.source import Source
 from schedc.syntax.parser import parse
-from schedc.syntax.tree import ScheduleTree
+from schedc.syntax.plan import PlanTree
+from schedc.syntax.tree import FileTree, ScheduleTree
 
 
 def findings(source: Source) -> list[Diagnostic]:
     """The diagnostics of all schedules of a text. One without default sizes is checked as far as that goes."""
     try:
-        return [finding for tree in parse(source).schedules for finding in _of_schedule(tree)]
+        file = parse(source)
     except DiagnosticError as error:
         return list(error.diagnostics)
+    found = [finding for tree in file.schedules for finding in _of_schedule(tree)]
+    return found or [finding for plan in file.plans for finding in _of_plan(plan, file)]
+
+
+def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
+    """What is wrong with a plan whose file holds nothing but right schedules, where it stands in this text."""
+    try:
+        plan = applied(tree, file)
+        if found := check_plan(tree):
+            return found
+        if all(parameter.default is not None for parameter in plan.parameters):
+            legal_schedule(plan, {})
+    except DiagnosticError as error:
+        return [found for found in error.diagnostics if found.source == tree.source]
+    return []
 
 
 def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:

@@ -81,6 +81,8 @@ class InstructionTable:
             phases=schedule.phases,
             spans=schedule.spans,
             doc=schedule.doc,
+            layout=schedule.layout,
+            layers=schedule.layers,
             source_name=schedule.source.name if schedule.source else "",
             source=schedule.source,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from lark import Token, Transformer, v_args
 
 from schedc.source import Source, Span
+from schedc.syntax import plan as p
 from schedc.syntax import tree as t
 from schedc.syntax.tokens import span_of
 
@@ -34,7 +35,8 @@ class Build(Transformer[Token, t.FileTree]):
 
     def start(self, *children: Any) -> t.FileTree:
         edition = children[0] if children and isinstance(children[0], int) else 1
-        return t.FileTree(edition, tuple(c for c in children if isinstance(c, t.ScheduleTree)))
+        of = _by_type(children)
+        return t.FileTree(edition, of(t.ScheduleTree), of(p.PlanTree))
 
     def edition(self, _: Token, number: Token) -> int:
         return int(number)
@@ -42,7 +44,7 @@ class Build(Transformer[Token, t.FileTree]):
     def schedule(self, *children: Any) -> t.ScheduleTree:
         head = next(i for i, c in enumerate(children) if isinstance(c, Token) and c.type == "SCHEDULE")
         name, parameters, *items, _ = children[head + 1 :]
-        doc = "\n".join(line[2:].removeprefix(" ").rstrip() for line in children[:head])
+        doc = _documentation(children[:head])
         of = _by_type([part for item in items for part in (item if isinstance(item, tuple) else (item,))])
         return t.ScheduleTree(
             str(name),
@@ -179,6 +181,44 @@ class Build(Transformer[Token, t.FileTree]):
 
     marks = pair
 
+    # ---- plans
+
+    def plan(self, *children: Any) -> p.PlanTree:
+        head = next(i for i, c in enumerate(children) if isinstance(c, Token) and c.type == "PLAN")
+        name, schedule, sizes, *lines, _ = children[head + 1 :]
+        doc = _documentation(children[:head])
+        places = span_of(schedule), span_of(name)
+        return p.PlanTree(str(name), doc, str(schedule), sizes or (), tuple(lines), *places, self.source)
+
+    def sizes(self, *sizes: p.Given | None) -> tuple[p.Given, ...]:
+        return tuple(size for size in sizes if size is not None)
+
+    def size(self, name: Token, value: Token) -> p.Given:
+        number = float(value) if value.type == "DECIMAL" else int(value[-20:])  # longer ones have been reported
+        return p.Given(str(name), number, span_of(name).to(span_of(value)))
+
+    amount = entry = size
+
+    def layers(self, word: Token, count: Token, *rest: Any) -> p.LayersLine:
+        *options, _, spot = rest
+        at, at_span = spot or (None, span_of(count))
+        end = at_span if spot else (options[-1].span if options else span_of(count))
+        return p.LayersLine(int(count[-20:]), tuple(options), at, at_span, span_of(word).to(end))
+
+    def spot(self, *tokens: Token) -> tuple[str | tuple[int, ...], Span]:
+        span = span_of(tokens[0]).to(span_of(tokens[-1]))
+        return (str(tokens[0]) if tokens[0].type == "NAME" else tuple(int(n[-20:]) for n in tokens[:-1])), span
+
+    def layout(self, word: Token, text: Token, *options: p.Given) -> p.LayoutLine:
+        end = options[-1].span if options else span_of(text)
+        return p.LayoutLine(text[1:-1], options, span_of(text), span_of(word).to(end))
+
+    def table(self, word: Token, *entries: p.Given) -> p.TableLine:
+        return p.TableLine(str(word), entries, span_of(word).to(entries[-1].span))
+
+    def memory(self, word: Token, limit: Token) -> p.MemoryLine:
+        return p.MemoryLine(float(limit[-32:]), span_of(word).to(span_of(limit)))
+
     # ---- values
 
     def integer(self, number: Token) -> t.Int:
@@ -225,6 +265,11 @@ class _Arguments(tuple[t.Expr, ...]):
 
 def _to(first: Token, last: t.Expr | None) -> Span:
     return span_of(first).to(last.span) if last else span_of(first)
+
+
+def _documentation(lines: Sequence[Token]) -> str:
+    """The text of doc comments."""
+    return "\n".join(line[2:].removeprefix(" ").rstrip() for line in lines)
 
 
 def _by_type(items: Sequence[Any]) -> Any:

@@ -24,10 +24,12 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "OP", "OP_DIGIT"}),
         "an op or another statement",
     ),
+    (frozenset({"LAYERS", "LAYOUT", "TABLE", "MEMORY"}), "a line of the plan"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS", "NOT"}), "a value"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS"}), "a value"),
     (frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "IF"}), "an operator"),
     (frozenset({"PLUS", "MINUS", "TIMES", "AND", "OR", "IF"}), "an operator"),
+    (frozenset({"INT", "DECIMAL"}), "a number"),
     (frozenset({"OP", "OP_DIGIT"}), "an op"),
     (frozenset({"SCHEDULE", "DOC"}), "`schedule`"),
     (frozenset({"NAME", "NUMBERED_WORD"}), "a name"),
@@ -37,7 +39,8 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
 _SINGLE = {
     "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
     "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "IF_BLOCK": "`if`",
-    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "$END": "the end of the file",
+    "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "STRING": "a layout in quotes",
+    "$END": "the end of the file",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _MAX_RECOVERIES = 50
 
 _RESUME = frozenset(
     {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE",
-     "SCHEDULE", "RBRACE", "OP", "OP_DIGIT"}
+     "SCHEDULE", "PLAN", "LAYERS", "LAYOUT", "TABLE", "MEMORY", "RBRACE", "OP", "OP_DIGIT"}
 )  # fmt: skip
 """Tokens that begin something of their own: parsing goes on there after an error."""
 
@@ -41,7 +41,7 @@ def _grammar() -> tuple[Lark, Build]:
 class _Refused:
     """Keeps the tokens that no rule uses, so that they can be refused in words of ours."""
 
-    always_accept = ("UNKNOWN", "PLAN")
+    always_accept = ("UNKNOWN",)
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
         return stream
@@ -133,7 +133,7 @@ def _about_file(tree: FileTree | None, tokens: Tokens, source: Source) -> list[D
         label = Label(span_of(tokens.items[1]), "an edition this compiler does not know")
         message = f"language edition {tree.edition} is not known"
         return [Diagnostic("S007", message, label, help=f"write `sched {EDITION}`", source=source)]
-    if not tree.schedules:
+    if not tree.schedules and not tree.plans:
         help = "begin one with `schedule name(P: ranks = 4, M: microbatches = 8) {`"
         return [Diagnostic("S009", "the file holds no schedule", Label(Span(1, 1, 1, 1)), help=help, source=source)]
     return []

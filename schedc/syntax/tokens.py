@@ -30,13 +30,24 @@ _CLOSES = {"RPAR": "LPAR", "RBRACE": "LBRACE", "RSQB": "LSQB"}
 _OPENS = frozenset(_CLOSES.values())
 _OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
 _IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
+PLAN_LINES = {
+    "layers": "LAYERS",
+    "layout": "LAYOUT",
+    "costs": "TABLE",
+    "parameters": "TABLE",
+    "activations": "TABLE",
+    "memory": "MEMORY",
+}
+"""The words that begin a line of a plan, and their tokens; elsewhere they are names."""
+LATER_LINES = ("cell", "alltoall", "experts", "recompute", "offload", "overlap")
+"""Words that begin a line of a plan in a later edition."""
 _STRAY_HELP = {
     ";": "statements need no separator",
     "..": "a range is written a ..< b, without its end",
     "!": "write not",
     "^": "there is no power operator",
     "|": "write or",
-    '"': "there are no strings",
+    '"': "the only string is that of a `layout`, on one line",
 }
 
 
@@ -70,7 +81,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     if len(raw) > MAX_TOKENS:
         return _too_many(span_of(raw[-1]), source)
     tokens = Tokens([])
-    tokens.items = _without_loose_docs(list(_known(_without_plans(raw, tokens, source), tokens, source)))
+    tokens.items = _without_loose_docs(list(_known(_adapted_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
     _tell_fills_apart(tokens.items)
     _match_brackets(tokens, source)
@@ -93,8 +104,11 @@ def _known(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[
     """The tokens that the language has; the others are reported and dropped."""
     strays = 0
     after_stray = False
+    before = ""
     for token in stream:
-        if token.type != "UNKNOWN":
+        known = token.type != "UNKNOWN" and (token.type != "STRING" or before == "LAYOUT")
+        before = token.type
+        if known:
             if after_stray:
                 tokens.after_stray.add(token.start_pos or 0)
             after_stray = False
@@ -109,35 +123,36 @@ def _known(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[
             tokens.findings.append(Diagnostic("S002", f"unexpected `{text}`", label, help=help, source=source))
 
 
-def _without_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
-    """Refuse each `plan` block and leave its tokens out."""
-    depth = 0
-    plan: Token | None = None
+def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
+    """Turn the words that begin a line of a plan into tokens of their own; refuse the lines that are not built yet.
+
+    A refused line goes to the next word that begins one: it has a form that only a later edition knows.
+    """
+    depth, inside, refused = 0, False, False
     for token in stream:
-        if token.type == "PLAN" and depth == 0 and plan is None:
-            plan = token
-            tokens.findings.append(
-                Diagnostic(
-                    "S008",
-                    "plans are not part of this edition",
-                    Label(span_of(token), "a plan starts here"),
-                    help="keep the schedule and leave the plan out",
-                    source=source,
-                )
-            )
-        depth += {"LBRACE": 1, "RBRACE": -1}.get(token.type, 0)
-        if plan is None:
+        depth = max(0, depth - (token.type == "RBRACE"))
+        inside = (inside or token.type == "PLAN") if depth == 0 else inside
+        inside = inside and not (depth == 0 and token.type in ("RBRACE", "SCHEDULE"))
+        begins = inside and depth == 1 and token.type == "NAME" and str(token) in (*PLAN_LINES, *LATER_LINES)
+        refused = inside and depth > 0 and ((token in LATER_LINES) if begins else refused)
+        depth += token.type == "LBRACE"
+        if begins and refused:
+            label = Label(span_of(token), "this line is refused")
+            message = f"`{token}` is not part of this edition of the language"
+            help = f"leave the line out; a plan says {', '.join(PLAN_LINES)}"
+            tokens.findings.append(Diagnostic("S008", message, label, help=help, source=source))
+        elif begins:
+            yield Token.new_borrow_pos(PLAN_LINES[token], str(token), token)
+        elif not refused:
             yield token
-        elif depth <= 0 and token.type == "RBRACE":
-            plan = None
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:
-    """Doc comments belong to the schedule that follows them; elsewhere they are comments."""
+    """Doc comments belong to the schedule or plan that follows them; elsewhere they are comments."""
     kept: list[Token] = []
     follows_doc = False
     for token in reversed(items):
-        follows_doc = token.type == "SCHEDULE" or (token.type == "DOC" and follows_doc)
+        follows_doc = token.type in ("SCHEDULE", "PLAN") or (token.type == "DOC" and follows_doc)
         if token.type != "DOC" or follows_doc:
             kept.append(token)
     return kept[::-1]
@@ -241,14 +256,14 @@ def _too_deep(tokens: Tokens, source: Source) -> Diagnostic | None:
 def _bad_words(items: Sequence[Token], source: Source) -> Iterator[Diagnostic]:
     """Numbers and names that are too long, and names that begin with a digit."""
     for i, token in enumerate(items):
-        said = _fault_of_word(token, items[i - 1].type if i else "")
+        said = _fault_of_word(token, [other.type for other in items[max(0, i - 3) : i]])
         if said:
             code, message, help = said
             yield Diagnostic(code, message, Label(span_of(token)), help=help, source=source)
 
 
-def _fault_of_word(token: Token, before: str) -> tuple[str, str, str] | None:
-    """Code, message and help; None for a good word."""
+def _fault_of_word(token: Token, before: list[str]) -> tuple[str, str, str] | None:
+    """Code, message and help; None for a good word. before: the types of the three tokens before it."""
     if token.type in ("INT", "DECIMAL"):
         whole = token.split(".")[0].lstrip("0")
         if len(whole) > 10 or int(whole or "0") > MAX_INT or len(token) > 32:
@@ -257,7 +272,7 @@ def _fault_of_word(token: Token, before: str) -> tuple[str, str, str] | None:
         return "S005", "this chunk number is too large", ""
     elif len(token) > MAX_NAME and token.type in ("NAME", "NUMBERED_WORD"):
         return "S006", f"this name is longer than {MAX_NAME} characters", ""
-    elif token.type == "NUMBERED_WORD" and before != "SCHEDULE":
+    elif token.type == "NUMBERED_WORD" and before[-1:] != ["SCHEDULE"] and before[::2] != ["PLAN", "EQUAL"]:
         digits = token[: len(token) - len(token.lstrip("0123456789"))]
         help = f"a name begins with a letter; a product is written {digits}*{token[len(digits) :]}"
         return "S006", f"`{token}` is neither a number nor a name", help

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.source import Source, Span
+from schedc.syntax.plan import PlanTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +304,4 @@ class FileTree:
 
     edition: int
     schedules: tuple[ScheduleTree, ...]
+    plans: tuple[PlanTree, ...] = ()

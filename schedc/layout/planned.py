@@ -1,0 +1,192 @@
+"""A plan carried out: the layout that its lines say, what its stages then cost, whether they fit into the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import measure_memory
+from schedc.cost.checks import Cost
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.schedule import Schedule
+from schedc.layout.balancing import balance
+from schedc.layout.compare import load_per_rank, peaks
+from schedc.layout.costs import LayerCosts, PerKind
+from schedc.layout.even import even, padded
+from schedc.layout.parser import parse_layout
+from schedc.layout.parts import Layout, Model, refusal
+from schedc.source import Source, Span
+from schedc.syntax.plan import Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
+from schedc.syntax.tokens import PLAN_LINES
+
+_PLACES = ("last", "first", "auto")
+_OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
+_TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
+"""The table of `LayerCosts` that a line gives."""
+_PER_LAYER = ("F", "I", "W", "B", "FB")
+_HELD = ("activation", "pending_weight")
+
+
+def check_plan(plan: PlanTree) -> list[Diagnostic]:
+    """What is wrong with the lines of a plan, before any size is known (S144, S401)."""
+    found = [*_line_faults(plan)]
+    for line in plan.lines:
+        if isinstance(line, LayersLine | LayoutLine):
+            found += _name_faults(plan, line.options, _OPTIONS[type(line)], "S144", "option")
+        if isinstance(line, LayersLine):
+            found += _spot_faults(plan, line)
+        if isinstance(line, TableLine):
+            found += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
+    return found
+
+
+def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
+    """Layers are placed exactly once, and nothing else is said twice."""
+    where = [line for line in plan.lines if isinstance(line, LayersLine | LayoutLine)]
+    if not where:
+        help = 'write `layers 61`, or a layout: `layout "Et*3|(tt|)*29,m|L"`'
+        yield _fault(plan, "S144", "a plan that does not say where the layers are", plan.span, help)
+    for second in where[1:]:
+        yield _fault(plan, "S144", "the layers are placed twice", second.span, "keep one `layers` or `layout` line")
+    seen: set[str] = set()
+    for line in plan.lines:
+        word = line.table if isinstance(line, TableLine) else "memory"
+        if isinstance(line, TableLine | MemoryLine) and word in seen:
+            yield _fault(plan, "S144", f"`{word}` is said twice", line.span, f"keep one `{word}` line")
+        seen.add(word if isinstance(line, TableLine | MemoryLine) else "")
+
+
+def _name_faults(
+    plan: PlanTree, given: tuple[Given, ...], known: tuple[str, ...], code: str, what: str
+) -> Iterator[Diagnostic]:
+    for at, entry in enumerate(given):
+        if entry.name not in known:
+            help = did_you_mean(entry.name, (*known, *PLAN_LINES))
+            help = help if help.startswith("did") else f"known here: {', '.join(known)}"
+            yield _fault(plan, code, f"`{entry.name}` is no {what}", entry.span, help)
+        elif entry.name in {other.name for other in given[:at]}:
+            yield _fault(plan, "S144", f"`{entry.name}` is said twice", entry.span)
+
+
+def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:
+    if isinstance(line.at, str) and line.at not in _PLACES:
+        help = did_you_mean(line.at, _PLACES) or "last, first, auto, or places as [0, 31, 63]"
+        yield _fault(plan, "S144", f"no places are called `{line.at}`", line.at_span, help)
+    elif line.at not in (None, "auto") and not any(option.name == "pad" for option in line.options):
+        yield _fault(plan, "S144", "places of paddings, and no paddings", line.at_span, "say how many: `pad 3`")
+
+
+def _fault(plan: PlanTree, code: str, message: str, span: Span, help: str = "") -> Diagnostic:
+    return Diagnostic(code, message, Label(span), help=help, source=plan.source)
+
+
+def layer_costs(plan: PlanTree) -> LayerCosts:
+    """The costs of the parts of the model that a plan says; those that it leaves out have their defaults."""
+    costs = LayerCosts()
+    for line in plan.lines:
+        if isinstance(line, TableLine):
+            table = _TABLES[line.table]
+            values = {entry.name: float(entry.value) for entry in line.entries}
+            costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
+    return costs
+
+
+def layout_of(plan: PlanTree, schedule: Schedule) -> Layout:
+    """The layout that a checked plan says, for the stages of ``schedule``.
+
+    Raises `DiagnosticError` (S140 to S143, S406) at the place in the plan.
+    """
+    line = next(line for line in plan.lines if isinstance(line, LayersLine | LayoutLine))
+    return _written(plan, line, schedule) if isinstance(line, LayoutLine) else _made(plan, line, schedule)
+
+
+def _written(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Layout:
+    start = line.text_span
+
+    def in_plan(span: Span) -> Span:
+        """The string stands on one line, behind its quote."""
+        return Span(start.line, start.column + span.column, start.line, start.column + span.end_column)
+
+    dense = next((int(option.value) for option in line.options), None)
+    with _placed(plan, in_plan):
+        layout = parse_layout(Source(plan.source.name, line.text), dense=dense)
+    with _placed(plan, lambda _: start):
+        if len(layout.stages) != schedule.stages:
+            shape = f"{schedule.ranks} ranks with {schedule.placement.chunks} chunks each"
+            message = f"the layout has {len(layout.stages)} stages, {plan.schedule} has {schedule.stages}"
+            raise refusal(f"{message} at these sizes", shape)
+    return layout
+
+
+def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
+    given = {option.name: int(option.value) for option in line.options}
+    pad, stages = given.get("pad"), schedule.stages
+    limit = next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
+    with _placed(plan, lambda _: line.span, limit.span if limit else line.span):
+        model = Model(line.count, given.get("dense"), given.get("mtp", 0))
+        if line.at == "auto":
+            memory = limit.limit if limit else None
+            held = peaks(schedule).tolist()
+            found = balance(model, schedule.placement, layer_costs(plan), pad=pad, memory=memory, in_flight=held)
+            return found.layout
+        return even(model, stages) if pad is None else padded(model, stages, pad, line.at or "last")
+
+
+@contextmanager
+def _placed(plan: PlanTree, where: Callable[[Span], Span], memory: Span | None = None) -> Iterator[None]:
+    """Errors from inside get their place in the plan: S406 that of the memory line, others ``where`` their own is."""
+    try:
+        yield
+    except DiagnosticError as error:
+        raise DiagnosticError([
+            replace(
+                found,
+                primary=Label(memory if memory and found.code == "S406" else where(found.primary.span)),
+                source=plan.source,
+            )
+            for found in error.diagnostics
+        ]) from None  # fmt: skip
+
+
+def stage_costs(plan: PlanTree, layout: Layout, costs: Costs) -> Costs:
+    """The costs of the stages of a layout.
+
+    Of ``costs``, a single number is that of one layer of cost 1 (of one that holds activations 1), and is multiplied
+    by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
+    """
+    layers = layer_costs(plan)
+
+    def scaled(name: str, table: str) -> Cost | None:
+        value: Cost | None = getattr(costs, name)
+        if value is None or isinstance(value, tuple):
+            return value
+        return tuple((layers.per_stage(layout, table) * value).tolist())
+
+    changed = {name: scaled(name, "time") for name in _PER_LAYER}
+    changed |= {name: scaled(name, "activations") for name in _HELD}
+    return replace(costs, **changed)  # type: ignore[arg-type]
+
+
+def check_memory(plan: PlanTree, layout: Layout, known: Dependencies, costs: Costs) -> None:
+    """Raise `DiagnosticError` (S406) if a rank holds more than the plan allows.
+
+    costs: those of the stages. A rank holds its parameters, and at its peak what the timeline's memory says.
+    """
+    limit = next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
+    if limit is None:
+        return
+    parameters = load_per_rank(known.schedule.placement, layer_costs(plan).per_stage(layout, "parameters"))
+    activations = measure_memory(known.schedule, costs, known).peak_memory
+    held = parameters + activations
+    rank = int(np.argmax(held))
+    if held[rank] <= limit.limit * (1 + 1e-12):
+        return
+    message = f"rank {rank} holds {held[rank]:g}, and the plan allows {limit.limit:g}"
+    notes = (f"{parameters[rank]:g} of it are parameters, {activations[rank]:g} activations at the peak",)
+    help = f"allow {held[rank]:g}, say `at auto`, or use a schedule that holds fewer microbatches"
+    raise DiagnosticError([Diagnostic("S406", message, Label(limit.span), notes=notes, help=help, source=plan.source)])
