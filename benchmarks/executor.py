@@ -27,11 +27,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from schedc_runtime import Pipeline
-from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.partition import Partition, partition
-from schedc_runtime.placing import stages_on
-from schedc_runtime.testing import pool
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
@@ -39,6 +34,11 @@ from torch.distributed.pipelining import schedules
 import schedc
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
+from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.placing import stages_on
+from schedc_runtime.testing import pool
 
 STAGES, MICROBATCHES = 4, 16
 SCHEDULES: dict[str, tuple[dict[str, int], str]] = {

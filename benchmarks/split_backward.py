@@ -27,11 +27,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from schedc_runtime.boundary import infer_boundaries
 from schedc_runtime.gpt import Block, GPTConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.stage import Stage
-from torch import Tensor, nn
 
 BLOCKS = 4
 BATCH = 2

@@ -10,11 +10,11 @@ import os
 
 import torch
 import torch.distributed as dist
-from schedc_runtime import Pipeline
-from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 from torch import Tensor
 
 import schedc
+from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schedc.compiler import Analysis, analyse, compile  # noqa: A004
+    from schedc.compiler import Analysis, analyse, compile
     from schedc.cost.costs import Costs
     from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 

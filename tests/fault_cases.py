@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
-from schedc_runtime import Pipeline
-from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.network import Network
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.network import Network
 
 
 def build(timeout: float, schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4) -> tuple[nn.Module, Pipeline]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from schedc_runtime import Pipeline
-from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.reference import Reference, reference_step
-from schedc_runtime.signature import arguments, split
 from torch import Tensor, nn
 
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
+from schedc_runtime import Pipeline
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.reference import Reference, reference_step
+from schedc_runtime.signature import arguments, split
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -116,7 +116,10 @@ def test_the_given_costs_are_tried_too() -> None:
 
 @pytest.mark.parametrize(
     ("condition", "why"),
-    [("M > 100", "its condition does not hold at these sizes"), ("F > 100*I", "its condition holds at these sizes for none of the costs tried")],
+    [
+        ("M > 100", "its condition does not hold at these sizes"),
+        ("F > 100*I", "its condition holds at these sizes for none of the costs tried"),
+    ],
 )
 def test_a_claim_that_nothing_satisfies_says_so(condition: str, why: str) -> None:
     result = check(f"bubble == 0 when {condition}")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from runtime_cases import check_parity, differences, gradients, next_token_loss, oracle, small_gpt, tokens
+from torch import Tensor, nn
+
+import schedc
+from schedc.ir.program import Program
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.gpt import GPT
 from schedc_runtime.reference import reference_step
 from schedc_runtime.testing import pool
-from torch import Tensor, nn
-
-import schedc
-from schedc.ir.program import Program
 
 
 def written(text: str, **sizes: int) -> Program:

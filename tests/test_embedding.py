@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from runtime_cases import next_token_loss, small_gpt, tokens
+
 from schedc_runtime.testing import pool
 
 ROOT = Path(__file__).resolve().parent.parent

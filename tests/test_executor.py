@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from runtime_cases import next_token_loss, small_gpt, tokens
+
+import schedc
+from schedc.ir.program import InstructionKind, Program
 from schedc_runtime import Pipeline
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import infer_boundaries
@@ -20,9 +23,6 @@ from schedc_runtime.names import label, sentence
 from schedc_runtime.partition import partition
 from schedc_runtime.stage import Stage
 from schedc_runtime.transport import InProcessNetwork
-
-import schedc
-from schedc.ir.program import InstructionKind, Program
 
 COLUMNS = ("kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch",
            "op", "phase", "span")  # fmt: skip

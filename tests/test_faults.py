@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from schedc_runtime.testing import RankError, pool
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
+import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import TensorSpec, infer_boundaries
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition import partition
 from schedc_runtime.reference import reference_step
-from torch import Tensor
-from torch.nn import functional
-
-import schedc
 
 transformers = pytest.importorskip("transformers")
 

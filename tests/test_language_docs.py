@@ -10,6 +10,8 @@ import pytest
 from schedc.analysis.claims import check_claims
 from schedc.check import check
 from schedc.compiler import legal_schedule
+from schedc.layout.planned import check_plan
+from schedc.library import applied
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
@@ -20,13 +22,16 @@ BLOCKS = re.findall(r"```sched\n(.*?)```", TEXT, re.DOTALL)
 
 @pytest.mark.parametrize("text", BLOCKS, ids=lambda text: re.findall(r"schedule (\w+)", text)[0])
 def test_every_example_compiles_and_its_claims_hold(text: str) -> None:
-    trees = parse(Source("language.md", text)).schedules
-    assert trees
-    for tree in trees:
+    file = parse(Source("language.md", text))
+    assert file.schedules
+    for tree in file.schedules:
         assert check(tree) == []
         schedule = legal_schedule(tree, {})
         assert len(schedule) > 0
         assert all(result.holds for result in check_claims(tree.claims, schedule))
+    for plan in file.plans:
+        assert check_plan(plan) == []
+        assert legal_schedule(applied(plan, file), {}).layers > 0
 
 
 def test_every_word_of_the_language_is_described() -> None:

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from runtime_cases import check_parity, next_token_loss, small_gpt, tokens
-from schedc_runtime import Pipeline
-from schedc_runtime.errors import PartitionError, RuntimeFault
-from schedc_runtime.partition import partition
-from schedc_runtime.testing import pool
 
 from schedc.compiler import compile as compile_schedule
 from schedc.diagnostics import DiagnosticError
@@ -19,6 +15,10 @@ from schedc.ir.json import program_to_json
 from schedc.ir.load import load_program
 from schedc.ir.placement import loop
 from schedc.layout import Model, balance, even, padded, parse_layout
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import PartitionError, RuntimeFault
+from schedc_runtime.partition import partition
+from schedc_runtime.testing import pool
 
 LAYOUTS = {
     "padded at the end": "E tt|tt|tt|t noop L",

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from runtime_cases import check_parity, differences, next_token_loss, oracle, small_gpt, tokens
-from schedc_runtime import Pipeline
-from schedc_runtime.testing import pool
 
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Channel, InstructionKind, Program
+from schedc_runtime import Pipeline
+from schedc_runtime.testing import pool
 
 ON_PROCESSES = {
     2: [

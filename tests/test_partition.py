@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
 from schedc_runtime.boundary import BoundaryError, Constant, TensorSpec, infer_boundaries
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.gpt import GPT, GPTConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.balance import balance
-from torch import Tensor, nn
-from torch.nn import functional
-
 
 WIDTH = 8
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from runtime_cases import differences, gradients, next_token_loss, oracle, plain_of, small_gpt, tokens
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.losses import NonFiniteLoss
 from schedc_runtime.signature import BatchRefused
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-
-import schedc
 
 
 def pipeline(model: nn.Module, schedule: str = "dualpipev", **options: Any) -> Pipeline:

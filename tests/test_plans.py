@@ -26,6 +26,7 @@ from schedc.layout import LayerCosts, Model, PerKind, balance, even, padded, par
 from schedc.library import open_schedule
 from schedc.lsp.findings import findings
 from schedc.source import Source
+from schedc.syntax.formatter import format_source
 
 SIZES = {"P": 8, "M": 16, "v": 2}
 HEAD = "plan a = interleaved_1f1b(P = 8, M = 16, v = 2) "
@@ -223,6 +224,31 @@ def test_names_that_are_taken_or_unknown(tmp_path: Path) -> None:
         with pytest.raises(DiagnosticError) as caught:
             analyse(path_of(tmp_path, text) + name, {})
         assert [d.code for d in caught.value.diagnostics] == [code], text
+
+
+def test_plans_are_formatted() -> None:
+    loose = '''plan  a=1f1b( P=8,M = 4 ){layers 61 dense 3   pad 3 at [ 0,1 ,2]  costs moe 2 head 1.5
+ memory 80
+}
+ ## Two.
+ plan b=x{ layout "E  t|L"   dense 1
+ costs moe 1 } # end
+schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }'''
+    neat = '''plan a = 1f1b(P = 8, M = 4) {
+  layers 61 dense 3 pad 3 at [0, 1, 2]   costs moe 2 head 1.5
+  memory 80
+}
+## Two.
+plan b = x {
+  layout "E  t|L" dense 1
+  costs moe 1
+} # end
+schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }
+'''
+    assert format_source(Source("x", loose)) == neat
+    assert format_source(Source("x", neat)) == neat
+    shipped = Path(__file__).resolve().parent.parent / "examples" / "plans.sched"
+    assert format_source(Source("x", shipped.read_text())) == shipped.read_text()
 
 
 def test_commands_take_plans(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedc_runtime.boundary import BoundaryError, infer_boundaries
-from schedc_runtime.errors import RuntimeFault, StageError
-from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
-from schedc_runtime.partition import Partition, partition
-from schedc_runtime.reference import _serial, reference_step
-from schedc_runtime.stage import Stage, mean_loss
 from torch import Tensor, nn
 
 import schedc
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import InstructionKind, Program
+from schedc_runtime.boundary import BoundaryError, infer_boundaries
+from schedc_runtime.errors import RuntimeFault, StageError
+from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.reference import _serial, reference_step
+from schedc_runtime.stage import Stage, mean_loss
 
 VOCAB, WIDTH, TOKENS = 13, 8, 4
 

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch.distributed.pipelining")
 
-from schedc_runtime.testing import pool
 from torch_cases import plain
 
 from schedc.compiler import compile_at, legal_schedule
 from schedc.emit.torch_csv import to_torch_csv
 from schedc.emit.torch_lowered import to_lowered_csv
 from schedc.library import open_schedule
+from schedc_runtime.testing import pool
 
 CASES = [
     ("1f1b", {"P": 2, "M": 5}),

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from runtime_cases import next_token_loss, small_gpt, tokens
-from schedc_runtime import Pipeline, run
-from schedc_runtime.executor import Interval
-from schedc_runtime.names import label
-from schedc_runtime.trace import chrome_trace, compare, measured_costs
 
 import schedc
 from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.ir.json import program_to_json
 from schedc.ir.program import InstructionKind, Program, computation
+from schedc_runtime import Pipeline, run
+from schedc_runtime.executor import Interval
+from schedc_runtime.names import label
+from schedc_runtime.trace import chrome_trace, compare, measured_costs
 
 
 def as_measured(program: Program, costs: Costs) -> dict[int, list[Interval]]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import InProcessNetwork, MessageMismatch, Transfer, check_tensors
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from schedc_runtime.errors import StageError
-from schedc_runtime.weightgrad import WeightSink, install, uninstall
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.weightgrad import WeightSink, install, uninstall
 
 
 class Net(nn.Module):

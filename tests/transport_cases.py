@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+
 from schedc_runtime.transport import TorchTransport, Transfer, TransportError
 
 

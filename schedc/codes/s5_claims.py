@@ -47,9 +47,9 @@ S5: tuple[Code, ...] = (
     Code(
         "S511",
         "not a range of sizes",
-        "`--sweep` takes comparisons of the schedule's sizes, separated by commas or `and`: `P<=16, M<=4*P`. Every size "
-        "that it names needs an upper bound in numbers and other sizes; the least value is 1 where nothing else is "
-        "said. Comparisons that bound nothing filter: `M % P == 0`. Other sizes keep `-D` or their default.",
+        "`--sweep` takes comparisons of the schedule's sizes, separated by commas or `and`: `P<=16, M<=4*P`. Every"
+        " size that it names needs an upper bound in numbers and other sizes; the least value is 1 where nothing else"
+        " is said. Comparisons that bound nothing filter: `M % P == 0`. Other sizes keep `-D` or their default.",
     ),
     Code(
         "S512",

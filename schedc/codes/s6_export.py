@@ -47,8 +47,8 @@ S6: tuple[Code, ...] = (
         "S606",
         "an order is one for its own size only",
         "A .sched file describes a schedule at every size. A CSV or text form is the order of one size, which -D "
-        "cannot change, and from which no formula follows. Raised where such a file is given together with other sizes, "
-        "or to `report` and `check --sweep`.",
+        "cannot change, and from which no formula follows. Raised where such a file is given together with other"
+        " sizes, or to `report` and `check --sweep`.",
     ),
     Code(
         "S607",
