@@ -9,7 +9,7 @@ import re
 from importlib.resources import files
 
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
-from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, Text  # type: ignore[import-untyped]
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
 
@@ -34,7 +34,8 @@ class SchedLexer(RegexLexer):  # type: ignore[misc]
         "root": [
             (r"##[^\n]*", Comment.Special),
             (r"#[^\n]*", Comment.Single),
-            (r"(schedule)(\s+)(\w+)", bygroups(Keyword, Text, Name.Function)),
+            (r"(schedule|plan)(\s+)(\w+)", bygroups(Keyword, Text, Name.Function)),
+            (r'"[^"\n]*"', String),
             (r"[FIWB][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
             (words(keywords(), prefix=r"\b", suffix=r"\b"), Keyword),
             (words((*ROLES, *PLACEMENTS), prefix=r"\b", suffix=r"\b"), Keyword.Type),

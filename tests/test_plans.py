@@ -242,7 +242,7 @@ schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }
 plan b = x {
   layout "E  t|L" dense 1
   costs moe 1
-} # end
+}   # end
 schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }
 '''
     assert format_source(Source("x", loose)) == neat

@@ -23,7 +23,7 @@ from schedc.diagnostics import CompilerBug
 from schedc.source import Source
 from schedc.syntax.columns import Line, align
 from schedc.syntax.parser import _grammar, parse
-from schedc.syntax.tokens import scan
+from schedc.syntax.tokens import PLAN_LINES, scan
 
 _COMMENT = re.compile(r"#[^\n]*")
 _BROKEN = "COMMENT"
@@ -33,8 +33,10 @@ _STARTS = frozenset(
      "TIMED", "POLICY"}
 )  # fmt: skip
 """Words that begin a statement."""
+_PLAN_STARTS = frozenset(PLAN_LINES.values())
+"""Words that begin a line of a plan, where nothing else does."""
 _OPERANDS = frozenset({"NAME", "NUMBERED_WORD", "INT", "DECIMAL", "OP", "OP_DIGIT"})
-_ENDS = _OPERANDS | {"RPAR", "RSQB", "RBRACE"}
+_ENDS = _OPERANDS | {"RPAR", "RSQB", "RBRACE", "STRING"}
 """What a value, an op or a block ends with: an operand behind it belongs to the next statement."""
 _TIGHT = frozenset({"PLUS", "MINUS", "TIMES"})
 """Operators that stand close where the author wrote them so."""
@@ -51,6 +53,7 @@ class Piece:
     """A token or comment. line, end_line: where it was; spaced: whether white space was before it.
 
     partner: of a brace, the index of the other one; block: it is a brace of a block that spans lines.
+    planned: it stands in a plan.
     """
 
     kind: str
@@ -60,6 +63,7 @@ class Piece:
     spaced: bool
     partner: int = -1
     block: bool = False
+    planned: bool = False
 
 
 def format_source(source: Source) -> str:
@@ -81,12 +85,14 @@ def _pieces(source: Source) -> list[Piece]:
     items = scan(source, _grammar()[0].parser.lexer.lexer).items
     found: list[Piece] = []
     at = 0
+    planned = False
     for token in items:
         start, end = token.start_pos or 0, token.end_pos or 0
         _comments(source, at, start, found)
         spaced = start == 0 or source.text[start - 1] in " \t\r\n\f\ufeff"
         text = str(token).rstrip()
-        found.append(Piece(token.type, text, token.line or 0, token.end_line or 0, spaced))
+        planned = token.type == "PLAN" or (planned and token.type not in ("RBRACE", "SCHEDULE"))  # it has one block
+        found.append(Piece(token.type, text, token.line or 0, token.end_line or 0, spaced, planned=planned))
         at = end
     _comments(source, at, len(source.text), found)
     return _with_braces(found)
@@ -217,6 +223,8 @@ def _binary(pieces: Sequence[Piece], at: int) -> bool:
 def _begins(pieces: Sequence[Piece], at: int) -> bool:
     """Whether a piece behind the end of a value, op or block begins something new."""
     kind = pieces[at].kind
+    if pieces[at].planned:
+        return kind in _PLAN_STARTS
     if kind in _STARTS:
         return at < 2 or pieces[at - 2].kind != "PHASE"
     return kind in _OPERANDS or kind == "CAP"
