@@ -193,6 +193,7 @@ def codes(text: str, folder: Path, name: str = "") -> list[tuple[str, int, int]]
         ("plan a = 1f1b {\n  layers 5 pad 4 }", [("S143", 2, 3)]),
         ("plan a = 1f1b {\n  layers 4 pad 4 at [1, 2, 3, 8] }", [("S143", 2, 3)]),
         ("plan a = 1f1b {\n  layers 0 }", [("S143", 2, 3)]),
+        ("plan a = 1f1b(P = 64, M = 1) {\n  layers 257 at auto }", [("S143", 2, 3)]),
         ("plan a = 1f1b {\n  layers 4 dense 5 }", [("S143", 2, 3)]),
         ("plan a = 1f1b {\n  layers 8 mtp 1 pad 0 at auto }", [("S143", 2, 3)]),
         ('plan a = 1f1b { layout "Et|t|tLm|t*0" }', [("S140", 1, 35)]),
@@ -227,14 +228,14 @@ def test_names_that_are_taken_or_unknown(tmp_path: Path) -> None:
 
 
 def test_plans_are_formatted() -> None:
-    loose = '''plan  a=1f1b( P=8,M = 4 ){layers 61 dense 3   pad 3 at [ 0,1 ,2]  costs moe 2 head 1.5
+    loose = """plan  a=1f1b( P=8,M = 4 ){layers 61 dense 3   pad 3 at [ 0,1 ,2]  costs moe 2 head 1.5
  memory 80
 }
  ## Two.
  plan b=x{ layout "E  t|L"   dense 1
  costs moe 1 } # end
-schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }'''
-    neat = '''plan a = 1f1b(P = 8, M = 4) {
+schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }"""
+    neat = """plan a = 1f1b(P = 8, M = 4) {
   layers 61 dense 3 pad 3 at [0, 1, 2]   costs moe 2 head 1.5
   memory 80
 }
@@ -244,7 +245,7 @@ plan b = x {
   costs moe 1
 }   # end
 schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }
-'''
+"""
     assert format_source(Source("x", loose)) == neat
     assert format_source(Source("x", neat)) == neat
     shipped = Path(__file__).resolve().parent.parent / "examples" / "plans.sched"

@@ -24,6 +24,9 @@ from schedc.source import Source, Span
 from schedc.syntax.plan import Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.tokens import PLAN_LINES
 
+MOST_BALANCED = 1 << 14
+"""Layers times stages that `auto` works out in a plan: an exact search, and a file must not keep the compiler long."""
+
 _PLACES = ("last", "first", "auto")
 _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
 _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
@@ -130,6 +133,12 @@ def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
     with _placed(plan, lambda _: line.span, limit.span if limit else line.span):
         model = Model(line.count, given.get("dense"), given.get("mtp", 0))
         if line.at == "auto":
+            if line.count * stages > MOST_BALANCED:
+                message = f"`auto` for {line.count} layers in {stages} stages"
+                help = (
+                    f"layers times stages are at most {MOST_BALANCED:,}; `schedc layout --auto` makes a string to write"
+                )
+                raise refusal(message, help)
             memory = limit.limit if limit else None
             held = peaks(schedule).tolist()
             found = balance(model, schedule.placement, layer_costs(plan), pad=pad, memory=memory, in_flight=held)
