@@ -91,8 +91,10 @@ def _excerpt(diagnostic: Diagnostic) -> list[str]:
     source, primary = diagnostic.source, diagnostic.primary
     if source is None or primary.span == NOWHERE:
         return [f"  --> {clean(source.name)}"] if source else []
-    labels = sorted([(primary, "^"), *((label, "-") for label in diagnostic.secondary if label.span != NOWHERE)],
-                    key=lambda item: item[0].span)
+    labels = sorted(
+        [(primary, "^"), *((label, "-") for label in diagnostic.secondary if label.span != NOWHERE)],
+        key=lambda item: item[0].span,
+    )
     width = len(str(max(label.span.line for label, _ in labels)))
     gutter = " " * width
     out = [f"{gutter}--> {clean(source.name)}:{primary.span}", f"{gutter} |"]
