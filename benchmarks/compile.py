@@ -2,8 +2,8 @@
 
 Both sides go from a schedule's name and sizes to instruction streams with sends and receives. Ours parses the
 file, elaborates it, checks completeness, order and deadlock, and inserts communication; torch's generates the
-order in its schedule class and lowers it. Instrument: wall clock of one process, best of a few repetitions taken
-in turn. The slope is the exponent of time against the number of ops over the sizes of one schedule.
+order in its schedule class and lowers it. Instrument: wall clock of one warm process, the best of five for schedc and
+of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope is the exponent of time against the number of ops over the sizes of one schedule.
 
     python benchmarks/compile.py [--json] [--largest 128]
 """
@@ -56,25 +56,24 @@ def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microba
         return getattr(schedules, class_name)(stages, microbatches, loss_fn=lambda *_: None)
 
 
-def best_of(repetitions: int, *functions: Callable[[], Any]) -> list[float]:
-    """Seconds of the fastest run of each function, the functions taking turns."""
-    best = [math.inf] * len(functions)
-    for _ in range(repetitions):
-        for index, function in enumerate(functions):
-            start = time.perf_counter()
-            function()
-            best[index] = min(best[index], time.perf_counter() - start)
+def best_of(*contenders: tuple[int, Callable[[], Any]]) -> list[float]:
+    """Seconds of the fastest run of each (repetitions, function), the functions taking turns."""
+    best = [math.inf] * len(contenders)
+    for turn in range(max(repetitions for repetitions, _ in contenders)):
+        for index, (repetitions, function) in enumerate(contenders):
+            if turn < repetitions:
+                start = time.perf_counter()
+                function()
+                best[index] = min(best[index], time.perf_counter() - start)
     return best
 
 
 def measure(name: str, ranks: int) -> dict[str, Any]:
     class_name, chunks, style = CASES[name]
     microbatches = MICROBATCHES_PER_RANK * ranks
-    repetitions = 3 if ranks <= 32 else 1
     ours, theirs = best_of(
-        repetitions,
-        lambda: schedc.compile(name, P=ranks, M=microbatches),
-        lambda: torch_schedule(class_name, chunks, style, ranks, microbatches),
+        (5, lambda: schedc.compile(name, P=ranks, M=microbatches)),
+        (3 if ranks <= 32 else 1, lambda: torch_schedule(class_name, chunks, style, ranks, microbatches)),
     )
     return {
         "schedule": name,
