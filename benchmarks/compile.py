@@ -3,7 +3,8 @@
 Both sides go from a schedule's name and sizes to instruction streams with sends and receives. Ours parses the
 file, elaborates it, checks completeness, order and deadlock, and inserts communication; torch's generates the
 order in its schedule class and lowers it. Instrument: wall clock of one warm process, the best of five for schedc and
-of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope is the exponent of time against the number of ops over the sizes of one schedule.
+of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope is the
+exponent of time against the number of ops over the sizes of one schedule.
 
     python benchmarks/compile.py [--json] [--largest 128]
 """
