@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.diagnostics import Diagnostic
 
-OK, FINDINGS, USAGE, INTERNAL = 0, 1, 2, 4
+FINDINGS, USAGE, INTERNAL = 1, 2, 4
 
 EPILOG = "Exit codes: 0 ok, 1 findings about the schedule, 2 usage, 4 a fault of schedc itself."
 

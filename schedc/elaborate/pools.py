@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from schedc.ir.ops import OpKind
 
 
 @dataclass
-class Pool:
+class Pool(ABC):
     """The rows of a computed order that have not run. ``left`` counts them."""
 
     machine: Machine
@@ -23,11 +24,13 @@ class Pool:
     def __post_init__(self) -> None:
         self.left = len(self.rows)
 
+    @abstractmethod
     def choose(self, now: float) -> Cell | None:
-        raise NotImplementedError
+        """The cell to start at ``now``, or None to wait."""
 
+    @abstractmethod
     def note(self, cell: Cell) -> None:
-        raise NotImplementedError
+        """``cell`` has been started: its rows are no longer left."""
 
 
 @dataclass

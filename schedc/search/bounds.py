@@ -13,8 +13,6 @@ from schedc.diagnostics import CompilerBug
 from schedc.search.problem import Problem
 from schedc.search.ticks import Int64
 
-OBJECTIVES = ("makespan", "span")
-
 
 @dataclass(frozen=True, eq=False)
 class Arcs:

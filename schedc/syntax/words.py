@@ -38,6 +38,3 @@ METRICS = (
     "ops",
 )
 """What a claim may speak of; without an index the largest over the ranks."""
-
-FIRST_STATEMENT = ("phase", "repeat", "for", "if", "let", "timed", "policy")
-"""The words that a statement of a rank block may begin with; the other statements are ops."""
