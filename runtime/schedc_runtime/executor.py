@@ -72,7 +72,7 @@ class Executor:
         self.handles: list[Any] = [None] * self.code.handles
         self.targets: Sequence[Any] = ()
         self.probes: list[tuple[Compute, list[Tensor]]] = []
-        self.reducing: list[tuple[list[Any], list[torch.nn.Parameter], Tensor]] = []
+        self.reducing: list[tuple[list[Any], tuple[torch.nn.Parameter, ...], Tensor]] = []
         self.intervals: list[Interval] | None = None
         self.loss_scale, self.probing = 1.0, False
         self._profile = False

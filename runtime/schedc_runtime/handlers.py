@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from schedc.ir.program import InstructionKind
+from schedc_runtime.gradients import by_dtype, flattened, unflattened
 from schedc_runtime.transport import Spec, Transfer, check_tensors
 
 if TYPE_CHECKING:
@@ -123,31 +124,22 @@ def wait(run: Executor, op: Wait) -> bool | None:
 def reduce(run: Executor, op: Reduce) -> None:
     """Exchange this step's weight gradients with the other copy; `add_reduced` adds them when the stream has ended.
 
-    One tensor per dtype travels: the gradients, and behind them a 1 for every parameter that has one and a 0 for one
-    without, such as an expert that no token came to. What has none on either rank keeps none.
+    One tensor per dtype travels.
     """
-    groups: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-    for parameter in op.parameters:
-        if parameter.requires_grad:
-            groups.setdefault(parameter.dtype, []).append(parameter)
-    for dtype, group in groups.items():
-        present = torch.tensor([p.grad is not None for p in group], dtype=dtype, device=run.device)
-        mine = torch.cat([*[(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in group], present])
+    for group in by_dtype(op.parameters):
+        mine = flattened(group)
         theirs = torch.empty_like(mine)
         handles = run.transport.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
         run.reducing.append((handles, group, theirs))
 
 
 def add_reduced(parameters: Sequence[torch.nn.Parameter], theirs: torch.Tensor) -> None:
-    """Add the gradients that the other copy has sent, as `reduce` lays them out."""
-    *parts, present = torch.split(theirs, [*(p.numel() for p in parameters), len(parameters)])
-    for parameter, part, has in zip(parameters, parts, present.tolist(), strict=True):
-        if not has:
-            continue
+    """Add the gradients that the other copy has sent."""
+    for parameter, part in unflattened(parameters, theirs):
         if parameter.grad is None:
-            parameter.grad = part.view_as(parameter).clone()
+            parameter.grad = part.clone()
         else:
-            parameter.grad += part.view_as(parameter)
+            parameter.grad += part
 
 
 HANDLERS: Mapping[InstructionKind, Handler] = {

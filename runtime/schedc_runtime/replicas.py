@@ -1,0 +1,86 @@
+"""Gradients summed over the replicas of a stage: which parameters travel together, and when their sums start.
+
+A replica is another pipeline that trains the same weights on other batches (see `schedc_runtime.mesh`). The sums of a
+stage start right behind the last instruction that computes its weight gradients, and are waited for at the end of the
+stream: they run while other stages, or other pipelines, still compute. They are our own, not DDP's, whose hooks would
+never see a deferred weight gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from schedc_runtime.gradients import by_dtype, flattened, unflattened
+from schedc_runtime.mesh import Neighbours
+from schedc_runtime.transport.collectives import Communicator
+
+BUCKET_BYTES = 25 << 20
+"""Gradients that travel together: enough that a collective's start costs nothing, small enough to start early."""
+
+
+class Bucket(NamedTuple):
+    """Parameters of one dtype whose gradients are summed over one communicator, in one tensor."""
+
+    communicator: Communicator
+    parameters: tuple[nn.Parameter, ...]
+
+
+class Underway(NamedTuple):
+    """A bucket whose sum has been started."""
+
+    bucket: Bucket
+    handle: Any
+
+
+def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple[Bucket, ...]:
+    """The trainable ``parameters``, each in one bucket; those of experts travel among the ranks that hold them."""
+    shared: list[nn.Parameter] = []
+    own: list[nn.Parameter] = []
+    for parameter in parameters:
+        (own if is_expert(parameter) else shared).append(parameter)
+    return tuple(
+        Bucket(communicator, part)
+        for communicator, travelling in ((neighbours.replicas, shared), (neighbours.same_experts, own))
+        if communicator.size > 1
+        for group in by_dtype(travelling)
+        for part in _filled(group)
+    )
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a part of the experts, of which every rank of an expert group holds another."""
+    return bool(getattr(parameter, "expert_parallel", False))
+
+
+def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, ...]]:
+    part: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if part and size + parameter.nbytes > BUCKET_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(parameter)
+        size += parameter.nbytes
+    if part:
+        yield tuple(part)
+
+
+def start_sum(bucket: Bucket) -> Underway:
+    """Send the gradients off."""
+    return Underway(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
+
+
+def ready(underway: Underway) -> bool:
+    """Whether `finish_sum` would not have to wait (cooperative communicators)."""
+    communicator = underway.bucket.communicator
+    return not communicator.cooperative or communicator.ready(underway.handle)
+
+
+def finish_sum(underway: Underway) -> None:
+    """Put the sums over all replicas in place of this replica's gradients."""
+    bucket, handle = underway
+    for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
+        parameter.grad = part.clone()
