@@ -29,6 +29,7 @@ class Code:
         (more than one where a batch of messages is posted at once).
     slots, handles: how many values and messages pass through. slot_names: what each slot holds, for errors.
     inputs: slot of the first stage's arguments, per microbatch that this rank feeds into the pipeline.
+    final: gradients to sum over the replicas once the stream has ended (see `schedc_runtime.replicas`).
     """
 
     steps: list[tuple[Handler, Any]]
@@ -37,6 +38,7 @@ class Code:
     slot_names: list[str]
     handles: int
     inputs: dict[int, int]
+    final: tuple[Any, ...] = ()
 
     @property
     def slots(self) -> int:

@@ -15,6 +15,7 @@ from schedc.ir.program import Program
 from schedc_runtime.binding import Code
 from schedc_runtime.handlers import Compute, add_reduced
 from schedc_runtime.names import label, sentence
+from schedc_runtime.replicas import Bucket, Underway, finish_sum, ready, start_sum
 from schedc_runtime.transport import Transport
 
 
@@ -73,6 +74,8 @@ class Executor:
         self.targets: Sequence[Any] = ()
         self.probes: list[tuple[Compute, list[Tensor]]] = []
         self.reducing: list[tuple[list[Any], tuple[torch.nn.Parameter, ...], Tensor]] = []
+        self.summing: list[Underway] = []
+        self._final: list[Bucket] = []
         self.intervals: list[Interval] | None = None
         self.loss_scale, self.probing = 1.0, False
         self._profile = False
@@ -105,6 +108,7 @@ class Executor:
         self.loss_scale, self.probing = loss_scale, probing
         self.intervals = [] if trace else None
         self._profile = profile
+        self._final = list(self.code.final)
         self.position = 0
 
     def advance(self) -> bool:
@@ -149,7 +153,10 @@ class Executor:
         return InstructionError(self.program, self.transport.rank, row, width, error)
 
     def finish(self) -> bool:
-        """Complete the reductions that the stream has posted; False if one must still be waited for."""
+        """Complete the reductions and sums that the stream has started; False if one must still be waited for.
+
+        Copies of a stage come together before replicas do.
+        """
         while self.reducing:
             handles, parameters, theirs = self.reducing[0]
             if self.transport.cooperative and not all(self.transport.ready(handle) for handle in handles):
@@ -158,6 +165,12 @@ class Executor:
                 self.transport.wait(handle)
             add_reduced(parameters, theirs)
             self.reducing.pop(0)
+        while self._final:
+            self.summing.append(start_sum(self._final.pop(0)))
+        while self.summing:
+            if not ready(self.summing[0]):
+                return False
+            finish_sum(self.summing.pop(0))
         return True
 
     @property
@@ -204,5 +217,5 @@ def run_together(executors: Sequence[Executor]) -> None:
     while pending:
         still_pending = [executor for executor in pending if not executor.finish()]
         if len(still_pending) == len(pending):
-            raise Deadlock("the reductions of the copies of a stage do not meet")
+            raise Deadlock("the sums of gradients over copies or replicas of a stage do not meet")
         pending = still_pending

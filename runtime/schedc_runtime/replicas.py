@@ -8,14 +8,22 @@ never see a deferred weight gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc_runtime.binding import Code
 from schedc_runtime.gradients import by_dtype, flattened, unflattened
-from schedc_runtime.mesh import Neighbours
-from schedc_runtime.transport.collectives import Communicator
+from schedc_runtime.stage import Stage
+
+if TYPE_CHECKING:
+    from schedc_runtime.executor import Executor
+    from schedc_runtime.mesh import Neighbours
+    from schedc_runtime.transport.collectives import Communicator
 
 BUCKET_BYTES = 25 << 20
 """Gradients that travel together: enough that a collective's start costs nothing, small enough to start early."""
@@ -84,3 +92,57 @@ def finish_sum(underway: Underway) -> None:
     bucket, handle = underway
     for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
         parameter.grad = part.clone()
+
+
+def with_sums(code: Code, program: Program, held: Mapping[int, Stage], neighbours: Neighbours) -> Code:
+    """The code of a place with a step behind the last weight gradients of each stage that starts its sums.
+
+    held: the stages of the place, by number. Stages with a second copy, whose gradients a REDUCE brings together
+    first, are summed when the stream has ended.
+    """
+    if neighbours.replicas.size == 1:
+        return code
+    last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
+    copied: set[int] = set()
+    for position, row in enumerate(code.rows):
+        instruction = program.instruction(row)
+        if instruction.kind is InstructionKind.REDUCE:
+            copied.add(instruction.stage)
+        elif (stage := _trained_by(instruction)) >= 0:
+            last[stage] = position
+    claimed: set[int] = set()
+    after: dict[int, tuple[Bucket, ...]] = {}
+    final: tuple[Bucket, ...] = ()
+    for stage, position in sorted(last.items(), key=lambda item: -item[1]):
+        # A parameter that several stages share belongs to the one that is done last.
+        parameters = [p for p in held[stage].module.parameters() if id(p) not in claimed]
+        claimed.update(map(id, parameters))
+        travelling = buckets(parameters, neighbours)
+        if stage in copied:
+            final += travelling
+        else:
+            after[position] = after.get(position, ()) + travelling
+    steps, rows, widths = [], [], []
+    for position, step in enumerate(code.steps):
+        steps.append(step)
+        rows.append(code.rows[position])
+        widths.append(code.widths[position])
+        if position in after:
+            steps.append((start_sums, after[position]))
+            rows.append(code.rows[position])
+            widths.append(1)
+    return replace(code, steps=steps, rows=rows, widths=widths, final=final)
+
+
+def _trained_by(instruction: Instruction) -> int:
+    """The stage whose weight gradients an instruction completes, for one microbatch; -1 for none."""
+    if instruction.kind in (InstructionKind.B, InstructionKind.W):
+        return instruction.stage
+    if instruction.kind is InstructionKind.CELL and instruction.backward == OpKind.B:
+        return instruction.stage2
+    return -1
+
+
+def start_sums(run: Executor, travelling: tuple[Bucket, ...]) -> None:
+    """The step that `with_sums` adds: start the sums of a stage."""
+    run.summing.extend([start_sum(bucket) for bucket in travelling])
