@@ -39,7 +39,7 @@ class TorchTransport:
         try:
             return self._post_all(batch)
         except RuntimeError as error:
-            raise TransportError(_plainly(error)) from None
+            raise TransportError(plainly(error)) from None
 
     def ready(self, handle: _Posted) -> bool:
         return True
@@ -53,7 +53,7 @@ class TorchTransport:
             # lives, and closing them is what wakes the other ranks.
             work = None
             handle.works.clear()
-            raise TransportError(_plainly(error)) from None
+            raise TransportError(plainly(error)) from None
 
     def close(self) -> None:
         # A group closes with the last reference to it, and tracebacks may keep this object alive.
@@ -83,7 +83,7 @@ class TorchTransport:
         return [_Posted(works, tensors) for tensors in kept]
 
 
-def _plainly(error: RuntimeError) -> str:
+def plainly(error: RuntimeError) -> str:
     """gloo's text without its place in gloo's source and without its advice."""
     return re.sub(r"^\[[^\]]*\] ", "", str(error)).split(" This is typically")[0]
 
