@@ -39,13 +39,13 @@ class Dependencies:
     """
 
     schedule: Schedule
-    first: Int64
-    second: Int64
-    cell_of: Int64
+    first: Int32
+    second: Int32
+    cell_of: Int32
     rank: Int32
     rank_start: Int64
-    previous: Int64
-    producers: Int64
+    previous: Int32
+    producers: Int32
     remote: Bools
 
     @classmethod
@@ -55,12 +55,12 @@ class Dependencies:
         Where an op is missing nothing waits for it; of an op that runs twice the last one counts.
         """
         second_row = _second_of_pair(schedule)
-        cell_of = np.cumsum(~second_row) - 1
-        first = np.flatnonzero(~second_row)
-        second = np.full(first.size, -1)
+        cell_of = np.cumsum(~second_row, dtype=np.int32) - 1
+        first = np.flatnonzero(~second_row).astype(np.int32)
+        second = np.full(first.size, -1, np.int32)
         second[cell_of[second_row]] = np.flatnonzero(second_row)
         rank_start = np.searchsorted(first, schedule.rank_start)
-        previous = np.arange(-1, first.size - 1)
+        previous = np.arange(-1, first.size - 1, dtype=np.int32)
         starts = rank_start[:-1][rank_start[:-1] < rank_start[1:]]
         previous[starts] = -1
         rank = schedule.rank[first]
@@ -91,10 +91,10 @@ class Levels:
     stuck: cells at which ranks stand still for ever, one per such rank; empty unless there is a deadlock.
     """
 
-    order: Int64
+    order: Int32
     start: Int64
-    of: Int64
-    stuck: Int64
+    of: Int32
+    stuck: Int32
 
     def __len__(self) -> int:
         return int(self.start.size - 1)
@@ -108,18 +108,18 @@ def _second_of_pair(schedule: Schedule) -> Bools:
     return second
 
 
-def _producers(schedule: Schedule, cell_of: Int64, cells: int) -> Int64:
+def _producers(schedule: Schedule, cell_of: Int32, cells: int) -> Int32:
     """[2, cells] by scatter and gather over tables [stages + 2, microbatches] of who computes what.
 
     The tables have a row of -1 before the first stage and one after the last: what those would have
     produced nobody waits for.
     """
-    producers = np.full((2, cells), -1)
+    producers = np.full((2, cells), -1, np.int32)
     backward = (schedule.kind == OpKind.B) | (schedule.kind == OpKind.I)
     for row, chosen, step in ((0, schedule.kind == OpKind.F, -1), (1, backward, +1)):
         ops = np.flatnonzero(chosen)
         cell, slot = cell_of[ops], schedule.stage[ops] + 1
-        table = np.full((schedule.stages + 2, schedule.microbatches), -1)
+        table = np.full((schedule.stages + 2, schedule.microbatches), -1, np.int32)
         table[slot, schedule.microbatch[ops]] = cell
         producers[row, cell] = table[slot + step, schedule.microbatch[ops]]
     return producers
@@ -153,11 +153,11 @@ def _lockstep(dependencies: Dependencies) -> Levels:
         done[running] = True
         head += ready
         rounds.append(running)
-    cell_at = np.zeros(cells + ranks, np.int64)
+    cell_at = np.zeros(cells + ranks, np.int32)
     cell_at[slot] = np.arange(cells)
-    order = cell_at[np.concatenate(rounds)] if rounds else np.zeros(0, np.int64)
+    order = cell_at[np.concatenate(rounds)] if rounds else np.zeros(0, np.int32)
     counts = np.fromiter(map(len, rounds), np.int64, len(rounds))
-    of = np.full(cells, -1)
+    of = np.full(cells, -1, np.int32)
     of[order] = np.repeat(np.arange(counts.size), counts)
     stuck = cell_at[head[waits[0, head] != head]] if cells else order
     return Levels(order, np.concatenate([[0], np.cumsum(counts)]), of, stuck)
@@ -165,11 +165,12 @@ def _lockstep(dependencies: Dependencies) -> Levels:
 
 def _compiled_lockstep(loops: Kernels, dependencies: Dependencies) -> Levels:
     cells = len(dependencies)
-    order, of, start = np.empty(cells, np.int64), np.full(cells, -1), np.zeros(cells + 1, np.int64)
+    order, of, start = np.empty(cells, np.int32), np.full(cells, -1, np.int32), np.zeros(cells + 1, np.int64)
     head = dependencies.rank_start[:-1].copy()
     rounds = loops.lockstep(dependencies.producers, dependencies.rank_start, order, of, start, head)
     start = start[: rounds + 1].copy()
-    return Levels(order[: start[-1]], start, of, head[head < dependencies.rank_start[1:]])
+    stuck = head[head < dependencies.rank_start[1:]].astype(np.int32)
+    return Levels(order[: start[-1]], start, of, stuck)
 
 
 def reduce_by_rank(ufunc: np.ufunc, values: npt.NDArray[Any], rank_start: Int64) -> npt.NDArray[Any]:

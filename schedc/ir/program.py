@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from schedc.ir.columns import Columns, Int8, Int32, Int64
 from schedc.ir.ops import OpKind
@@ -61,6 +62,12 @@ class Instruction(NamedTuple):
     op: int
 
 
+class Deferred(Protocol):
+    """What can work out the columns of a Program, each by its name."""
+
+    def column(self, name: str) -> npt.NDArray[Any]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Program(Columns):
     """The instruction streams of all ranks, as columns; rank r owns rows rank_start[r] ..< rank_start[r + 1].
@@ -110,6 +117,27 @@ class Program(Columns):
     layers: int = 0
     source: Source | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def derived(cls, columns: Deferred, **fields: Any) -> Program:
+        """A Program whose columns besides ``kind`` are worked out when they are first read.
+
+        It is the same value as one that was given all of them: compiling needs few, and at ten million ops all of
+        them together are larger than everything else.
+        """
+        program = object.__new__(cls)
+        vars(program).update(fields, _deferred=columns)
+        return program
+
+    if not TYPE_CHECKING:  # other names than those of fields stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            """A column that is read for the first time; only asked for what is not there."""
+            if name not in _DEFERRED or "_deferred" not in vars(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            column = vars(self)["_deferred"].column(name)
+            vars(self)[name] = column
+            return column
+
     def instruction(self, row: int) -> Instruction:
         columns = (
             self.stage,
@@ -136,6 +164,12 @@ class Program(Columns):
         span, phase = self.spans[self.span[row]], self.phases[self.phase[row]]
         place = f"{self.source_name or self.name}:{span}" if span != NOWHERE else (self.source_name or self.name)
         return f"{place} (phase {phase})" if phase else place
+
+
+_DEFERRED = frozenset(
+    ("stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
+     "span")
+)  # fmt: skip
 
 
 def computation(program: Program) -> tuple[Schedule, Int64]:

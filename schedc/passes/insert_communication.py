@@ -36,20 +36,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Floats, Timeline, simulate
+from schedc.analysis.dependencies import Bools, Dependencies
+from schedc.analysis.timeline import Floats, run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.program import Channel, InstructionKind, Program
-from schedc.ir.schedule import Int64, Schedule
-from schedc.passes.instruction_table import CELL, POST, WAIT_RECV, WAIT_SEND, Columns, InstructionTable
+from schedc.ir.program import InstructionKind, Program
+from schedc.ir.schedule import Int32, Int64, Schedule
+from schedc.passes.instruction_table import InstructionTable, Messages
 from schedc.passes.reductions import Reductions, reductions_of
 
 LOOKAHEAD = 2
 """How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
 never waits for the post, few enough that a rank holds no more than a few empty buffers."""
+
+_RADIX_RANKS = 1 << 15
+"""numpy sorts numbers of 16 bits in linear time."""
 
 
 def insert_communication(
@@ -67,210 +69,207 @@ def insert_communication(
     cells = dependencies or Dependencies.of(schedule)
     if cells.levels.stuck.size:
         raise CompilerBug("insert_communication", "the schedule has a deadlock and should not have come here")
-    timeline = simulate(schedule, costs, cells)
-    order = _Order(cells, _positions(cells, timeline.end), _positions(cells, timeline.start))
-    messages = _messages(order)
-    posts = _posts(order, messages)
-    batch = _batches(order, messages, posts, timeline, costs.p2p)
-    return _assemble(order, messages, posts, batch, reductions_of(schedule))
+    reductions = reductions_of(schedule)
+    start, end = run_times(cells, costs)
+    by_end, by_start = _ordered(cells, end), _ordered(cells, start)
+    messages, number = _messages(cells, by_end)
+    posts = _posts(cells, messages, by_end)
+    batch = _batches(messages, posts, start, end, costs.p2p)
+    del start, end
+    waits = _send_waits(cells, messages, number, (by_end, by_start))
+    del by_end, by_start
+    return _assemble(cells, messages, number, posts, batch, waits, reductions)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The global order of cells, and the gaps between the cells of a rank.
+def _ordered(cells: Dependencies, times: Floats) -> Int32:
+    """[cells] the cells by (time, level, rank); times of cells that wait for each other ascend, or are the same."""
+    by_level = cells.levels.order
+    return np.asarray(by_level[np.argsort(times[by_level], kind="stable")])
 
-    position: [cells] place in the global order. by_start: [cells] the same by simulated start, which is also a
-    linear extension. Gaps are numbered over all ranks: rank r with n cells has n + 1, the last one at the end of
-    its stream.
+
+def _messages(cells: Dependencies, by_end: Int32) -> tuple[Messages, Int32]:
+    """One message per dependency between two ranks, and [2, cells] the number of the message that brings a cell what
+    its forward (row 0: an activation) and its backward (row 1: a gradient) needs, -1 where none does."""
+    consumer_of = np.full((len(cells), 2), -1, np.int32)
+    for channel in range(2):
+        consumer = np.flatnonzero(cells.remote[channel])
+        consumer_of[cells.producers[channel, consumer], channel] = consumer
+    in_order = consumer_of[by_end].ravel()
+    made = np.flatnonzero(in_order >= 0)
+    messages = Messages(by_end[made >> 1], in_order[made], (made & 1).astype(np.int8))
+    number = np.full((2, len(cells)), -1, np.int32)
+    number[messages.channel, messages.consumer] = np.arange(made.size, dtype=np.int32)
+    return messages, number
+
+
+@dataclass(frozen=True, eq=False)
+class _Marks:
+    """Marks put between cells. mark: [marks] rank by rank in order; gap: [marks] of each of these the gap it is in.
+
+    Gaps are numbered over all ranks: rank r with n cells has n + 1, the last one at the end of its stream. That
+    before a cell has its number plus its rank.
     """
 
-    cells: Dependencies
-    position: Int64
-    by_start: Int64
-
-    def gap_before(self, cell: Int64) -> Int64:
-        return cell + self.cells.rank[cell]
-
-    def first_gap(self, rank: Int64) -> Int64:
-        return self.cells.rank_start[rank] + rank
-
-    def last_gap(self, rank: Int64) -> Int64:
-        return self.cells.rank_start[rank + 1] + rank
-
-    def gap_after(self, rank: Int64, cell: Int64) -> Int64:
-        """The gap before the first cell of ``rank`` that comes after ``cell``, a cell of another rank."""
-        return self._gap(self.position, rank, cell)
-
-    def gap_after_start(self, rank: Int64, cell: Int64) -> Int64:
-        """As ``gap_after``, but the first cell that also starts no earlier."""
-        return np.maximum(self.gap_after(rank, cell), self._gap(self.by_start, rank, cell))
-
-    def _gap(self, position: Int64, rank: Int64, cell: Int64) -> Int64:
-        # Ascending: ranks follow one another, and the order of a rank is part of either global order.
-        keys = self.cells.rank.astype(np.int64) * position.size + position
-        return np.asarray(np.searchsorted(keys, rank * position.size + position[cell]) + rank, np.int64)
+    mark: Int32
+    gap: Int32
 
 
-def _positions(cells: Dependencies, times: Floats) -> Int64:
-    order = np.lexsort((cells.rank, cells.levels.of, times))
-    position = np.empty(order.size, np.int64)
-    position[order] = np.arange(order.size)
-    return position
+def _marked(cells: Dependencies, order: Int32, after: Int32, rank: Int32) -> _Marks:
+    """The gap before the first cell of a mark's ``rank`` that comes in ``order`` after the cell ``after`` it stands.
+
+    after, rank: [marks], by the place of ``after`` in ``order``. Linear: cells and marks are put in one sequence, in
+    order, which is then sorted by rank; the cells before each mark are counted.
+    """
+    position = np.empty(len(cells), np.int32)
+    position[order] = np.arange(len(cells), dtype=np.int32)
+    place = position[after] + np.arange(1, 1 + after.size)
+    is_cell = np.ones(len(cells) + after.size, bool)
+    is_cell[place] = False
+    ranks = np.empty(is_cell.size, np.int16 if cells.rank_start.size <= _RADIX_RANKS else np.int32)
+    ranks[place] = rank
+    ranks[is_cell] = cells.rank[order]
+    by_rank = np.argsort(ranks, kind="stable")
+    is_cell_by_rank = is_cell[by_rank]
+    there = np.flatnonzero(~is_cell_by_rank)
+    number = np.cumsum(~is_cell, dtype=np.int32)
+    mark = number[by_rank[there]] - 1
+    before = np.cumsum(is_cell_by_rank, dtype=np.int32)[there]
+    return _Marks(mark, before + rank[mark])
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """All messages, in their order. Columns [messages]: cells that produce and consume, ranks, `Channel`."""
-
-    producer: Int64
-    consumer: Int64
-    source: Int64
-    destination: Int64
-    channel: Int64
-
-    def __len__(self) -> int:
-        return int(self.producer.size)
-
-
-def _messages(order: _Order) -> _Messages:
-    """One message per dependency between two ranks: row 0 of ``remote`` are activations, row 1 gradients."""
-    cells = order.cells
-    channel, consumer = np.nonzero(cells.remote)
-    producer = cells.producers[channel, consumer]
-    by_order = np.argsort(order.position[producer] * 2 + channel)
-    producer, consumer, channel = producer[by_order], consumer[by_order], channel[by_order]
-    return _Messages(
-        producer, consumer, cells.rank[producer].astype(np.int64), cells.rank[consumer].astype(np.int64), channel
-    )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Posts:
-    """Gap of every SEND and RECV, and the message that the same rank posts next (-1: none). Columns [messages]."""
+    """SEND (2 m) and RECV (2 m + 1) of each message m: ``post``, rank by rank in order, and ``rank`` and ``gap`` of
+    each. Columns [2 * messages]."""
 
-    send: Int64
-    receive: Int64
-    after_send: Int64
-    after_receive: Int64
+    post: Int32
+    rank: Int32
+    gap: Int32
 
 
-def _posts(order: _Order, messages: _Messages) -> _Posts:
-    count = len(messages)
-    rank = np.concatenate([messages.source, messages.destination])
-    latest = np.concatenate(
-        [order.gap_before(messages.producer) + 1, order.gap_after(messages.destination, messages.producer)]
-    )
-    slack = np.repeat(np.array([0, LOOKAHEAD]), count)
-    earliest = np.maximum(latest - slack, order.first_gap(rank))
-    by_message = np.arange(2 * count).reshape(2, count).T.ravel()
-    short = rank.astype(np.int16 if order.cells.rank_start.size < 2**15 else np.int32)  # sorted by radix
-    by_rank = by_message[np.argsort(short[by_message], kind="stable")]
-    gap, after = np.empty(2 * count, np.int64), np.full(2 * count, -1)
+def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
+    rank = np.empty((len(messages), 2), np.int32)
+    rank[:, 0], rank[:, 1] = cells.rank[messages.producer], cells.rank[messages.consumer]
+    marks = _marked(cells, by_end, np.repeat(messages.producer, 2), rank.ravel())
+    post, own = marks.mark, rank.ravel()[marks.mark]
+    first_gap = (cells.rank_start[:-1] + np.arange(cells.rank_start.size - 1)).astype(np.int32)
+    earliest = np.maximum(marks.gap - LOOKAHEAD * (post & 1), first_gap[own])
     # Gaps of a rank lie above those of the ranks before it, so that one running maximum serves all ranks. It never
     # moves a SEND, nor a RECV beyond its latest place: the latest places of a rank ascend with the messages.
-    gap[by_rank] = np.maximum.accumulate(earliest[by_rank])
-    same = np.flatnonzero(rank[by_rank[1:]] == rank[by_rank[:-1]])
-    after[by_rank[same]] = by_rank[same + 1] % max(count, 1)
-    return _Posts(gap[:count], gap[count:], after[:count], after[count:])
+    return _Posts(post, own, np.maximum.accumulate(earliest))
 
 
-def _batches(order: _Order, messages: _Messages, posts: _Posts, timeline: Timeline, p2p: float) -> Int64:
+def _batches(messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p: float) -> Int32:
     """[messages] number of the batch, or -1; moves the receive of a batch's first message to its second's send.
 
-    Only where the second is already being received when the first is sent, and where it costs no time that the
-    first then leaves no earlier than the second: they are produced at the same time, or p2p is known and the first
-    still arrives before the simulated start of its consumer.
+    Two messages in opposite directions that both ranks post one after the other. Only where the second is already
+    being received when the first is sent, and where it costs no time that the first then leaves no earlier than the
+    second: they are produced at the same time, or p2p is known and the first still arrives before the simulated
+    start of its consumer.
     """
-    batch = np.full(len(messages), -1)
-    end, rounding = timeline.end, 1e-9 * timeline.makespan
-    first = np.flatnonzero((posts.after_send >= 0) & (posts.after_send == posts.after_receive))
-    second = posts.after_send[first]
-    fits = (
-        (messages.source[second] == messages.destination[first])
-        & (messages.destination[second] == messages.source[first])
-        & (messages.producer[second] < messages.consumer[first])
-        & (posts.receive[second] == posts.send[first])
-    )
-    together = end[messages.producer[second]] <= end[messages.producer[first]] + rounding
-    in_time = end[messages.producer[second]] + p2p <= timeline.start[messages.consumer[first]]
-    fits &= together | (in_time & (p2p > 0))
+    batch = np.full(len(messages), -1, np.int32)
+    place = np.empty((len(messages), 2), np.int32)
+    place.ravel()[posts.post] = np.arange(posts.post.size, dtype=np.int32)
+    follows = np.full(posts.post.size, -1, np.int32)  # what the same rank posts next
+    follows[:-1] = np.where(posts.rank[1:] == posts.rank[:-1], posts.post[1:], -1)
+    after_send, after_receive = follows[place[:, 0]], follows[place[:, 1]]
+    first = np.flatnonzero((after_receive >= 0) & (after_receive & 1 == 0) & (after_send == after_receive + 1))
+    second = after_receive[first] >> 1
+    rounding = 1e-9 * end.max(initial=0.0)
+    left, leaves = end[messages.producer[first]], end[messages.producer[second]]
+    fits = messages.producer[second] < messages.consumer[first]
+    fits &= posts.gap[place[second, 1]] == posts.gap[place[first, 0]]
+    fits &= (leaves <= left + rounding) | ((leaves + p2p <= start[messages.consumer[first]]) & (p2p > 0))
     first, second = first[fits], second[fits]
-    taken = _every_other(messages, first)
+    taken = _every_other(posts.rank[place[first]], first, second)
     first, second = first[taken], second[taken]
     batch[first] = batch[second] = np.arange(first.size)
-    posts.receive[first] = posts.send[second]
+    posts.gap[place[first, 1]] = posts.gap[place[second, 0]]
     return batch
 
 
-def _every_other(messages: _Messages, first: Int64) -> npt.NDArray[np.bool_]:
-    """[first] which candidates to take where they form a chain m, m', m'': the first, the third, and so on.
+def _every_other(ranks: Int32, first: Int64, second: Int32) -> Bools:
+    """Which candidates to take where they form a chain m, m', m'': the first, the third, and so on.
 
-    Neighbours in the post order of both ranks are neighbours among all messages of these two ranks.
+    ranks: [candidates, 2] the two ranks of each. In a chain the second message of one is the first of the next.
     """
-    low = np.minimum(messages.source, messages.destination)
-    high = np.maximum(messages.source, messages.destination)
-    candidate = np.zeros(len(messages), bool)
-    candidate[first] = True
-    by_pair = np.lexsort((high, low))
-    chained = candidate[by_pair]
-    starts = chained & ~np.concatenate([[False], chained[:-1]])
-    index = np.arange(chained.size)
-    odd = (index - np.maximum.accumulate(np.where(starts, index, 0))) % 2
-    taken = np.zeros(len(messages), bool)
-    taken[by_pair] = chained & (odd == 0)
-    return taken[first]
+    by_pair = np.lexsort((ranks.max(axis=1, initial=0), ranks.min(axis=1, initial=0)))
+    index = np.arange(first.size)
+    starts = np.ones(first.size, bool)
+    starts[1:] = second[by_pair[:-1]] != first[by_pair[1:]]
+    taken = np.zeros(first.size, bool)
+    taken[by_pair] = (index - np.maximum.accumulate(np.where(starts, index, 0))) % 2 == 0
+    return taken
 
 
-def _assemble(order: _Order, messages: _Messages, posts: _Posts, batch: Int64, reductions: Reductions) -> Program:
-    """All instructions in one table per kind, then sorted by gap, order inside the gap, and message."""
-    cells, schedule = order.cells, order.cells.schedule
-    all_cells, number = np.arange(len(cells)), np.arange(len(messages))
-    produced, consumed = (_serving_rows(cells, messages.channel, c) for c in (messages.producer, messages.consumer))
-    what: Columns = {
-        "stage": schedule.stage[produced],
-        "microbatch": schedule.microbatch[produced],
-        "channel": messages.channel,
-        "message": number,
-    }
-    send = what | {"peer": messages.destination, "op": messages.producer, "row": produced}
-    receive = what | {"peer": messages.source, "op": messages.consumer, "row": consumed}
-    wait_send = order.gap_after_start(messages.source, messages.consumer)
-    wait_receive = order.gap_before(messages.consumer)
-    last = order.last_gap(reductions.rank)
-    table = InstructionTable(schedule)
-    table.add(CELL, order.gap_before(all_cells), all_cells, _compute(cells) | {"op": all_cells, "row": cells.first})
-    table.add(POST, posts.send, number, send | {"kind": InstructionKind.SEND, "batch": batch})
-    table.add(POST, posts.receive, number, receive | {"kind": InstructionKind.RECV, "batch": batch})
-    table.add(WAIT_SEND, wait_send, number, send | {"kind": InstructionKind.WAIT})
-    table.add(WAIT_RECV, wait_receive, number, receive | {"kind": InstructionKind.WAIT})
-    table.add(CELL, last, np.arange(last.size), _reduce(reductions))
-    return table.program(order.cells.rank_start)
+def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: tuple[Int32, Int32]) -> Int32:
+    """[messages] gap of the wait for each send: before the first own cell that comes after the consumer in both
+    orders."""
+    gap = np.zeros(len(messages), np.int32)
+    for order in orders:
+        taken = number[:, order].T.ravel()
+        message = taken[taken >= 0]
+        marks = _marked(cells, order, messages.consumer[message], cells.rank[messages.producer[message]])
+        message = message[marks.mark]
+        gap[message] = np.maximum(gap[message], marks.gap)
+    return gap
 
 
-def _reduce(reductions: Reductions) -> Columns:
-    return {
-        "kind": InstructionKind.REDUCE,
-        "stage": reductions.stage,
-        "peer": reductions.peer,
-        "message": reductions.sequence,
-        "row": reductions.row,
-    }
+def _assemble(
+    cells: Dependencies,
+    messages: Messages,
+    number: Int32,
+    posts: _Posts,
+    batch: Int32,
+    send_wait: Int32,
+    reductions: Reductions,
+) -> Program:
+    """All instructions, each at the row that counting what stands before it gives.
+
+    In a gap stand posts, waits for sends and waits for receives, each in the order of messages, and then the cell that
+    closes it; at the end of a stream, the reductions.
+    """
+    ranks = cells.rank_start.size - 1
+    gap_of_cell = np.arange(len(cells), dtype=np.int32) + cells.rank
+    last_gap = cells.rank_start[1:] + np.arange(ranks)
+    reduced = np.bincount(reductions.rank, minlength=ranks).astype(np.int32)
+    closing = np.ones(len(cells) + ranks, np.int32)
+    closing[last_gap] = reduced
+    received = np.zeros(closing.size, np.int32)
+    received[gap_of_cell] = cells.remote.sum(axis=0, dtype=np.int32)
+    by_rank = posts.post[posts.post & 1 == 0] >> 1
+    waiting = by_rank[np.argsort(send_wait[by_rank], kind="stable")]  # fast: it hardly differs from the order by rank
+    sent = np.bincount(send_wait, minlength=closing.size).astype(np.int32)
+    posted = np.bincount(posts.gap, minlength=closing.size).astype(np.int32)
+
+    end = np.cumsum(posted + sent + received + closing, dtype=np.int32)
+    rank_start = np.concatenate([[0], end[last_gap]]).astype(np.int64)
+    kind = np.full(rank_start[-1], InstructionKind.WAIT, np.int8)
+    thing = np.empty(rank_start[-1], np.int32)
+    of_messages, of_reductions = len(cells), len(cells) + 2 * len(messages)
+
+    reduces = _rows(end[last_gap], reduced, reductions.rank)
+    kind[reduces] = InstructionKind.REDUCE
+    thing[reduces] = of_reductions + np.arange(reduced.sum())
+    computes = end[gap_of_cell] - 1
+    kind[computes] = np.where(cells.pairs, np.int8(InstructionKind.CELL), cells.schedule.kind[cells.first])
+    thing[computes] = np.arange(len(cells), dtype=np.int32)
+    end -= closing
+    end -= received
+    every = np.arange(len(messages), dtype=np.int32)
+    other = number[1 - messages.channel, messages.consumer]  # a pair may wait for two
+    thing[end[gap_of_cell[messages.consumer]] + ((other >= 0) & (other < every))] = of_messages + 2 * every + 1
+    thing[_rows(end, sent, send_wait[waiting])] = of_messages + 2 * waiting
+    end -= sent
+    row = _rows(end, posted, posts.gap)
+    kind[row] = InstructionKind.SEND + (posts.post & 1)
+    thing[row] = of_messages + posts.post
+    table = InstructionTable(
+        cells.schedule, cells.first, cells.second, cells.rank_start, messages, batch, reductions, kind, thing
+    )
+    return table.program(rank_start)
 
 
-def _serving_rows(cells: Dependencies, channel: Int64, cell: Int64) -> Int64:
-    """Rows of the ops that make or take each message: in a pair, the forward an activation, the backward a gradient."""
-    backward = (channel == Channel.GRADIENT) & (cells.second[cell] >= 0)
-    return np.where(backward, cells.second[cell], cells.first[cell])
-
-
-def _compute(cells: Dependencies) -> Columns:
-    schedule, pairs = cells.schedule, cells.pairs
-    second = np.where(pairs, cells.second, 0)
-    return {
-        "kind": np.where(pairs, InstructionKind.CELL, schedule.kind[cells.first]),
-        "stage": schedule.stage[cells.first],
-        "microbatch": schedule.microbatch[cells.first],
-        "stage2": np.where(pairs, schedule.stage[second], -1),
-        "microbatch2": np.where(pairs, schedule.microbatch[second], -1),
-        "backward": np.where(pairs, schedule.kind[second], -1),
-    }
+def _rows(end: Int32, count: Int32, group: Int32 | Int64) -> Int32:
+    """Rows of what is in order of ``group``: the ``count`` of each are the last before its ``end``."""
+    return np.asarray((end - np.cumsum(count, dtype=np.int32))[group] + np.arange(group.size, dtype=np.int32))
