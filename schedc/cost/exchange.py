@@ -1,0 +1,163 @@
+"""What dispatching rows to experts costs: copies, bytes and times of the three methods in closed form, and a choice.
+
+The figures are expectations for tokens whose experts are drawn uniformly: any ``top`` of ``experts`` different ones,
+or, with limited groups, any ``limit`` of ``groups`` and then any ``top`` of the experts in these. Copies of a token
+that leave its node are those of docs/plans.md: flat k(N-1)/N, all-gather N-1, one per node
+(N-1)(1 - C(E-E/N, k)/C(E, k)). A combine moves the same rows back, and a backward pass both again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, comb
+
+MARGIN = 0.10
+"""A simpler method is taken where it is within this of the least time: fewer hops, or one that waits for nothing."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How many experts there are and how a token chooses among them; see `schedc.plan.values.Experts`."""
+
+    experts: int
+    top: int
+    groups: int = 1
+    limit: int = 1
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks of an expert group, and bytes per second that one rank sends over each lane (0: not known)."""
+
+    nodes: int
+    per_node: int
+    rail: float = 0.0
+    node: float = 0.0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Expected rows per token that a rank sends over each lane in one dispatch."""
+
+    rail: float
+    node: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method that was chosen and why, and seconds of one dispatch by method (copies, where no speed is known)."""
+
+    method: str
+    why: str
+    times: dict[str, float]
+
+
+def untouched(routing: Routing, parts: int) -> float | None:
+    """Probability that none of a token's experts lies in one of ``parts`` equal parts of the experts.
+
+    None where the groups and the parts do not nest: no exact form is known then.
+    """
+    held = routing.experts // parts
+    if routing.limit >= routing.groups:
+        return _missed(routing.experts, held, routing.top)
+    size, allowed = routing.experts // routing.groups, routing.experts // routing.groups * routing.limit
+    if parts % routing.groups == 0:  # a part lies inside one group
+        chosen = routing.limit / routing.groups
+        return 1 - chosen + chosen * _missed(allowed, held, routing.top)
+    if routing.groups % parts:
+        return None
+    inside, limit = routing.groups // parts, routing.limit  # a part holds whole groups
+    ways = comb(routing.groups, limit)
+    return sum(
+        comb(inside, taken) * comb(routing.groups - inside, limit - taken) / ways
+        * _missed(allowed, taken * size, routing.top)
+        for taken in range(min(inside, limit) + 1)
+    )  # fmt: skip
+
+
+def _missed(experts: int, held: int, top: int) -> float:
+    """Probability that a draw of ``top`` different ones of ``experts`` avoids ``held`` of them."""
+    return comb(experts - held, top) / comb(experts, top)
+
+
+def rows(method: str, routing: Routing, mesh: Mesh) -> Rows | None:
+    """Rows per token and rank of one dispatch; None where there is no exact form (`untouched`).
+
+    flat: one row per expert, over both kinds of links at once. The others have two hops: one row to each node that
+    needs it (hierarchical) or to every node (allgather), then inside each node one to each rank that needs it, of
+    which the rank that took the row from its rail is one.
+    """
+    others, inside = mesh.nodes - 1, mesh.per_node - 1
+    if method == "flat":
+        return Rows(routing.top * others / mesh.nodes, routing.top * inside / mesh.ranks)
+    missed_node, missed_rank = untouched(routing, mesh.nodes), untouched(routing, mesh.ranks)
+    if missed_rank is None or missed_node is None:
+        return None
+    rail = others if method == "allgather" else others * (1 - missed_node)
+    return Rows(rail, mesh.nodes * inside * (1 - missed_rank))
+
+
+METHODS = ("flat", "allgather", "hierarchical")
+"""The methods, the simplest first: one hop; a first hop that no routing is awaited for; two hops that wait for it."""
+
+
+def time(method: str, routing: Routing, mesh: Mesh, bytes_per_token: float) -> float | None:
+    """Seconds of one dispatch of a rank; bytes_per_token: its tokens times the bytes of a row.
+
+    The two hops follow each other, while the rows of flat use both kinds of links at once. A link whose speed is not
+    known takes no time; where the rail's is not known it takes a second per byte, so that copies are compared.
+    """
+    moved = rows(method, routing, mesh)
+    if moved is None:
+        return None
+    rail = moved.rail * bytes_per_token / (mesh.rail or 1.0)
+    node = moved.node * bytes_per_token / mesh.node if mesh.node and mesh.rail else 0.0
+    return max(rail, node) if method == "flat" else rail + node
+
+
+def choose(routing: Routing, mesh: Mesh, bytes_per_token: float = 1.0) -> Choice:
+    """The simplest method within `MARGIN` of the least time, and why."""
+    if mesh.nodes == 1:
+        return Choice("flat", "there is one node: no row is sent twice over the same links", {})
+    times = {method: time(method, routing, mesh, bytes_per_token) for method in METHODS}
+    known = {method: value for method, value in times.items() if value is not None}
+    least = min(known.values())
+    method = next(name for name, value in known.items() if value <= least * (1 + MARGIN) + 1e-300)
+    return Choice(method, _why(method, known, routing, mesh), known)
+
+
+_REASONS = {
+    "flat": "a token's experts lie on few ranks of a node, so that a copy for each costs little more than one per node",
+    "allgather": "a token goes to nearly every node anyway, and its way there need not wait for the routing",
+    "hierarchical": "a token's experts share nodes, and not all nodes hold one",
+}
+
+
+def _why(method: str, times: dict[str, float], routing: Routing, mesh: Mesh) -> str:
+    copies = {name: moved.rail for name in times if (moved := rows(name, routing, mesh)) is not None}
+    said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
+    other = min((value for name, value in times.items() if name != method), default=0.0)
+    gain = f"; {other / times[method]:.2f} times as fast as the next" if 0 < times[method] < other else ""
+    speeds = "" if mesh.rail else " (link speeds are not known: copies are compared)"
+    return f"{_REASONS[method]}; copies of a token that leave its node: {said}{gain}{speeds}"
+
+
+# ---- hot experts, capacity
+
+
+def hot_break_even(width: int, bytes_of: int, bytes_of_gradient: int = 4) -> int:
+    """Rows that a rank must save per hot expert and microbatch, so that copying the expert moves fewer bytes.
+
+    A copy costs three matrices out and their gradients back; a row that stays saves its two ways in forward and in
+    backward. ``hidden`` is in both and cancels.
+    """
+    return ceil(3 * width * (bytes_of + bytes_of_gradient) / (4 * bytes_of))
+
+
+def capacity_rows(tokens: int, routing: Routing, factor: float) -> int:
+    """Rows that an expert takes from one rank: ceil(T k / E * factor), at most all tokens."""
+    return min(tokens, ceil(tokens * routing.top / routing.experts * factor - 1e-9))
