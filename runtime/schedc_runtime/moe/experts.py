@@ -1,0 +1,137 @@
+"""The experts of one rank: stacked gated MLPs over rows sorted by expert, their weight gradients deferrable.
+
+    rows        [R, width]       of expert 0, then of expert 1, ...; ``counts`` rows each, whole numbers on the host
+    gate_up     [E, width, 2F]   the gate's columns first
+    down        [E, F, width]
+    result      [R, width]       down(silu(gate) * up) of each row, in the order of the rows
+
+Dropless rows go through a loop of products, one per expert; padded rows, as many for every expert, through one
+batched product. Both compute a stack's weight gradient as one work item (see `weightgrad`), so that I + W give the
+bits of B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from schedc_runtime import weightgrad
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.weightgrad import WeightSink, WeightWork
+
+
+class Experts(nn.Module):
+    """``count`` gated MLPs of ``width`` and inner size ``inner``, stacked.
+
+    first: id of the first expert here; total: of how many experts these are ``count`` consecutive ones. Both change
+    when the experts are spread over ranks, see `shard_experts`.
+    """
+
+    def __init__(self, count: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.first, self.total = 0, count
+        self.gate_up = nn.Parameter(torch.empty(count, width, 2 * inner))
+        self.down = nn.Parameter(torch.empty(count, inner, width))
+        nn.init.normal_(self.gate_up, std=width**-0.5)
+        nn.init.normal_(self.down, std=inner**-0.5)
+
+    def forward(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
+        """[R, width] rows of ``counts`` [E] each, or, where that is None, of R / E each, to the same shape."""
+        return self.compute(rows, counts, None)
+
+    def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+        """As `forward`; weight gradients go to ``sink``, or without one to autograd."""
+        gate_up, down = self.gate_up, self.down
+        if torch.is_autocast_enabled(rows.device.type):
+            narrow = torch.get_autocast_dtype(rows.device.type)
+            rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None  # type: ignore[assignment]
+        self._check(rows, counts)
+        gate, up = stacked_linear(rows, gate_up, counts, sink).chunk(2, dim=-1)
+        return stacked_linear(functional.silu(gate) * up, down, counts, sink)
+
+    def _check(self, rows: Tensor, counts: Sequence[int] | None) -> None:
+        experts = len(self.gate_up)
+        if counts is None and len(rows) % experts:
+            raise RuntimeFault(f"{len(rows)} padded rows for {experts} experts", "give every expert as many rows")
+        if counts is not None and (len(counts) != experts or sum(counts) != len(rows)):
+            raise RuntimeFault(f"{len(rows)} rows for {experts} experts that are said to have {list(counts)}")
+
+
+class _ExpertsForward(weightgrad._Deferring):
+    """`Experts.forward` with the sink of the stage that the experts belong to."""
+
+    def __call__(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
+        layer = self.layer
+        plain = weightgrad._plain(layer.gate_up, rows) or weightgrad._plain(layer.down, rows)
+        output: Tensor = layer.compute(rows, counts, None if plain else self.sink)
+        return output
+
+
+weightgrad._FORWARDS[Experts] = _ExpertsForward
+
+
+def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+    """[R, in] rows times [E, in, out] weights to [R, out]: ``counts[e]`` rows by weight e, or R / E rows if None.
+
+    The weight's gradient is given to ``sink`` as one `WeightWork`, or returned to autograd without one.
+    """
+    output: Tensor = _StackedLinear.apply(  # type: ignore[no-untyped-call]
+        rows, weight, None if counts is None else tuple(counts), sink
+    )
+    return output
+
+
+class _StackedLinear(torch.autograd.Function):
+    """Not a loop under autograd, which would make a gradient as large as all experts for each of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: nn.Parameter, counts: tuple[int, ...] | None, sink: WeightSink | None
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.weight, ctx.counts, ctx.sink = weight, counts, sink
+        return _products(rows, weight, counts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        weightgrad._once(ctx)
+        rows, weight = ctx.saved_tensors
+        needs_rows, needs_weight, *_ = ctx.needs_input_grad
+        rows_grad = _products(grad, weight.transpose(1, 2), ctx.counts) if needs_rows else None
+        if not needs_weight:
+            return rows_grad, None, None, None
+        if ctx.sink is None:
+            return rows_grad, _weight_grad(rows, grad, weight, ctx.counts), None, None
+        # Detached: the rows know what made them, and would keep that graph until W.
+        ctx.sink.put(WeightWork(ctx.weight, _weight_grad, rows.detach(), grad, ctx.counts))
+        return rows_grad, None, None, None
+
+
+def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
+    """[R, out]: the rows of expert e times ``weight[e]``, one product each, or one batched product."""
+    experts, _, out = weight.shape
+    if counts is None:
+        return rows.reshape(experts, -1, rows.shape[-1]).bmm(weight).view(-1, out)
+    result = rows.new_empty(len(rows), out)
+    for part, target, each in zip(torch.split(rows, counts), torch.split(result, counts), weight.unbind(), strict=True):
+        if len(part):
+            torch.mm(part, each, out=target)
+    return result
+
+
+def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
+    """[E, in, out]: for each expert the transposed rows times the gradient of their products; zero without rows."""
+    if counts is None:
+        experts = len(weight)
+        return rows.reshape(experts, -1, rows.shape[-1]).transpose(1, 2).bmm(grad.reshape(experts, -1, grad.shape[-1]))
+    result = torch.empty_like(weight)  # of the weight's strides, which then need no copy in the optimizer
+    for part, part_grad, target in zip(torch.split(rows, counts), torch.split(grad, counts), result.unbind(), strict=True):
+        if len(part):
+            torch.mm(part.t(), part_grad, out=target)
+        else:
+            target.zero_()
+    return result

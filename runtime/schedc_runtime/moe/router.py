@@ -1,0 +1,193 @@
+"""Which experts a token goes to, and with what weight: top-k routing, its ties, its balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.capacity import marked
+from schedc_runtime.moe.exchange import ABSENT
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+}
+_LEAST_SUM = 1e-20
+"""Added to the sum that weights are divided by: sigmoids may all be zero."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens choose ``k`` of ``experts``.
+
+    scores: ``softmax`` over all experts (Mixtral, Qwen3-MoE) or ``sigmoid`` of each (DeepSeek-V3).
+    normalise: weights of a token sum to ``scale``; else they are its scores times ``scale``.
+    groups, kept_groups: group-limited routing: experts in ``groups`` equal groups of consecutive ids, of which a
+        token may use ``kept_groups``, those with the largest sum of their two best experts. Groups are nodes or
+        ranks where experts are placed so (DeepSeek-V3, section 2.1.2).
+    biased, bias_rate: a bias per expert takes part in the choice but not in the weight; `updated_bias` moves it
+        by ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
+    balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `Balance`.
+    dtype: what scores are computed in; by default the tokens' type, but at least float32.
+    exact_logits: the logits too are computed in that type (DeepSeek-V3), not in the tokens'.
+    """
+
+    experts: int
+    k: int
+    scores: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    biased: bool = False
+    bias_rate: float = 1e-3
+    balance: float = 0.0
+    dtype: torch.dtype | None = None
+    exact_logits: bool = True
+
+    def __post_init__(self) -> None:
+        for wrong, message, help in self._findings():
+            if wrong:
+                raise RuntimeFault(message, help)
+
+    def _findings(self) -> list[tuple[bool, str, str]]:
+        size, rest = divmod(self.experts, max(1, self.groups))
+        return [
+            (self.scores not in _SCORES, f"scores=`{self.scores}`", f"possible: {', '.join(_SCORES)}"),
+            (not 1 <= self.k <= self.experts, f"top {self.k} of {self.experts} experts", "choose 1 <= k <= experts"),
+            (self.groups < 1 or rest > 0, f"{self.experts} experts in {self.groups} groups", "groups divide experts"),
+            (
+                not 1 <= self.kept_groups <= self.groups,
+                f"{self.kept_groups} kept of {self.groups} groups",
+                "choose 1 <= kept_groups <= groups",
+            ),
+            (
+                self.kept_groups * size < self.k,
+                f"top {self.k} of {self.kept_groups} groups of {size} experts",
+                "keep more groups or choose fewer experts",
+            ),
+        ]
+
+
+def choose(scores: Tensor, k: int, groups: int = 1, kept_groups: int = 1) -> Tensor:
+    """[N, k] int64: the experts with the ``k`` best of ``scores`` [N, experts], best first, of ties the lowest id."""
+    if kept_groups < groups:
+        tokens, experts = scores.shape
+        grouped = scores.view(tokens, groups, experts // groups)
+        strength = grouped.topk(min(2, experts // groups), -1).values.sum(-1)
+        kept = torch.zeros_like(strength, dtype=torch.bool).scatter_(1, _best(strength, kept_groups), True)
+        scores = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
+    return _best(scores, k)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    # Not topk: which of equal scores it keeps is not told, and differs between devices.
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :k]
+
+
+class Router(nn.Module):
+    """[N, width] tokens to (index [N, k] int64, weight [N, k], shares [N, experts]).
+
+    shares: the scores of a token made to sum to 1, for the auxiliary loss. Gradients flow into weight and shares.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, width: int, routing: Routing) -> None:
+        super().__init__()
+        self.routing = routing
+        self.weight = nn.Parameter(torch.empty(routing.experts, width))
+        nn.init.normal_(self.weight, std=width**-0.5)
+        self.register_buffer("bias", torch.zeros(routing.experts) if routing.biased else None)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        routing = self.routing
+        wide = routing.dtype or torch.promote_types(tokens.dtype, torch.float32)
+        if routing.exact_logits:
+            logits = functional.linear(tokens.to(wide), self.weight.to(wide))
+        else:
+            logits = functional.linear(tokens, self.weight).to(wide)
+        scores = _SCORES[routing.scores](logits)
+        with torch.no_grad():
+            ranked = scores if self.bias is None else scores + self.bias
+            index = choose(ranked, routing.k, routing.groups, routing.kept_groups)
+        weight = scores.gather(1, index)
+        if routing.normalise:
+            weight = weight / (weight.sum(-1, keepdim=True) + _LEAST_SUM)
+        shares = scores if routing.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + _LEAST_SUM)
+        return index, weight * routing.scale, shares
+
+
+def load_of(everyone: Tensor, experts: int) -> Tensor:
+    """[experts] int64: how often each was chosen in ``everyone``'s routing [ranks, N, k], dropped choices included."""
+    chosen = everyone.flatten().long()
+    chosen = torch.where(chosen < ABSENT, marked(chosen), chosen)
+    counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
+    return counts.scatter_add_(0, chosen.clamp(min=0), (chosen >= 0).long())
+
+
+def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
+    """``bias`` [experts] after a step with ``load``: raised by ``rate`` below the mean load, lowered above it.
+
+    Loads are whole numbers and compared as such: every rank comes to the same bits.
+    """
+    above = (load * len(load) - load.sum()).sign()
+    return bias - rate * above.to(bias.dtype)
+
+
+class Balance(nn.Module):
+    """Counts who chose what, and adds the auxiliary loss: the identity on the weights, whose backward differentiates
+
+        loss = balance * experts * sum_e load_e * share_e
+
+    load_e: the fraction of all choices that fell on e, over all ranks of the group; share_e: the mean share here.
+    Loads have no gradient. The mean of this over ranks with equally many tokens is the loss of the whole batch, so
+    that, as for any mean loss, averaging the ranks' gradients gives its gradient, however the batch is spread.
+    """
+
+    load: Tensor
+
+    def __init__(self, routing: Routing) -> None:
+        super().__init__()
+        self.routing = routing
+        self.scale = 1.0
+        """What the training loss of a microbatch is multiplied by before its backward."""
+        self.loss: Tensor | None = None
+        """The auxiliary loss of the last microbatch, detached and without `scale`."""
+        self.register_buffer("load", torch.zeros(routing.experts, dtype=torch.int64), persistent=False)
+
+    def forward(self, everyone: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+        load = load_of(everyone, self.routing.experts)
+        if self.training and torch.is_grad_enabled():
+            self.load += load
+        if not self.routing.balance:
+            return weight
+        loss = balance_loss(load, shares) * self.routing.balance
+        self.loss = loss.detach()
+        result: Tensor = _AddLoss.apply(weight, loss, self.scale)  # type: ignore[no-untyped-call]
+        return result
+
+
+def balance_loss(load: Tensor, shares: Tensor) -> Tensor:
+    """experts * sum over experts of (fraction of ``load`` [experts]) * (mean of ``shares`` [N, experts]); 1 if even."""
+    fraction = load.to(shares.dtype) / load.sum().clamp(min=1)
+    return (fraction * (shares.sum(0) / max(1, len(shares)))).sum() * len(load)
+
+
+class _AddLoss(torch.autograd.Function):
+    """The identity on the first argument; the loss, the second, is differentiated as if added to the total."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.like = scale, loss.detach()
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad, torch.full_like(ctx.like, ctx.scale), None

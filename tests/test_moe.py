@@ -1,0 +1,233 @@
+"""Routers, experts, capacity and the layer: ties, balance, deferred gradients, and parity with plain autograd."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.router import Balance, Router, Routing, balance_loss, choose, load_of, updated_bias
+from schedc_runtime.weightgrad import WeightSink, install
+
+torch.set_num_threads(1)
+
+
+def chosen_slowly(row: list[float], k: int, groups: int, kept_groups: int) -> list[int]:
+    """The definition: sort by (score descending, id ascending), in the groups with the best two experts."""
+    size = len(row) // groups
+    parts = [row[g * size : (g + 1) * size] for g in range(groups)]
+    strength = [sum(sorted(part, reverse=True)[:2]) for part in parts]
+    best = sorted(range(groups), key=lambda g: (-strength[g], g))[:kept_groups]
+    allowed = [e for e in range(len(row)) if e // size in best]
+    return sorted(allowed, key=lambda e: (-row[e], e))[:k]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObject) -> None:
+    groups = data.draw(st.integers(1, 4))
+    size = data.draw(st.integers(1, 5))
+    kept_groups = data.draw(st.integers(1, groups))
+    k = data.draw(st.integers(1, kept_groups * size))
+    # Few different scores, all exact in binary: most are equal to another.
+    rows = data.draw(
+        st.lists(
+            st.lists(st.sampled_from([0.0, 0.25, 0.5]), min_size=groups * size, max_size=groups * size),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    found = choose(torch.tensor(rows), k, groups, kept_groups).tolist()
+    assert found == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
+
+
+def test_softmax_and_sigmoid_weights() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    router = Router(6, Routing(8, 3)).double()
+    index, weight, shares = router(x)
+    logits = x @ router.weight.T
+    best = logits.softmax(-1).gather(1, index)
+    torch.testing.assert_close(weight, best / best.sum(-1, keepdim=True))
+    torch.testing.assert_close(shares, logits.softmax(-1))
+
+    router.routing = Routing(8, 3, scores="sigmoid", normalise=False, scale=2.5, biased=True)
+    router.bias = torch.zeros(8, dtype=torch.float64)
+    router.bias[5] = 9.0  # so large that expert 5 is everyone's first, but no part of its weight
+    index, weight, shares = router(x)
+    assert index[:, 0].tolist() == [5] * 7
+    torch.testing.assert_close(weight, 2.5 * logits.sigmoid().gather(1, index))
+    torch.testing.assert_close(shares.sum(-1), torch.ones(7, dtype=torch.float64))
+
+
+def test_scores_are_computed_in_at_least_float32() -> None:
+    router = Router(6, Routing(8, 3)).bfloat16()
+    x = torch.randn(5, 6).bfloat16()
+    assert router(x)[1].dtype == torch.float32
+    logits = functional.linear(x.float(), router.weight.float())
+    assert torch.equal(router(x)[2], logits.softmax(-1))
+    router.routing = Routing(8, 3, exact_logits=False)
+    assert torch.equal(router(x)[2], functional.linear(x, router.weight).float().softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 9}, "top 9 of 8 experts"),
+        ({"groups": 3}, "8 experts in 3 groups"),
+        ({"groups": 4, "kept_groups": 5}, "5 kept of 4 groups"),
+        ({"groups": 4, "kept_groups": 1, "k": 3}, "top 3 of 1 groups of 2 experts"),
+        ({"scores": "tanh"}, "scores=`tanh`"),
+    ],
+)
+def test_a_routing_that_cannot_be_is_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(RuntimeFault, match=message):
+        Routing(**{"experts": 8, "k": 2} | options)  # type: ignore[arg-type]
+
+
+def test_the_bias_moves_against_the_load_and_balances_the_choice() -> None:
+    bias = updated_bias(torch.zeros(3), torch.tensor([4, 1, 1]), 0.5)
+    assert bias.tolist() == [-0.5, 0.5, 0.5]
+    assert updated_bias(bias, torch.tensor([2, 2, 2]), 0.5).tolist() == bias.tolist()
+
+    torch.manual_seed(0)
+    router = Router(4, Routing(8, 2, scores="sigmoid", biased=True, bias_rate=0.02))
+    assert router.bias is not None
+    x = torch.randn(400, 4) + 1.0  # off centre: some experts are everyone's
+
+    def imbalance() -> float:
+        load = load_of(router(x)[0][None], 8)
+        return float(load.max() / load.float().mean())
+
+    before = imbalance()
+    for _ in range(60):
+        router.bias = updated_bias(router.bias, load_of(router(x)[0][None], 8), 0.02)
+    assert before > 2.0
+    assert imbalance() < 1.3
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_the_auxiliary_loss_is_that_of_the_whole_batch_however_it_is_spread(scores: str) -> None:
+    """Four ranks' gradients, averaged, are autograd's of one rank with everyone's tokens."""
+    torch.manual_seed(0)
+    routing = Routing(8, 3, scores=scores, balance=0.7)
+    router = Router(6, routing).double()
+    x = torch.randn(40, 6, dtype=torch.float64)
+    index, weight, shares = router(x)
+    load = load_of(index[None], 8)
+    aux = 0.7 * 8 * (load / 120 * shares.mean(0)).sum()
+    torch.testing.assert_close(balance_loss(load, shares) * 0.7, aux)
+    (weight.square().mean() + aux).mul(0.25).backward()
+    expected, router.weight.grad = router.weight.grad, None
+
+    everyone = torch.stack([router(part)[0] for part in x.chunk(4)])
+    for part in x.chunk(4):
+        balance = Balance(routing)
+        balance.scale = 0.25
+        _, weight, shares = router(part)
+        balance(everyone, shares, weight).square().mean().mul(0.25 / 4).backward()
+        assert balance.load.tolist() == load.tolist()
+    assert router.weight.grad is not None
+    assert expected is not None
+    # The auxiliary part was added once per rank: what a mean over ranks divides by their number.
+    main = torch.autograd.grad(router(x)[1].square().mean() * 0.25, router.weight)[0]
+    torch.testing.assert_close((router.weight.grad - main) / 4 + main, expected)
+
+
+def test_even_loads_have_an_auxiliary_loss_of_one() -> None:
+    assert float(balance_loss(torch.tensor([5, 5, 5, 5]), torch.full((3, 4), 0.25))) == 1.0
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_capacity_keeps_the_first_or_the_largest_of_every_expert(data: st.DataObject) -> None:
+    tokens, k, slots = (data.draw(st.integers(1, n)) for n in (12, 3, 6))
+    index = torch.tensor([data.draw(st.permutations(range(4)))[:k] for _ in range(tokens)])
+    weight = torch.tensor([[data.draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in range(k)] for _ in range(tokens)])
+    keys = {"position": lambda t, w: t, "probs": lambda t, w: (-w, t)}
+    for drop, key in keys.items():
+        stay = kept(index, weight, slots, drop)
+        for expert in range(4):
+            wanting = [(t, float(weight[t, c])) for t, c in (index == expert).nonzero().tolist()]
+            best = {t for t, w in sorted(wanting, key=lambda pair: key(*pair))[:slots]}
+            assert {t for t, c in (index == expert).nonzero().tolist() if stay[t, c]} == best
+
+
+def test_slots_are_counted_exactly_and_bad_capacities_refused() -> None:
+    assert Capacity(1.1).slots(100, 1, 10) == 11  # 1.1 * 10 is more than 11 in floating point
+    assert Capacity(1.25).slots(64, 2, 16) == 10
+    assert Capacity(0.001).slots(64, 2, 16) == 1
+    assert Capacity(100.0).slots(64, 2, 16) == 64
+    for factor in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(RuntimeFault, match="capacity"):
+            Capacity(factor)
+    with pytest.raises(RuntimeFault, match="possible: probs, position"):
+        Capacity(1.0, "last")
+
+
+def plain_experts(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
+    parts = []
+    for e, part in enumerate(rows.split(counts)):
+        gate, up = (part @ experts.gate_up[e]).chunk(2, -1)
+        parts.append((functional.silu(gate) * up) @ experts.down[e])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("counts", "padded"), [([3, 0, 5, 2], False), ([0, 0, 0, 0], False), ([3, 3, 3, 3], True)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_expert_gradients_at_once_deferred_and_plain(counts: list[int], padded: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    at_once = Experts(4, 6, 5).to(dtype)
+    sunk, deferred, plain = (copy.deepcopy(at_once) for _ in range(3))
+    sinks = [WeightSink(), WeightSink()]
+    install(sunk, sinks[0])
+    install(deferred, sinks[1])
+    given = None if padded else counts
+    inputs = [torch.randn(sum(counts), 6, dtype=dtype) for _ in range(3)]
+    leaves: list[list[Tensor]] = [[], [], [], []]
+    for m, rows in enumerate(inputs):
+        sinks[1].defer(m)
+        for kind, call in enumerate((at_once, sunk, deferred, None)):
+            leaf = rows.clone().requires_grad_()
+            leaves[kind].append(leaf)
+            output = call(leaf, given) if call else plain_experts(plain, leaf, counts)
+            output.sin().sum().backward()
+        assert len(sinks[1].pending[m]) == 2
+    assert deferred.gate_up.grad is None
+    for m in range(3):
+        sinks[1].flush(m)
+    for other in (sunk, deferred):
+        assert torch.equal(other.gate_up.grad, at_once.gate_up.grad)  # type: ignore[arg-type]
+        assert torch.equal(other.down.grad, at_once.down.grad)  # type: ignore[arg-type]
+    for kind in (1, 2):
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves[0], leaves[kind], strict=True))  # type: ignore[arg-type]
+    tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(at_once.get_parameter(name).grad, parameter.grad, **tolerance)
+    for a, b in zip(leaves[0], leaves[3], strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **tolerance)
+
+
+def test_frozen_experts_make_no_work_and_wrong_counts_are_refused() -> None:
+    experts = Experts(2, 4, 3)
+    experts.down.requires_grad_(False)
+    sink = WeightSink()
+    install(experts, sink)
+    sink.defer(0)
+    experts(torch.randn(5, 4), [2, 3]).sum().backward()
+    assert not sink.pending[0]
+    assert experts.down.grad is None
+    assert experts.gate_up.grad is not None
+    with pytest.raises(RuntimeFault, match="5 rows for 2 experts"):
+        experts(torch.randn(5, 4), [2, 2])
+    with pytest.raises(RuntimeFault, match="5 padded rows for 2 experts"):
+        experts(torch.randn(5, 4), None)
