@@ -208,6 +208,10 @@ class _Checker:
                 self.expr(expr, names)
 
     def choice(self, choice: t.Choice, names: _Names) -> None:
+        if choice.search is not None:
+            for part in (choice.search.within, choice.search.kept, choice.search.whole):
+                if part is not None:
+                    self.expr(part, names)
         for wish in choice.prefer:
             self.pair(wish, names) if isinstance(wish, t.PairItem) else self.op(wish, names)
         for cap in choice.caps:

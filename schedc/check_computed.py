@@ -13,6 +13,9 @@ Computed = t.Timed | t.Policy
 MAX_CHOICES = 16
 """Ways that a policy may choose between; each is run."""
 
+AIMS = ("makespan", "span")
+"""The times that may be least: of the step, or the longest of a rank, from its first op to its last."""
+
 
 def misplaced(block: t.RankBlock, source: Source) -> list[Diagnostic]:
     """All that is wrong with the form of a rank block's computed order (S126).
@@ -99,7 +102,11 @@ def _fill(op: t.OpItem) -> Iterator[tuple[str, Span, str]]:
 def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
     if len(policy.choices) > MAX_CHOICES:
         yield f"more than {MAX_CHOICES} choices of one policy", policy.span, "keep those that are ever taken"
+    if policy.aim is not None and policy.aim.id not in AIMS:
+        yield f"a policy by `{policy.aim.id}`", policy.aim.span, f"write by {' or by '.join(AIMS)}"
     for choice in policy.choices:
+        if choice.search is not None and (choice.prefer or choice.fill is not None or choice.caps):
+            yield "a search beside other rules", choice.search.span, "a search decides on all ops; leave the others out"
         if any(sign != ">" for sign in choice.comparisons):
             yield "preferred ops are separated by `>`", choice.span, "write for example prefer B > F > W"
         if choice.fill is not None:

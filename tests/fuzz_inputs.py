@@ -145,7 +145,13 @@ class Writer:
         prefer = self.draw.choice(("", " prefer B > F", " prefer F & B > B > F", " prefer F > F"))
         cap = self.draw.choice(("", f" cap F - B <= {self.value(2)}", f" cap F <= {self.value(2)}"))
         other = f" or {self.block(depth + 1)}" if self.draw.random() < 0.3 else ""
-        return f"policy{prefer}{cap} {self.block(depth + 1)}{other}"
+        aim = self.draw.choice(("", "", " by span", " by makespan", " by by"))
+        if self.draw.random() < 0.3:
+            kept = self.draw.choice(("", f" keep {self.value(2)} of 8", " keep 3 of 8", " keep 9 of 8"))
+            every = "{ repeat M { F }  repeat M { I }  repeat M { W } }"
+            block = self.draw.choice((every, every, self.block(depth + 1)))
+            return f"policy{aim} search within {self.draw.choice(('P', self.value(2)))}{kept} {block}{other}"
+        return f"policy{aim}{prefer}{cap} {self.block(depth + 1)}{other}"
 
     def whole(self) -> str:
         """A rank's whole order in the usual three phases, so that some programs are legal."""

@@ -232,7 +232,8 @@ S1: tuple[Code, ...] = (
         "misplaced computed order",
         "A rank block has at most one `timed` block or `policy`, in the block itself or as the whole of a phase. In a"
         " `timed` block every op has a slot, and nothing stands beside it; elsewhere no op has one. `fill W` places"
-        " every W, `prefer` separates ops by `>`, and a cap is `<=` a number.",
+        " every W, `prefer` separates ops by `>`, and a cap is `<=` a number. A `search` stands alone, orders the F, I"
+        " and W of every microbatch on one stage per rank, and keeps 1 <= k of w; a policy is by `makespan` or `span`.",
         "phase up   { F0  F1 }",
         "phase up   { F0 at 1  F1 }",
     ),

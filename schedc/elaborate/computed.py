@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import Expander, Item, Rows, pack_like, unpack
-from schedc.elaborate.rules import InTurn, Limit, Mark, Preferred, Rule
+from schedc.elaborate.rules import InTurn, Limit, Mark, Preferred, Rule, Searched
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 from schedc.syntax import tree as t
@@ -87,7 +87,9 @@ class ComputedExpander(Expander):
 
     def _policy(self, policy: t.Policy, scope: Scope, phase: str) -> Rows:
         choice = policy.choices[self.choice]
-        if choice.prefer or choice.fill or choice.caps:
+        if choice.search is not None:
+            self.rule = self._search(choice.search, scope)
+        elif choice.prefer or choice.fill or choice.caps:
             wishes = tuple(self._wish(wish, scope) for wish in choice.prefer)
             limits = tuple(
                 Limit(
@@ -102,6 +104,17 @@ class ComputedExpander(Expander):
         rows = self.body(choice.body, scope.inside(), phase)
         self.computed = False
         return rows
+
+    def _search(self, search: t.Search, scope: Scope) -> Searched:
+        """The limit of each rank, and how much of an activation is kept, which is the same on all ranks."""
+        most = _per_rank(self.evaluator.value(search.within, scope), scope)
+        if search.kept is None or search.whole is None:
+            return Searched(search.span, most, 1, 1)
+        kept, whole = (set(_per_rank(self.evaluator.value(part, scope), scope)) for part in (search.kept, search.whole))
+        if len(kept) > 1 or len(whole) > 1 or not 1 <= min(kept) <= min(whole):
+            message = f"{min(kept)} of {min(whole)} is not a part of an activation, the same on all ranks"
+            self.evaluator.fail("S126", message, search.span, help="write for example keep 3 of 8")
+        return Searched(search.span, most, min(kept), min(whole))
 
     def _wish(self, wish: t.OpItem | t.PairItem, scope: Scope) -> tuple[Mark, ...]:
         """One preferred op, or the forward and the backward of a pair."""

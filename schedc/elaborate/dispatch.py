@@ -22,10 +22,14 @@ from schedc.ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class Ran:
-    """The cells of each rank as they ran, the time, and whether all of them could run."""
+    """The cells of each rank as they ran, the time, and whether all of them could run.
+
+    span: the longest time from a rank's first op to the end of its last.
+    """
 
     cells: list[list[Cell]]
     makespan: float
+    span: float
     complete: bool
 
 
@@ -37,6 +41,7 @@ def dispatch(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, co
     machine = Machine(schedule, Costs() if isinstance(rule, InTurn) else costs)
     ranks = [_Rank(machine, rank, computed, rule) for rank in range(schedule.ranks)]
     free = [0.0] * schedule.ranks
+    first = [0.0] * schedule.ranks
     cells: list[list[Cell]] = [[] for _ in ranks]
     events = [(0.0, rank) for rank in range(schedule.ranks)]
     heapify(events)
@@ -45,12 +50,15 @@ def dispatch(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, co
         cell = ranks[rank].next(now) if free[rank] <= now else None
         if cell is None:
             continue  # the rank is woken again when it is free, and when something arrives
+        first[rank] = first[rank] if cells[rank] else now
         cells[rank].append(cell)
         free[rank] = machine.start(cell, rank, now)
         heappush(events, (free[rank], rank))
         for wake in machine.sent:
             heappush(events, wake)
-    return Ran(cells, max(free, default=0.0), sum(map(len, (c for r in cells for c in r))) == len(schedule))
+    span = max((end - start for start, end in zip(first, free, strict=True)), default=0.0)
+    complete = sum(map(len, (c for r in cells for c in r))) == len(schedule)
+    return Ran(cells, max(free, default=0.0), span, complete)
 
 
 def reordered(schedule: Schedule, ran: Ran) -> Schedule:

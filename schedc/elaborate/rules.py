@@ -56,4 +56,18 @@ class Preferred:
     fill: bool = False
 
 
-Rule = InTurn | Preferred
+@dataclass(frozen=True)
+class Searched:
+    """`search within most keep kept of whole`: see `schedc.elaborate.zero_bubble`.
+
+    most: activations that a rank has memory for, by rank. An activation takes ``whole`` until its I, and of that
+    ``kept`` until its W: 1 <= kept <= whole, in one unit that is the user's.
+    """
+
+    span: Span
+    most: tuple[int, ...]
+    kept: int
+    whole: int
+
+
+Rule = InTurn | Preferred | Searched

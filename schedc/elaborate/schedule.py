@@ -10,7 +10,7 @@ import numpy as np
 from schedc.check import check
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.elaborate.choose import WrittenOrder, number_of_choices, place_computed, refuse_too_many
+from schedc.elaborate.choose import WrittenOrder, aim_of, number_of_choices, place_computed, refuse_too_many
 from schedc.elaborate.computed import ComputedExpander
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.expand import Item, unpack
@@ -42,11 +42,11 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | Non
     parts = segments(tree, bound)
     placement = in_segments(build_placement(tree.places[0], ranks, microbatches, evaluator, scope), parts)
     orders: list[WrittenOrder] = []
-    choices = number_of_choices(tree.ranks[0])
+    choices, aim = number_of_choices(tree.ranks[0]), aim_of(tree.ranks[0])
     for choice in range(choices):
         orders.append(_written(tree, evaluator, placement, scope, choice))
         refuse_too_many(orders, choices, tree.source)
-    schedule = place_computed(orders, costs or Costs(), tree.source)
+    schedule = place_computed(orders, costs or Costs(), tree.source, aim)
     if findings := out_of_order(schedule, parts):
         raise DiagnosticError(findings[:_SHOWN])
     return schedule

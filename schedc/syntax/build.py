@@ -152,18 +152,29 @@ class Build(Transformer[Token, t.FileTree]):
     def fill(self, word: Token, op: t.OpItem, within: t.Expr | None) -> t.Fill:
         return t.Fill(op, within, span_of(word).to((within or op).span))
 
-    def policy(self, word: Token, *parts: t.Choice | Token) -> t.Policy:
-        return t.Policy(tuple(part for part in parts if isinstance(part, t.Choice)), span_of(word))
+    def policy(self, word: Token, aim: t.Name | None, *parts: t.Choice | Token) -> t.Policy:
+        return t.Policy(aim, tuple(part for part in parts if isinstance(part, t.Choice)), span_of(word))
+
+    def aim(self, _: Token, name: Token) -> t.Name:
+        return self.name(name)
+
+    def search(self, word: Token, within: t.Expr, *kept: t.Expr | Token | None) -> t.Search:
+        share = [part for part in kept if part is not None and not isinstance(part, Token)]
+        part, whole = share or (None, None)
+        return t.Search(within, part, whole, span_of(word).to((whole or within).span))
 
     def filling(self, _: Token, op: t.OpItem) -> t.OpItem:
         return op
 
-    def choice(self, prefer: tuple[Any, ...] | None, fill: t.OpItem | None, *parts: Any) -> t.Choice:
+    def choice(
+        self, search: t.Search | None, prefer: tuple[Any, ...] | None, fill: t.OpItem | None, *parts: Any
+    ) -> t.Choice:
         wishes, caps, (body, end) = prefer or (), parts[:-1], parts[-1]
-        heads = (*wishes, *([fill] if fill else []), *caps)
+        heads = (*([search] if search else []), *wishes, *([fill] if fill else []), *caps)
         first = next((part.span for part in heads if not isinstance(part, Token)), end)
         signs = tuple(str(part) for part in wishes if isinstance(part, Token))
-        return t.Choice(tuple(p for p in wishes if not isinstance(p, Token)), signs, fill, caps, body, first)
+        preferred = tuple(p for p in wishes if not isinstance(p, Token))
+        return t.Choice(search, preferred, signs, fill, caps, body, first)
 
     def prefer(self, _: Token, *wishes: Any) -> tuple[Any, ...]:
         return wishes

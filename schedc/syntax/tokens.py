@@ -30,6 +30,7 @@ _CLOSES = {"RPAR": "LPAR", "RBRACE": "LBRACE", "RSQB": "LSQB"}
 _OPENS = frozenset(_CLOSES.values())
 _OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
 _IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
+_VALUE_ENDS = frozenset({"INT", "NAME", "OP", "OP_DIGIT", "RPAR", "RSQB"})
 PLAN_LINES = {
     "layers": "LAYERS",
     "layout": "LAYOUT",
@@ -84,6 +85,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     tokens.items = _without_loose_docs(list(_known(_adapted_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
     _tell_fills_apart(tokens.items)
+    _tell_searches_apart(tokens.items)
     _match_brackets(tokens, source)
     if deep := _too_deep(tokens, source):
         tokens.findings, tokens.fatal = [deep], True
@@ -177,6 +179,27 @@ def _tell_fills_apart(items: list[Token]) -> None:
     for i, token in enumerate(items[1:], 1):
         if token == "fill" and items[i - 1].type in ("TIMED", "OP", "OP_DIGIT", "RSQB"):
             items[i] = Token.new_borrow_pos("FILL", "fill", token)
+
+
+def _tell_searches_apart(items: list[Token]) -> None:
+    """Turn `by` and `search` into tokens where a policy or a way of it begins, and `keep` and `of` behind a search.
+
+    No name can stand there: an `or` behind a brace is not that of a value, and no value is followed by a name.
+    """
+    before, searching = ["", ""], False  # the kinds of the two tokens before
+    for i, token in enumerate(items):
+        kind = token.type
+        begins = before[1] == "POLICY" or before[0] == "BY" or before == ["RBRACE", "OR"]
+        if token == "by" and before[1] == "POLICY":
+            kind = "BY"
+        elif token == "search" and begins:
+            kind, searching = "SEARCH", True
+        elif token in ("keep", "of") and searching and before[1] in _VALUE_ENDS:
+            kind = token.upper()
+        if kind != token.type:
+            items[i] = Token.new_borrow_pos(kind, str(token), token)
+        searching = searching and kind != "LBRACE"
+        before = [before[1], kind]
 
 
 def _match_brackets(tokens: Tokens, source: Source) -> None:

@@ -176,12 +176,27 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """``search within n keep k of w``: the zero-bubble paper's heuristic, at most n activations in memory.
+
+    An activation takes ``whole`` until its I, of which ``kept`` stays until its W; where neither is given, all of it.
+    """
+
+    within: Expr
+    kept: Expr | None
+    whole: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One way to order the ops of ``body``: by what is preferred under caps; without both, as written.
 
     ``comparisons``: the signs between the preferred ops, as written. ``fill``: the W that waits for a gap.
+    ``search``: instead of all these, how the order is looked for.
     """
 
+    search: Search | None
     prefer: tuple[OpItem | PairItem, ...]
     comparisons: tuple[str, ...]
     fill: OpItem | None
@@ -192,8 +207,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``policy prefer B > F { ... } or { ... }``: the choice that takes the least time under the costs."""
+    """``policy prefer B > F { ... } or { ... }``: the choice that takes the least time under the costs.
 
+    ``aim``: which time, as it is written behind `by`; None where it is not.
+    """
+
+    aim: Name | None
     choices: tuple[Choice, ...]
     span: Span
 

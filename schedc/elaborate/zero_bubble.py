@@ -1,0 +1,222 @@
+"""`search`: the zero-bubble paper's heuristic, tried with every setting of its three switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from schedc.cost.costs import Costs
+from schedc.elaborate.dispatch import Ran
+from schedc.elaborate.machine import Cell
+from schedc.elaborate.rules import Searched
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+
+WAYS = 8
+"""Orders that are tried: one per setting of the switches."""
+
+_F, _I, _W = (int(kind) for kind in (OpKind.F, OpKind.I, OpKind.W))
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the heuristic leaves open.
+
+    fit: in the warm-up a rank adds a forward only if that does not put off its first I; else as long as it is idle.
+    skip: a rank that is two forwards ahead of the next may leave one out where that makes no bubble larger.
+    fill: a gap shorter than a W is filled with one even where the rank's bubble would stay below the largest.
+    """
+
+    fit: bool
+    skip: bool
+    fill: bool
+
+
+SETTINGS = tuple(Switches(*flags) for flags in product((True, False), repeat=3))
+"""In the order in which they are tried; of equals the first is taken."""
+
+
+def searchable(schedule: Schedule) -> bool:
+    """Whether the ranks hold one stage each, in order, and have an F, an I and a W of every microbatch, and no more."""
+    ranks, count = schedule.ranks, schedule.microbatches
+    place = schedule.placement
+    if place.pipes > 1 or not np.array_equal(place.rank_of_stage[0], np.arange(ranks)):
+        return False
+    ids = (schedule.stage.astype(np.int64) * count + schedule.microbatch) * len(OpKind) + schedule.kind
+    wanted = (np.arange(ranks * count)[:, None] * len(OpKind) + [_F, _I, _W]).ravel()
+    return np.array_equal(np.sort(ids), np.sort(wanted)) and not (schedule.pair >= 0).any()
+
+
+def search(schedule: Schedule, rule: Searched, costs: Costs) -> Ran:
+    """The order of least span that the heuristic finds for a `searchable` schedule.
+
+    It is incomplete if the memory does not hold the forwards that every setting begins with.
+    Source: Qi et al., arXiv 2401.10241, section 3.1, as the authors' implementation has it (zb.py).
+    """
+    table = costs.resolved(schedule.stages)
+    times = [np.asarray(getattr(table, kind), np.float64).tolist() for kind in "FIW"]
+    tried = [_Ranks(schedule.microbatches, times, table.p2p, rule) for _ in SETTINGS]
+    done = [ranks for ranks, switches in zip(tried, SETTINGS, strict=True) if ranks.run(switches)]
+    if not done:
+        return Ran([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
+    best = min(done, key=lambda ranks: ranks.span)
+    rows = np.zeros((len(OpKind), schedule.stages, schedule.microbatches), np.int64)
+    rows[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
+    cells = [list(_cells(rows[:, rank].tolist(), order)) for rank, order in enumerate(best.order)]
+    return Ran(cells, max(best.free), best.span, complete=True)
+
+
+def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[Cell]:
+    """The rows of one rank's ops: ``order`` says of which kind, each takes the next microbatch."""
+    taken = [0] * len(rows)
+    for kind in order:
+        yield (rows[kind][taken[kind]],)
+        taken[kind] += 1
+
+
+class _Ranks:
+    """The ranks while one order is made, all at their own time: an op starts once what it needs has arrived."""
+
+    def __init__(self, microbatches: int, times: list[list[float]], p2p: float, rule: Searched) -> None:
+        self.count, self.p2p = microbatches, p2p
+        self.time = dict(zip((_F, _I, _W), times, strict=True))
+        self.every = range(len(times[0]))
+        self.last = len(times[0]) - 1
+        self.takes = {_F: rule.whole, _I: rule.kept - rule.whole, _W: -rule.kept}
+        self.most = [most * rule.whole for most in rule.most]
+        self.order: list[list[int]] = [[] for _ in self.every]
+        self.done = {kind: [0] * len(self.every) for kind in (_F, _I, _W)}
+        self.ends: dict[int, list[list[float]]] = {kind: [[] for _ in self.every] for kind in (_F, _I)}
+        self.free, self.first = [0.0] * len(self.every), [0.0] * len(self.every)
+        self.bubble, self.largest = [0.0] * len(self.every), 0.0
+        self.held = [0] * len(self.every)
+
+    @property
+    def span(self) -> float:
+        """The longest time from a rank's first op to the end of its last."""
+        return max(free - first for free, first in zip(self.free, self.first, strict=True))
+
+    def run(self, switches: Switches) -> bool:
+        """Make the whole order; False if it does not fit into memory."""
+        if min(most - self.takes[_F] for most in self.most) < 0:
+            return False
+        self._warmup(switches.fit)
+        for microbatch in range(1, self.count):
+            ahead = self._ahead(switches.skip)
+            for rank in self.every:
+                if ahead[rank] and not self._forward(rank, switches.fill):
+                    return False
+            for rank in reversed(self.every):
+                self._fill(rank, _I, switches.fill)
+                if rank == 0 and self.done[_F][0] == self.count:
+                    self._weights(0, microbatch)
+                self._put(rank, _I)
+        for rank in self.every:
+            self._weights(rank, self.count)
+        return True
+
+    def _put(self, rank: int, kind: int) -> None:
+        """Run the next op of this kind."""
+        free = self.free[rank]
+        start = max(free, self._arrival(rank, kind)) if kind != _W else free
+        if not self.order[rank]:
+            self.first[rank] = start
+        else:
+            self.bubble[rank] += start - free
+            self.largest = max(self.largest, self.bubble[rank])
+        self.free[rank] = start + self.time[kind][rank]
+        self.held[rank] += self.takes[kind]
+        self.done[kind][rank] += 1
+        self.order[rank].append(kind)
+        if kind != _W:
+            self.ends[kind][rank].append(self.free[rank])
+
+    def _arrival(self, rank: int, kind: int) -> float:
+        """When the input of the rank's next op of this kind is there; -inf if no other rank gives it."""
+        giver = rank - 1 if kind == _F else rank + 1
+        if not 0 <= giver <= self.last:
+            return -inf
+        return self.ends[kind][giver][self.done[kind][rank]] + self.p2p
+
+    def _pending(self, rank: int) -> bool:
+        return self.done[_W][rank] < self.done[_I][rank]
+
+    def _weights(self, rank: int, until: int) -> None:
+        while self.done[_W][rank] < until:
+            self._put(rank, _W)
+
+    # ---- what runs when
+
+    def _warmup(self, fit: bool) -> None:
+        """A forward of every rank, more where they fit before the first I, and that I."""
+        for rank in self.every:
+            self._put(rank, _F)
+        extra = self._before_first(fit)
+        for rank in self.every[1:]:  # a rank is one forward ahead of the next at least, until it has run them all
+            if extra[rank] >= extra[rank - 1] and 1 + extra[rank - 1] < self.count:
+                extra[rank] = max(0, extra[rank - 1] - 1)
+        for rank in self.every:
+            for _ in range(extra[rank]):
+                self._put(rank, _F)
+        for rank in reversed(self.every):
+            self._put(rank, _I)
+
+    def _before_first(self, fit: bool) -> list[int]:
+        """How many more forwards each rank has time and memory for until its first I can start."""
+        extra = [0] * len(self.every)
+        ended = self.free[self.last] + self.time[_I][self.last]
+        for rank in reversed(self.every[:-1]):
+            forward, arrival, free = self.time[_F][rank], ended + self.p2p, self.free[rank]
+            room = min((self.most[rank] - self.held[rank]) // self.takes[_F], self.count - 1)
+            while extra[rank] < room and (free + forward <= arrival if fit else free < arrival):
+                free += forward
+                extra[rank] += 1
+            ended = max(free, arrival) + self.time[_I][rank]
+        return extra
+
+    def _ahead(self, skip: bool) -> list[bool]:
+        """Which ranks run a forward before their next I: none behind a rank that runs none."""
+        wanted = [
+            self.done[_F][rank] < self.count and not (skip and rank < self.last and self._skips(rank))
+            for rank in self.every
+        ]
+        for rank in reversed(self.every[:-1]):
+            wanted[rank] = wanted[rank] and wanted[rank + 1]
+        return wanted
+
+    def _skips(self, rank: int) -> bool:
+        """Whether a rank leaves out a forward: it is two ahead, and its I can come first without a larger bubble."""
+        if self.done[_F][rank] < self.done[_F][rank + 1] + 2:
+            return False
+        following = self.free[rank + 1] + self.time[_F][rank + 1] + self.time[_I][rank + 1] + self.p2p
+        if self.free[rank] >= following:
+            return True
+        over = max(0, self.held[rank] + self.takes[_F] - self.most[rank])
+        weights = min(-(over // self.takes[_W]), self.done[_I][rank] - self.done[_W][rank])
+        if self.free[rank] + self.time[_F][rank] + weights * self.time[_W][rank] <= following:
+            return False
+        return following - self.free[rank] <= self.largest - self.bubble[rank]
+
+    def _forward(self, rank: int, fill: bool) -> bool:
+        """A forward, behind the weight gradients that make room for it; False if that room cannot be made."""
+        while self.held[rank] + self.takes[_F] > self.most[rank]:
+            if not self._pending(rank):
+                return False
+            self._put(rank, _W)
+        self._fill(rank, _F, fill)
+        self._put(rank, _F)
+        return True
+
+    def _fill(self, rank: int, kind: int, fill: bool) -> None:
+        """Weight gradients until the input of the next op arrives; one that is longer than the gap by its bubble."""
+        arrival = self._arrival(rank, kind)
+        while self._pending(rank) and self.free[rank] + self.time[_W][rank] <= arrival:
+            self._put(rank, _W)
+        if self._pending(rank) and self.free[rank] < arrival:
+            gap = arrival - self.free[rank]
+            if fill or gap > self.largest - self.bubble[rank]:
+                self._put(rank, _W)
