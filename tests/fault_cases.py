@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.mesh import Mesh
 from schedc_runtime.network import Network
 
 
@@ -93,7 +94,7 @@ def different_models(rank: int, world_size: int) -> list[str]:
 def other_device(rank: int, world_size: int) -> list[str]:
     """The pipeline's network for a model on a GPU, over gloo."""
     try:
-        Network(compile_schedule("1f1b", P=2, M=4), None, False, 20.0, torch.device("cuda", 0))
+        Network(Mesh(2), None, False, 20.0, torch.device("cuda", 0))
     except RuntimeFault as error:
         return [type(error).__name__, str(error)]
     return []

@@ -34,10 +34,11 @@ class Leftovers(Exception):
 
 
 def share_loss(
-    control: Control, losses: Mapping[int, Tensor], executors: Sequence[Executor], check_finite: bool
+    control: Control, losses: Mapping[int, Tensor], executors: Sequence[Executor], replicas: int, check_finite: bool
 ) -> Tensor:
-    """The mean of all ranks' ``losses`` (by microbatch), on the CPU; the same bits on every rank.
+    """The mean of all ranks' ``losses``, on the CPU; the same bits on every rank.
 
+    losses: by microbatch, those of replica r behind the ``r * microbatches`` of the replicas before it.
     executors: those of this process, of the step that ends. Raises `NonFiniteLoss` on every rank if ``check_finite``.
     """
     program = executors[0].program
@@ -49,7 +50,7 @@ def share_loss(
     name = next((name for name, _ in everyone if name), "")
     if not name:
         raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
-    if missing := sorted(set(range(program.microbatches)) - values.keys()):
+    if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
         raise Leftovers(f"the program formed no loss for the microbatches {missing}")
     mean = torch.tensor([values[m] for m in sorted(values)], dtype=getattr(torch, name)).mean()  # as `mean_loss`
     if check_finite and not torch.isfinite(mean):
@@ -69,5 +70,6 @@ def _culprit(control: Control, losses: Mapping[int, float], executors: Sequence[
     everyone: list[Any] = control.gather("naming what is not finite", mine)
     stages = executors[0].program.stages
     found = [(microbatch, stage) for part in everyone for microbatch, stage in part]
-    found += [(m, stages) for m, value in losses.items() if not math.isfinite(value)]
+    microbatches = executors[0].program.microbatches
+    found += [(m % microbatches, stages) for m, value in losses.items() if not math.isfinite(value)]
     return min(found, default=(0, stages))

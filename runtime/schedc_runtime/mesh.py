@@ -140,7 +140,8 @@ def _communicator(name: str, processes: list[int], timeout: float) -> Communicat
 
 
 def _group(processes: list[int]) -> dist.ProcessGroup:
-    return dist.new_group(processes, use_local_synchronization=True)
+    group: dist.ProcessGroup = dist.new_group(processes, use_local_synchronization=True)
+    return group
 
 
 def in_process_neighbours(mesh: Mesh) -> dict[Place, Neighbours]:
@@ -148,8 +149,8 @@ def in_process_neighbours(mesh: Mesh) -> dict[Place, Neighbours]:
     found: dict[Place, Neighbours] = {}
     for rank in range(mesh.pipeline):
         places = [Place(rank, replica) for replica in range(mesh.replicas)]
-        everyone = InProcessCommunicators("replicas", mesh.replicas)
-        same = [InProcessCommunicators("same experts", mesh.data) for _ in range(mesh.experts)]
+        everyone = InProcessCommunicators(mesh.replicas, "replicas")
+        same = [InProcessCommunicators(mesh.data, "same experts") for _ in range(mesh.experts)]
         for first in range(0, mesh.replicas, mesh.experts):
             sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts)
             for place, group in zip(places[first : first + mesh.experts], sharing, strict=True):

@@ -1,18 +1,19 @@
-"""Which ranks of a pipeline run in this process, and what connects them to the others."""
+"""Which places of the mesh are in this process, and what connects them to the others."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.mesh import Mesh, Neighbours, Place, alone, in_process_neighbours, neighbours
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer, Transport
 
 _uses: Counter[str] = Counter()
@@ -20,55 +21,79 @@ _uses: Counter[str] = Counter()
 
 
 class Network:
-    """The ranks of this process and their transports.
+    """The places of the mesh that are in this process, their transports and their neighbours.
 
-    local: ranks that run here: one of them, or with ``in_process`` all. processes: how many take part.
-    store: where the processes exchange small values; None within one process.
+    local: the places here: one of them, or with ``in_process`` all. processes: how many take part; process: which
+        of them this is. store: where the processes exchange small values; None within one process.
 
-    Without a ``group`` a new one is made over all processes, so that the pipeline's messages mix with no others; it is
-    given up when the pipeline fails, which wakes the ranks that wait for this one. A given group stays the caller's.
+    Without a ``group`` a new one is made for each pipeline, so that its messages mix with no others; it is given up
+    when the pipeline fails, which wakes the ranks that wait for this one. A given group stays the caller's.
     """
 
     def __init__(
-        self, program: Program, group: dist.ProcessGroup | None, in_process: bool, timeout: float, device: torch.device
+        self,
+        mesh: Mesh,
+        group: dist.ProcessGroup | None,
+        in_process: bool,
+        timeout: float,
+        device: torch.device,
     ) -> None:
-        self.ranks = program.ranks
-        self.in_process = in_process or (self.ranks == 1 and group is None)
+        self.mesh, self.ranks = mesh, mesh.pipeline
+        self.in_process = in_process or (mesh.size == 1 and group is None)
         self.store: Store | None = None
-        self.transports: dict[int, Transport] = {}
+        self.transports: dict[Place, Transport] = {}
+        self.neighbours: dict[Place, Neighbours] = {}
         self._own: dist.ProcessGroup | None = None
         if self.in_process:
-            self.local, self.processes = list(range(self.ranks)), 1
+            places = product(range(mesh.replicas), range(mesh.pipeline))
+            self.local, self.processes, self.process = [Place(rank, replica) for replica, rank in places], 1, 0
             self.reconnect()
             return
         self._check_size(group)
         backend = _backend_for(device, group)
-        self.processes = self.ranks
+        self.processes = mesh.size
+        place = Place(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.place(dist.get_rank())
+        name = "mesh" if mesh.replicas > 1 else ""
         if group is None:
             limit = timedelta(seconds=timeout)
-            group = self._own = dist.new_group(list(range(self.ranks)), backend=dist.get_backend(), timeout=limit)
-        self.local = [dist.get_rank(group)]
-        self.transports[self.local[0]] = TorchTransport(group, timeout, coalesce=backend == "nccl")
-        name = group.group_name
+            groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]
+            group = self._own = groups[place.replica]
+        self.local, self.process = [place], mesh.process(place)
+        self.transports[place] = TorchTransport(group, timeout, coalesce=backend == "nccl")
+        self.neighbours[place] = neighbours(mesh, place, timeout) if mesh.replicas > 1 else alone()
+        name = name or group.group_name
         _uses[name] += 1
         self.store = PrefixStore(f"schedc/{name}/{_uses[name]}", dist.distributed_c10d._get_default_store())
 
     def _check_size(self, group: dist.ProcessGroup | None) -> None:
+        if group is not None and self.mesh.replicas > 1:
+            raise RuntimeFault(
+                "a process group was given for a mesh with replicas, which makes its own groups",
+                "leave `group` out; the mesh takes all processes of the default group",
+            )
         if not dist.is_initialized():
             raise RuntimeFault(
                 f"the program is for {self.ranks} ranks, but torch.distributed has not been initialised",
                 "start the script with torchrun and call torch.distributed.init_process_group, or pass in_process=True",
             )
-        if (size := dist.get_world_size(group)) != self.ranks:
+        size, mesh = dist.get_world_size(group), self.mesh
+        if size != mesh.size and mesh.replicas == 1:
             raise RuntimeFault(
                 f"the program is for {self.ranks} ranks, the process group has {size}",
                 f"compile the schedule for P={size}, or start {self.ranks} processes",
             )
+        if size != mesh.size:
+            raise RuntimeFault(
+                f"the mesh has {mesh.pipeline} pipeline ranks times {mesh.experts} expert ranks times {mesh.data}, the"
+                f" process group has {size}",
+                f"start {mesh.size} processes, or take the mesh from the environment: Mesh.of_environment",
+            )
 
     def reconnect(self) -> None:
         """In one process: new channels, without the messages of a step that failed."""
-        network = InProcessNetwork(self.ranks)
-        self.transports = {rank: network.transport(rank) for rank in self.local}
+        self.neighbours = in_process_neighbours(self.mesh)
+        networks = [InProcessNetwork(self.ranks) for _ in range(self.mesh.replicas)]
+        self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
 
     def abort(self) -> None:
         """Give the connections up: ranks that wait for this one fail at once instead of after their timeout."""
@@ -90,9 +115,9 @@ class Network:
         mine: Mapping[str, Tensor],
         device: torch.device,
     ) -> dict[str, Tensor]:
-        """``wanted`` (name -> owning rank, shape, dtype) on the CPU of rank 0, in its order; {} on the others."""
-        rank = self.local[0]
-        transport = self.transports[rank]
+        """``wanted`` (name -> owning rank, shape, dtype) on the CPU of rank 0 of each pipeline; {} on its others."""
+        place = self.local[0]
+        rank, transport = place.pipeline, self.transports[place]
         gathered: dict[str, Tensor] = {}
         for name, (owner, shape, dtype) in wanted.items():
             if owner == rank:

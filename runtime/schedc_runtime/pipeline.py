@@ -18,6 +18,7 @@ from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
 from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
+from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
@@ -50,7 +51,10 @@ class Pipeline:
     costs, split_points, blocks, inputs: how the model is cut; see `partition`. layers: its ``layout``;
         that of the program if a plan gave it one, and nothing is said here.
     group: the process group of the pipeline's ranks (default: all processes); its backend carries the messages.
-    in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank.
+    mesh: several pipelines side by side that train the same weights, and which of them share their experts; default:
+        one pipeline. Each replica brings a batch of its own, and gradients and loss are means over all of them.
+    in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank. With a mesh
+        a batch is that of all replicas, one after the other.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     release_others: free the memory of the stages that other ranks hold; the model is then whole no longer.
@@ -68,6 +72,7 @@ class Pipeline:
         inputs: Sequence[str] | None = None,
         layers: Layout | None = None,
         group: dist.ProcessGroup | None = None,
+        mesh: Mesh | None = None,
         in_process: bool = False,
         timeout: float = 300.0,
         check_finite: bool = True,
@@ -77,7 +82,12 @@ class Pipeline:
         self.check_finite = check_finite
         # First, since other ranks take part in it: whatever fails below then fails on its own.
         self._device = device_of(model)
-        self._network = Network(program, group, in_process, timeout, self._device)
+        self.mesh = mesh or Mesh(program.ranks)
+        if self.mesh.pipeline != program.ranks:
+            raise RuntimeFault(
+                f"the program is for {program.ranks} ranks, the mesh has {self.mesh.pipeline} in a pipeline"
+            )
+        self._network = Network(self.mesh, group, in_process, timeout, self._device)
         self.partition = partition(
             model,
             program.stages,
@@ -91,8 +101,8 @@ class Pipeline:
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
         self._stages = make_stages(self.partition.modules, program, self._local, loss_fn)
-        self._copied = [self._stages[rank][index] for rank in self._local for index in copied_stages(program, rank)]
-        """The stages here that have a second copy on another rank."""
+        self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
+        """The stages here that another rank holds, too."""
         self._evaluation: Program | None = None
         self._prepared = Prepared(self.partition, self._stages, self._device)
         self._running: list[Executor] = []
@@ -100,9 +110,9 @@ class Pipeline:
         self._steps = 0
         self._broken = ""
         self.intervals: dict[int, list[Interval]] = {}
-        """Of the last step that was traced: per local rank, when each instruction ran."""
-        rank = self._local[0]
-        self.control = Control(self._network.store, rank, self._network.processes, timeout, self._position)
+        """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""
+        process, processes = self._network.process, self._network.processes
+        self.control = Control(self._network.store, process, processes, timeout, self._position)
         if release_others:
             self.partition.release_others({stage.index for stage in self._held()})
         self._introduce()
@@ -110,7 +120,12 @@ class Pipeline:
     @property
     def rank(self) -> int:
         """This process's rank on the pipeline axis; 0 if all ranks are here."""
-        return self._local[0]
+        return self._local[0].pipeline
+
+    @property
+    def replica(self) -> int:
+        """Which replica of the pipeline this process belongs to; 0 if all are here."""
+        return self._local[0].replica
 
     def step(
         self, batch: Any = None, targets: Any = None, *, scale: float = 1.0, trace: bool = False, profile: bool = False
@@ -189,7 +204,7 @@ class Pipeline:
             for name in module.state_dict()
         }
         mine = self.state_dict()
-        if len(self._local) == self.program.ranks:
+        if self._network.in_process:
             return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
         with self._guarded("gathering the state dict"):
             self.control.gather("full_state_dict", None)
@@ -219,7 +234,16 @@ class Pipeline:
         self._network.close()
 
     def _held(self) -> Iterator[Stage]:
-        return (stage for rank in self._local for stage in self._stages[rank].values())
+        return (stage for place in self._local for stage in self._stages[place].values())
+
+    def _shared_stages(self, place: Place) -> list[Stage]:
+        """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
+        held = self._stages[place]
+        return (
+            list(held.values())
+            if self.mesh.replicas > 1
+            else [held[i] for i in copied_stages(self.program, place.pipeline)]
+        )
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
@@ -233,22 +257,33 @@ class Pipeline:
             raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
         self._steps += 1
         with self._guarded(f"starting {call} {self._steps}"):
-            signature = self._agree(call, batch, targets, scale)
-            executors = self._prepared.executors(program, call, signature, self._network.transports)
-            inputs, parts = self._split(batch, targets)
+            batches, wanted = self._own(batch), self._own(targets)
+            signature = self._agree(call, batches[0], wanted[0], scale)
+            placed = self._prepared.executors(
+                program, call, signature, self._network.transports, self._network.neighbours
+            )
+            executors = list(placed.values())
+            parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
         with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
             self._running = executors
-            for executor in executors:
+            for place, executor in placed.items():
+                inputs, expected = parts[place.replica - self.replica]
                 executor.start(
-                    inputs, parts, scale / program.microbatches,
+                    inputs, expected, scale / (program.microbatches * self.mesh.replicas),
                     probing=self.check_finite, trace=trace, profile=profile,
                 )  # fmt: skip
             self._execute(executors)
             if trace:
-                self.intervals = {x.transport.rank: x.intervals or [] for x in executors}
+                first = [(place.pipeline, x) for place, x in placed.items() if place.replica == self.replica]
+                self.intervals = {rank: executor.intervals or [] for rank, executor in first}
         with self._guarded("the end of the step: sharing the loss"):
-            losses = {m: loss for stage in self._held() for m, loss in stage.take_losses().items()}
-            return share_loss(self.control, losses, executors, self.check_finite).to(self._device)
+            losses = {
+                place.replica * program.microbatches + m: loss
+                for place, held in self._stages.items()
+                for stage in held.values()
+                for m, loss in stage.take_losses().items()
+            }
+            return share_loss(self.control, losses, executors, self.mesh.replicas, self.check_finite).to(self._device)
 
     def _execute(self, executors: list[Executor]) -> None:
         if self._network.in_process:
@@ -270,6 +305,13 @@ class Pipeline:
         answers = self.control.gather(f"the start of {call} {self._steps}", mine)
         requests = [Request(*answer) for answer in answers]
         return agree(requests, self.program.microbatches)
+
+    def _own(self, value: Any) -> list[Any]:
+        """What each replica here is given: all in one process, a batch is that of all replicas."""
+        if value is None or not self._network.in_process or self.mesh.replicas == 1:
+            return [value] * (self.mesh.replicas if self._network.in_process else 1)
+        agree([Request(signature_of(value), None, True, False, "")], self.mesh.replicas)
+        return split(value, self.mesh.replicas, self._device)
 
     def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:
         """[M] tensors that enter the first stage and [M] targets; None where no stage here wants them."""

@@ -15,6 +15,8 @@ from schedc.ir.program import InstructionKind, Program
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.mesh import Place
+from schedc_runtime.replicas import is_expert
 from schedc_runtime.stage import LossFunction, Stage
 
 Held = dict[int, Stage]
@@ -36,20 +38,20 @@ def stages_on(program: Program, rank: int) -> list[int]:
 
 
 def make_stages(
-    modules: Sequence[nn.Module], program: Program, ranks: Iterable[int], loss_fn: LossFunction
-) -> dict[int, Held]:
-    """The stages of each of ``ranks``, all in this process: the second copy of a stage has parameters of its own."""
+    modules: Sequence[nn.Module], program: Program, places: Iterable[Place], loss_fn: LossFunction
+) -> dict[Place, Held]:
+    """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own."""
     taken: set[int] = set()
-    own: dict[int, dict[int, nn.Module]] = {}
-    for rank in ranks:
-        own[rank] = {index: modules[index] for index in stages_on(program, rank)}
+    own: dict[Place, dict[int, nn.Module]] = {}
+    for place in places:
+        own[place] = {index: modules[index] for index in stages_on(program, place.pipeline)}
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
-        own[rank] |= deepcopy({index: module for index, module in own[rank].items() if index in taken})
-        taken.update(own[rank])
+        own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
+        taken.update(own[place])
     deferring = splits_backward(program)
     return {
-        rank: {i: Stage(module, i, program.stages, loss_fn=loss_fn, deferring=deferring) for i, module in held.items()}
-        for rank, held in own.items()
+        place: {i: Stage(module, i, program.stages, loss_fn=loss_fn, deferring=deferring) for i, module in held.items()}
+        for place, held in own.items()
     }
 
 
@@ -75,15 +77,20 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def fingerprint(
-    program: Program, names: Mapping[str, Any], blocks: Sequence[Sequence[str]], copies: Iterable[Stage]
+    program: Program, names: Mapping[str, Any], blocks: Sequence[Sequence[str]], copies: Sequence[Stage]
 ) -> dict[str, str]:
     """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
+
+    Of the experts each rank of an expert group has others: they are not compared.
 
     names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
     """
     x = program
     columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
-    weights = {f"weights of stage {stage.index}": _digest(*map(_bytes, stage.module.parameters())) for stage in copies}
+    weights = {
+        f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
+        for stage in copies
+    }
     frozen = {
         f"frozen parameters of stage {stage.index}": repr([p.requires_grad for p in stage.module.parameters()])
         for stage in copies

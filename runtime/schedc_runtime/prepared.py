@@ -12,8 +12,10 @@ from schedc.ir.program import Program
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.executor import Executor
+from schedc_runtime.mesh import Neighbours, Place
 from schedc_runtime.partition import Partition
 from schedc_runtime.placing import Held
+from schedc_runtime.replicas import with_sums
 from schedc_runtime.signature import arguments, microbatch_of
 from schedc_runtime.transport import Transport
 
@@ -22,21 +24,26 @@ _KEPT = 16
 
 
 class Prepared:
-    """What has been bound so far. ``stages``: of each rank here; their boundaries are set to the last batch's."""
+    """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
 
-    def __init__(self, partition: Partition, stages: Mapping[int, Held], device: torch.device) -> None:
+    def __init__(self, partition: Partition, stages: Mapping[Place, Held], device: torch.device) -> None:
         self.partition, self.stages, self.device = partition, stages, device
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] of the signature asked for last."""
-        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], list[Executor]]] = OrderedDict()
+        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
 
     def executors(
-        self, program: Program, call: str, signature: Any, transports: Mapping[int, Transport]
-    ) -> list[Executor]:
-        """Those of ``program`` for a batch of this signature, one per rank here; ``call`` tells programs apart."""
+        self,
+        program: Program,
+        call: str,
+        signature: Any,
+        transports: Mapping[Place, Transport],
+        neighbours: Mapping[Place, Neighbours],
+    ) -> dict[Place, Executor]:
+        """Those of ``program`` for a batch of this signature, one per place here; ``call`` tells programs apart."""
         key = f"{call} {signature}"
         if key not in self._bound:
-            self._bound[key] = self._bind(program, signature, transports)
+            self._bound[key] = self._bind(program, signature, transports, neighbours)
             while len(self._bound) > _KEPT:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
@@ -51,16 +58,23 @@ class Prepared:
     def forget(self) -> None:
         """Drop all executors, with whatever they hold: after a failure their channels are out of step."""
         for _, executors in self._bound.values():
-            for executor in executors:
+            for executor in executors.values():
                 executor.reset()
         self._bound.clear()
 
     def _bind(
-        self, program: Program, signature: Any, transports: Mapping[int, Transport]
-    ) -> tuple[tuple[Boundary, ...], list[Executor]]:
+        self,
+        program: Program,
+        signature: Any,
+        transports: Mapping[Place, Transport],
+        neighbours: Mapping[Place, Neighbours],
+    ) -> tuple[tuple[Boundary, ...], dict[Place, Executor]]:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         boundaries = infer_boundaries(self.partition, args, kwargs)
-        return boundaries, [
-            Executor(program, bind(program, rank, held, boundaries), transports[rank], self.device)
-            for rank, held in self.stages.items()
-        ]
+        codes = {
+            place: with_sums(bind(program, place.pipeline, held, boundaries), program, held, neighbours[place])
+            for place, held in self.stages.items()
+        }
+        return boundaries, {
+            place: Executor(program, code, transports[place], self.device) for place, code in codes.items()
+        }
