@@ -18,7 +18,7 @@ LAYERS = (
     ("schedc.source",),
     ("schedc.diagnostics",),
     ("schedc.ir",),
-    ("schedc.codes", "schedc.syntax", "schedc.cost"),
+    ("schedc.codes", "schedc.syntax", "schedc.cost", "schedc.cell"),
     ("schedc.check", "schedc.check_computed"),
     ("schedc.elaborate",),
     ("schedc.library",),
@@ -39,6 +39,7 @@ RUNTIME_MAY_USE = (
     "schedc.analysis",
     "schedc.source",
     "schedc.layout",
+    "schedc.cell",
 )
 
 

@@ -1,0 +1,24 @@
+"""What happens inside a cell: graphs of segments and exchanges, and programs that overlap them. No torch here."""
+
+from __future__ import annotations
+
+from schedc.cell.blocks import stage_shape
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.graph import Lane, Node, StageShape
+from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
+from schedc.cell.schedule import cell_program
+
+__all__ = [
+    "Action",
+    "CellCosts",
+    "CellProgram",
+    "Half",
+    "Lane",
+    "Node",
+    "PlanOrder",
+    "StageShape",
+    "Step",
+    "Times",
+    "cell_program",
+    "stage_shape",
+]

@@ -1,0 +1,78 @@
+"""The graphs of stages made of standard blocks: the ones that cutting such blocks at their exchanges gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schedc.cell.graph import Lane, Node, StageShape
+from schedc.diagnostics import CompilerBug
+
+METHODS = ("flat", "hierarchical", "allgather")
+"""How rows get to their experts; the last two take both hops and have one graph."""
+
+
+def stage_shape(
+    blocks: Sequence[str], method: str = "flat", shared: bool = True, nodes: int = 2, tail_weights: bool = False
+) -> StageShape:
+    """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
+
+    method: one of `METHODS`; a flat exchange takes the rail where there are several ``nodes``, else the node lane.
+    shared: whether every MoE block has a shared expert. tail_weights: whether what follows the last exchange has
+    weights (the head of the model).
+    """
+    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE)
+    for number, block in enumerate(blocks):
+        builder.add(
+            block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
+        )
+    if builder.made and tail_weights and builder.made[-1].name.endswith(".post"):
+        builder.made[-1] = Node(**{**vars(builder.made[-1]), "weights": True})
+    return StageShape(tuple(builder.made), (len(builder.made) - 1,) if builder.made else ())
+
+
+class _Builder:
+    """Nodes so far, and of which of them the next block takes."""
+
+    def __init__(self, method: str, shared: bool, flat: Lane) -> None:
+        if method not in METHODS:
+            raise CompilerBug("cells", f"no method {method}")
+        self.made: list[Node] = []
+        self.carried: tuple[int, ...] = ()
+        self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
+        self.shared, self.flat = shared, flat
+        self.counts = {"dense": 0, "moe": 0}
+
+    def add(self, block: str, last: bool, before_moe: bool) -> None:
+        number = self.counts[block]
+        self.counts[block] += 1
+        if block == "dense":
+            self.carried = (self.node(f"{number}.dense", self.carried, weights=True),)
+        else:
+            self.moe(f"{number}.", post=not before_moe)
+
+    def node(self, name: str, after: Sequence[int], lane: Lane = Lane.COMPUTE, **facts: bool) -> int:
+        order = tuple(sorted(set(after)))
+        self.made.append(Node(name, lane, order, inputs=not self.made, **facts))
+        return len(self.made) - 1
+
+    def moe(self, layer: str, post: bool) -> None:
+        """What is after the last exchange takes the residual stream, the shared expert and the plan of the rows."""
+        attention = self.node(layer + "attention", self.carried, weights=True)
+        fillers = [self.node(layer + "shared", [attention], weights=True)] if self.shared else []
+        routing = self.node(layer + "routing." + self.flat, [attention], self.flat, differentiable=False)
+        plan = self.node(layer + "permute", [attention, routing])
+        here = self.travel(layer, "dispatch", self.hops, plan, plan)
+        here = self.node(layer + "experts", [plan, here], weights=True)
+        here = self.travel(layer, "combine", self.hops[::-1], here, plan)
+        self.carried = (attention, *fillers, plan, here)
+        if post:
+            self.carried = (self.node(layer + "post", self.carried),)
+
+    def travel(self, layer: str, label: str, hops: Sequence[Lane], source: int, plan: int) -> int:
+        """The exchanges of one direction; between two hops the rows are relayed."""
+        relay = layer + ("relay" if label == "dispatch" else "relay_back")
+        for number, lane in enumerate(hops):
+            if number:
+                source = self.node(relay, [plan, source])
+            source = self.node(f"{layer}{label}.{lane}", [plan, source], lane)
+        return source

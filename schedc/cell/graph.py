@@ -1,0 +1,103 @@
+"""What happens inside a stage, as a graph of segments and exchanges: the data that cell programs are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from schedc.diagnostics import CompilerBug
+
+
+class Lane(StrEnum):
+    """The resource that a node occupies while it runs. Messages between stages are outside of cells."""
+
+    COMPUTE = "compute"
+    RAIL = "rail"
+    """The links between nodes: one exchange at a time."""
+    NODE = "node"
+    """The links inside a node: one exchange at a time."""
+
+
+EXCHANGE_LANES = (Lane.RAIL, Lane.NODE)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A segment (lane COMPUTE) or an exchange of one microbatch.
+
+    name: ``0.attention``, ``1.dispatch.rail``: the layer in its stage, the role, of an exchange the lane.
+    after: ascending indexes of the nodes whose outputs it takes.
+    inputs: whether it takes inputs of the stage too.
+    differentiable: whether gradients go through it.
+    weights: whether it has weight gradients to be deferred.
+    """
+
+    name: str
+    lane: Lane
+    after: tuple[int, ...] = ()
+    inputs: bool = False
+    differentiable: bool = True
+    weights: bool = False
+
+    @property
+    def exchange(self) -> bool:
+        return self.lane is not Lane.COMPUTE
+
+    @property
+    def layer(self) -> int:
+        """Number of the layer in the stage; -1 where the name has none."""
+        number = self.name.partition(".")[0]
+        return int(number) if number.isdecimal() else -1
+
+    @property
+    def role(self) -> str:
+        """``attention``, ``experts``, ``dispatch``: the name without its layer and its lane."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 and parts[0].isdecimal() else parts[0]
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """The nodes of a stage in topological order, and the ones whose outputs leave it."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for at, node in enumerate(self.nodes):
+            if any(not 0 <= before < at for before in node.after):
+                raise CompilerBug("cells", f"node {at} ({node.name}) takes of {node.after}, not all before it")
+        if any(not 0 <= at < len(self.nodes) for at in self.outputs) or len(set(self.names)) != len(self.nodes):
+            raise CompilerBug("cells", f"outputs {self.outputs} of the nodes {self.names}")
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """[nodes] the nodes that take each node's outputs, ascending."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for at, node in enumerate(self.nodes):
+            for before in node.after:
+                found[before].append(at)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def backward(self) -> tuple[int, ...]:
+        """The nodes that have a backward, ascending: a gradient reaches them, and they pass it on or take it."""
+        reached: set[int] = set()
+        for at in reversed(range(len(self.nodes))):
+            wanted = at in self.outputs or not reached.isdisjoint(self.consumers[at])
+            if wanted and self.nodes[at].differentiable:
+                reached.add(at)
+        return tuple(sorted(reached))
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The nodes with weight gradients, ascending."""
+        return tuple(at for at in self.backward if self.nodes[at].weights)
