@@ -1,0 +1,75 @@
+"""What the tests of meshes run on every rank of a pool of processes: importable, with JSON in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from runtime_cases import next_token_loss, oracle, small_gpt, tokens
+from torch import Tensor
+
+from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline
+from schedc_runtime.mesh import Mesh
+from schedc_runtime.reference import Reference
+
+ROWS = 2
+"""Of a microbatch."""
+
+
+def batch_of(mesh: Mesh, microbatches: int) -> tuple[Tensor, Tensor]:
+    """The batches of all replicas, one after the other."""
+    return tokens(ROWS * microbatches * mesh.replicas)
+
+
+def expected(pipe: Pipeline, batch: Tensor, targets: Tensor) -> Reference:
+    """Means over the replicas of what each computes by itself; exact, since there are two or four of them."""
+    replicas = pipe.mesh.replicas
+    parts = [oracle(pipe, *pair) for pair in zip(batch.chunk(replicas), targets.chunk(replicas), strict=True)]
+    sums = dict(parts[0].grads)
+    for part in parts[1:]:
+        sums = {name: grad + part.grads[name] for name, grad in sums.items()}
+    grads = {name: total / replicas for name, total in sums.items()}
+    return Reference(torch.stack([part.loss for part in parts]).mean(), grads)
+
+
+def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], int, int]]) -> list[list[str]]:
+    """Per case (schedule, sizes, expert ranks, further replicas): the parameters whose gradients are as expected."""
+    return [_parity(*case) for case in cases]
+
+
+def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int) -> list[str]:
+    program = compile_schedule(schedule, **sizes)
+    mesh = Mesh(program.ranks, experts, data)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
+    batch, targets = batch_of(mesh, program.microbatches)
+    mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
+    wanted = expected(pipe, batch, targets)
+    for _ in range(2):  # gradients of two steps add up
+        loss = pipe.step(*mine)
+    assert abs(loss.item() - wanted.loss.item()) < 1e-12
+    wrong = [name for name, p in pipe.named_parameters() if not same(p.grad, 2 * wanted.grads[name])]
+    assert wrong == []
+    pipe.close()
+    return sorted(name for name, _ in pipe.named_parameters())
+
+
+def same(mine: Any, wanted: Tensor) -> bool:
+    return mine is not None and torch.equal(mine, wanted)
+
+
+def disagreements(rank: int, world_size: int) -> list[str]:
+    """What replicas are told that were built, or called, differently."""
+    found = []
+    program = compile_schedule("1f1b", P=2, M=2)
+    mesh = Mesh(2, 1, 2)
+    model = small_gpt()
+    with torch.no_grad():
+        model.head.weight[0, 0] += mesh.place(rank).replica
+    for attempt in (model, small_gpt()):
+        try:
+            pipe = Pipeline(attempt, program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
+            pipe.step(*tokens(2 * (1 + pipe.replica)))
+        except Exception as error:
+            found.append(str(error).splitlines()[0])
+    return found

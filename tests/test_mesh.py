@@ -1,0 +1,82 @@
+"""Replicas of a pipeline: the same weights on other batches, gradients and loss averaged, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+from mesh_cases import batch_of, expected, same
+from runtime_cases import next_token_loss, small_gpt
+
+from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.mesh import Mesh, Place
+from schedc_runtime.testing import pool
+
+
+def test_places_cover_the_world_and_groups_partition_it() -> None:
+    mesh = Mesh(pipeline=3, experts=4, data=2, per_node=2)
+    places = [mesh.place(process) for process in range(mesh.size)]
+    assert [mesh.process(place) for place in places] == list(range(24))
+    assert mesh.place(13) == Place(pipeline=1, replica=5)
+    assert mesh.replicas_of(Place(1, 5)) == list(range(8, 16))
+    assert mesh.sharing(Place(1, 5)) == [12, 13, 14, 15]
+    assert mesh.holding_the_same(Place(1, 5)) == [9, 13]
+    assert list(mesh.pipelines())[5] == [5, 13, 21]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"pipeline": 0}, "without ranks"), ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them")],
+)
+def test_a_mesh_that_cannot_be(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(RuntimeFault, match=message):
+        Mesh(**arguments)
+
+
+def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert Mesh.of_environment(2, 8) == Mesh(2, 8, 2, 4)
+    with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks"):
+        Mesh.of_environment(3)
+
+
+CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]
+
+
+def test_processes() -> None:
+    cases = [
+        *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES],
+        ("zbh1", {"P": 1, "M": 2}, 2, 2),
+        ("zbv", {"P": 2, "M": 4}, 2, 1),
+    ]
+    everyone = pool(4).run("mesh_cases:parity", cases=cases, timeout=120)
+    every_name = sorted(name for name, _ in small_gpt().named_parameters())
+    for number, case in enumerate(cases):
+        assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
+
+
+@pytest.mark.parametrize(("schedule", "sizes"), CASES)
+def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
+    program = compile_schedule(schedule, P=2, **sizes)
+    mesh = Mesh(2, 2, 2)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    batch, targets = batch_of(mesh, program.microbatches)
+    wanted = expected(pipe, batch, targets)
+    loss = pipe.step(batch, targets)
+    assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-12)
+    compared = 0
+    for stage in pipe._held():  # of every replica and copy
+        for name, parameter in stage.module.named_parameters():
+            assert same(parameter.grad, wanted.grads[name]), name
+            compared += 1
+    copies = 2 if schedule == "dualpipe" else 1
+    assert compared == copies * mesh.replicas * len(wanted.grads)
+    pipe.evaluate(batch, targets)
+
+
+def test_replicas_that_differ_are_told() -> None:
+    for told in pool(4).run("mesh_cases:disagreements", timeout=60):
+        assert told[0].startswith("ranks ")
+        assert "weights of stage 1" in told[0]
+        assert "differ" in told[1] or "calls" in told[1] or "shape" in told[1]
