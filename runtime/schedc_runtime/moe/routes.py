@@ -1,0 +1,348 @@
+"""Where every row of a MoE layer goes, computed on each rank from everyone's routing; no messages, no gradients.
+
+    x [N, H], w [N, k]                                       out [N, H]
+      | pack                                                   ^ collect
+      v                                                        |
+    rows, weights --rail--> relay --node--> arrive    depart --node--> relay_back --rail--> rows
+    rows, weights ----------flat----------> arrive    depart ----------flat---------------> rows
+
+`arrive` gives one row per (token, local expert), sorted by expert, then source rank, then token: the experts see the
+same rows in the same order whatever the method. On the way back contributions are added in one tree: in the expert's
+rank by expert, in the node by rank, then by node, always upwards and from zero. Hierarchical methods add where the
+rows pass; ``flat`` sends every contribution back and the source adds all three levels. Hence the methods agree bit
+by bit, in outputs and gradients.
+
+    flat           a copy of a row for each of its experts
+    hierarchical   a copy for each node that has one of them; there one for each rank that has one
+    allgather      a copy for every node, whatever the routing; there as above
+
+One copy per node and the fan-out inside it: DeepSeek-V3 technical report, section 3.2.2; the rows of whole blocks by
+same-position ranks: Huawei's hierarchical All-to-All.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from schedc_runtime.moe.exchange import ABSENT, Hop
+from schedc_runtime.moe.trees import Ints, Places, Tree, bounds, on, places, simple_tree, tree
+
+Flags = NDArray[np.bool_]
+
+Method = Literal["flat", "hierarchical", "allgather"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is the same for every microbatch.
+
+    experts: of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank: this one.
+    capacity: rows of one expert from one rank; everything is padded to what follows from it. None: exact counts.
+    """
+
+    experts: int
+    nodes: int = 1
+    per_node: int = 1
+    rank: int = 0
+    method: Method = "flat"
+    capacity: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def local(self) -> int:
+        """Experts of a rank."""
+        return self.experts // self.ranks
+
+    def bound(self, experts: int, most: int) -> int | None:
+        """Padded size of a block of rows that ``experts`` experts take from one rank, ``most`` at the most."""
+        return None if self.capacity is None else min(most, experts * self.capacity)
+
+
+class HopSplits(NamedTuple):
+    """Rows for and from each member of a hop, and gate weights likewise."""
+
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+    send_weights: tuple[int, ...]
+    receive_weights: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way of one microbatch through a MoE layer, as one rank sees it.
+
+    counts: rows of each local expert after `arrive`, padding included. tokens: N of this rank. received: rows that
+    reach this rank's experts, padding left out. hops: splits by hop. The trees are of rows, and of gate weights.
+    """
+
+    shape: Shape
+    tokens: int
+    counts: tuple[int, ...]
+    received: int
+    hops: dict[Hop, HopSplits]
+    packing: tuple[Tree, Tree]
+    relaying: tuple[Tree, Tree] | None
+    arriving: tuple[Tree, Tree]
+
+    def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Send and receive splits of a payload: rows alone, or rows and gate weights."""
+        found = self.hops[hop]
+        send, receive = [found.send, found.send_weights][:payload], [found.receive, found.receive_weights][:payload]
+        return (receive, send) if reverse else (send, receive)
+
+
+def plan_route(everyone: Tensor, shape: Shape) -> Route:
+    """The route of one microbatch. everyone: [ranks, N, k] experts as `RoutingExchange` gives them, distinct per row.
+
+    Copies the routing to the host once. ValueError if the routing does not fit the shape.
+    """
+    routing = everyone.detach().cpu().numpy().astype(np.int64)
+    if routing.shape[0] != shape.ranks or shape.experts % shape.ranks:
+        raise ValueError(
+            f"a routing of {routing.shape[0]} ranks and {shape.experts} experts for a group of {shape.ranks} ranks"
+        )
+    if routing.size and int(routing.max()) >= shape.experts:
+        raise ValueError(f"expert {int(routing.max())} is chosen where there are {shape.experts}")
+    route = _PLANS[shape.method](routing, shape)
+    if everyone.device.type == "cpu":
+        return route
+    moved = [None if pair is None else (on(everyone.device, pair[0]), on(everyone.device, pair[1]))
+             for pair in (route.packing, route.relaying, route.arriving)]  # fmt: skip
+    return Route(route.shape, route.tokens, route.counts, route.received, route.hops, *moved)  # type: ignore[arg-type]
+
+
+def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, H] and [N, k] to what the first hop sends: [rows, H] and [weights]."""
+    rows, gates = route.packing
+    return rows.spread(x), gates.spread(weights.reshape(-1))
+
+
+def relay(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What came over the rail to what goes on inside the node."""
+    relaying = _relaying(route)
+    return relaying[0].spread(rows), relaying[1].spread(weights)
+
+
+def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What came over the last hop to the rows of the local experts, ``route.counts`` of each: [P, H] and [P].
+
+    Sorted by expert, source rank, token. Padding is zero, its weight too.
+    """
+    return route.arriving[0].spread(rows), route.arriving[1].spread(weights)
+
+
+def depart(route: Route, outputs: Tensor) -> Tensor:
+    """[P, H], the experts' outputs times their weights, to the rows that go back over the last hop."""
+    return route.arriving[0].total(outputs)
+
+
+def relay_back(route: Route, rows: Tensor) -> Tensor:
+    """What came back inside the node to what goes back over the rail."""
+    return _relaying(route)[0].total(rows)
+
+
+def collect(route: Route, rows: Tensor) -> Tensor:
+    """What came back to this rank, summed: [N, H]."""
+    return route.packing[0].total(rows)
+
+
+def _relaying(route: Route) -> tuple[Tree, Tree]:
+    if route.relaying is None:
+        raise ValueError("a flat route has no relay")
+    return route.relaying
+
+
+def _plan_flat(routing: Ints, shape: Shape) -> Route:
+    """One copy per (token, expert), in the order of expert and token."""
+    size, local, mine = shape.ranks, shape.local, routing[shape.rank]
+    owner = np.where(routing >= 0, routing // local, -1)
+
+    token, slot = np.nonzero(mine >= 0)
+    order = np.argsort(mine[token, slot], kind="stable")
+    token, slot = token[order], slot[order]
+    expert = mine[token, slot]
+    laid = places(expert, shape.experts, shape.capacity)
+    tokens = _tokens(mine)
+    rows = tree(_flat_levels(token, expert, laid, owner[shape.rank], shape, tokens), token, laid)
+    gates = simple_tree(token * mine.shape[1] + slot, laid, (0, len(token)), tokens * mine.shape[1])
+
+    source, token, slot = np.nonzero(owner == shape.rank)
+    expert = routing[source, token, slot] % local
+    order = np.lexsort((token, expert, source))
+    source, token, expert = source[order], token[order], expert[order]
+    landed = places(source * local + expert, size * local, shape.capacity)
+    order, grouped = _grouped(expert, source, token, shape)
+    arriving = simple_tree(landed.at[order], grouped, (0, len(order)), landed.total)
+
+    send, receive = _sums(laid.sizes, size), _sums(landed.sizes, size)
+    return Route(
+        shape, tokens, _sums(grouped.sizes, local), len(order),
+        {"flat": HopSplits(send, receive, send, receive)}, (rows, gates), None, (arriving, arriving),
+    )  # fmt: skip
+
+
+def _flat_levels(
+    token: Ints, expert: Ints, laid: Places, owner: Ints, shape: Shape, tokens: int
+) -> list[tuple[Ints, Ints | None, tuple[int, ...], int]]:
+    """Tokens to (node, token), to (rank, token), to (token, expert): what other methods sum on three ranks."""
+    per_rank = _hits(owner, np.arange(shape.ranks))
+    per_node: Flags = np.any(per_rank.reshape(shape.nodes, shape.per_node, len(owner)), axis=1)
+    node, of_node = np.nonzero(per_node)
+    rank, of_rank = np.nonzero(per_rank)
+    node_row, rank_row = _numbered(per_node), _numbered(per_rank)
+    by_position = np.argsort(rank % shape.per_node, kind="stable")
+    by_expert = np.argsort(expert % shape.local, kind="stable")
+    return [
+        (of_node, None, bounds(node, shape.nodes), tokens),
+        (
+            node_row[rank // shape.per_node, of_rank][by_position], by_position,
+            bounds((rank % shape.per_node)[by_position], shape.per_node), len(node),
+        ),
+        (
+            rank_row[expert // shape.local, token][by_expert], laid.at[by_expert],
+            bounds((expert % shape.local)[by_expert], shape.local), len(rank),
+        ),
+    ]  # fmt: skip
+
+
+def _plan_hierarchical(routing: Ints, shape: Shape) -> Route:
+    """One copy per (token, node) on the rail, one per (token, rank) inside the node."""
+    local, nodes, per_node = shape.local, shape.nodes, shape.per_node
+    node, position = divmod(shape.rank, per_node)
+    count, top = routing.shape[1:]
+    tokens = _tokens(routing[shape.rank])
+    owner = np.where(routing >= 0, routing // local, -1).reshape(nodes, per_node, count, top)
+    on_rail, on_node = _capacities(shape, count, top)
+
+    # Masks are [targets, ..., N] of rows and [targets, ..., N, k] of gate weights. To each node, of this rank:
+    wanted = owner[node, position] // per_node == np.arange(nodes)[:, None, None]
+    masks = _masks(wanted, routing[shape.rank], shape)
+    numbers = np.arange(count), np.arange(count * top).reshape(count, top)
+    packing, send = _forks(masks, 1, numbers, on_rail, (tokens, tokens * top))
+
+    # From each node, of the ranks on this rail; and from here to each rank of the node:
+    passing = owner[:, position]
+    inside = passing // per_node == node
+    at, sizes = _landings(_masks(inside, routing[position::per_node], shape), 1, on_rail)
+    targets = inside & (passing % per_node == np.arange(per_node)[:, None, None, None])
+    relaying, onward = _forks((targets.any(-1), targets), 2, at, on_node, tuple(int(x.sum()) for x in sizes))
+    rail = HopSplits(send[0], _sums(sizes[0], nodes), send[1], _sums(sizes[1], nodes))
+
+    # From each rank of the node and every node behind it, for the experts of this rank:
+    mine = owner.swapaxes(0, 1) == shape.rank
+    at, sizes = _landings((mine.any(-1), mine), 2, on_node)
+    passer, source, token, slot = np.nonzero(mine)
+    rank = source * per_node + passer
+    expert = routing[rank, token, slot] % local
+    order, grouped = _grouped(expert, rank, token, shape)
+    row, pair = at[0][passer, source, token][order], at[1][mine][order]
+    arriving = (
+        simple_tree(row, grouped, bounds(expert[order], local), int(sizes[0].sum())),
+        simple_tree(pair, grouped, (0, len(order)), int(sizes[1].sum())),
+    )
+    inner = HopSplits(onward[0], _sums(sizes[0], per_node), onward[1], _sums(sizes[1], per_node))
+    counts = _sums(grouped.sizes, local)
+    return Route(shape, tokens, counts, len(order), {"rail": rail, "node": inner}, packing, relaying, arriving)
+
+
+def _capacities(
+    shape: Shape, count: int, top: int
+) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
+    """Padded sizes of blocks on the rail and in the node: rows and gate weights from one rank."""
+    on_node = shape.bound(shape.local, count), shape.bound(shape.local, count * top)
+    if shape.method == "allgather" and shape.capacity is not None:
+        return (count, count * top), on_node
+    experts = shape.per_node * shape.local
+    return (shape.bound(experts, count), shape.bound(experts, count * top)), on_node
+
+
+def _masks(pairs: Flags, routing: Ints, shape: Shape) -> tuple[Flags, Flags]:
+    """Which rows and which gate weights cross the rail: those that are wanted there, or all that there are."""
+    if shape.method == "allgather":
+        pairs = np.broadcast_to((routing[..., :1] != ABSENT), pairs.shape)
+    rows: Flags = np.any(pairs, axis=-1)
+    return rows, pairs
+
+
+def _forks(
+    masks: tuple[Flags, Flags],
+    lead: int,
+    at: tuple[Ints, Ints],
+    capacity: tuple[int | None, int | None],
+    small: tuple[int, ...],
+) -> tuple[tuple[Tree, Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Copies to each target, and how many; of rows and of gate weights.
+
+    lead: how many axes of a mask tell the block of an entry, the first of them being the target. at: where the row
+    lies that an entry of one target is a copy of. small: how many rows there are to copy.
+    """
+    trees, splits = [], []
+    for mask, source, bound, size in zip(masks, at, capacity, small, strict=True):
+        laid, where = _laid(mask, lead, bound)
+        of = np.broadcast_to(source, mask.shape)[where]
+        trees.append(simple_tree(of, laid, bounds(where[0], mask.shape[0]), size))
+        splits.append(_sums(laid.sizes, mask.shape[0]))
+    return (trees[0], trees[1]), (splits[0], splits[1])
+
+
+def _landings(
+    masks: tuple[Flags, Flags], lead: int, capacity: tuple[int | None, int | None]
+) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Where each entry of a mask lies once it has arrived, and the sizes of the blocks."""
+    at, sizes = [], []
+    for mask, bound in zip(masks, capacity, strict=True):
+        laid, where = _laid(mask, lead, bound)
+        table = np.zeros(mask.shape, dtype=np.int64)
+        table[where] = laid.at
+        at.append(table)
+        sizes.append(laid.sizes)
+    return (at[0], at[1]), (sizes[0], sizes[1])
+
+
+def _laid(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Ints, ...]]:
+    """Both ends of a hop lay out a mask in the same way: its entries in order, by block."""
+    where = np.nonzero(mask)
+    blocks = np.ravel_multi_index(where[:lead], mask.shape[:lead])
+    return places(blocks, int(np.prod(mask.shape[:lead])), capacity), where
+
+
+def _grouped(expert: Ints, source: Ints, token: Ints, shape: Shape) -> tuple[Ints, Places]:
+    """The order of the experts' rows: by expert, source rank, token; and where they lie when padded."""
+    order = np.lexsort((token, source, expert))
+    blocks = expert[order] * shape.ranks + source[order]
+    return order, places(blocks, shape.local * shape.ranks, shape.capacity)
+
+
+def _hits(owner: Ints, targets: Ints) -> Flags:
+    """[targets, N] whether a token has an expert there, of owners [N, k]."""
+    hits: Flags = np.any(owner == targets[:, None, None], axis=-1)
+    return hits
+
+
+def _numbered(mask: Flags) -> Ints:
+    """The number of every set entry among the set entries, in their order."""
+    return (np.cumsum(mask) - 1).reshape(mask.shape)
+
+
+def _tokens(mine: Ints) -> int:
+    return int((mine[:, 0] != ABSENT).sum())
+
+
+def _sums(sizes: Ints, groups: int) -> tuple[int, ...]:
+    return tuple(sizes.reshape(groups, -1).sum(1).tolist())
+
+
+_PLANS: dict[Method, Callable[[Ints, Shape], Route]] = {
+    "flat": _plan_flat,
+    "hierarchical": _plan_hierarchical,
+    "allgather": _plan_hierarchical,
+}
