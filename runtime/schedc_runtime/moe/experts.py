@@ -12,6 +12,7 @@ bits of B.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Experts(nn.Module):
     """``count`` gated MLPs of ``width`` and inner size ``inner``, stacked.
 
     first: id of the first expert here; total: of how many experts these are ``count`` consecutive ones. Both change
-    when the experts are spread over ranks, see `shard_experts`.
+    when the experts are spread over ranks, see `shard_experts`; parameters are then marked ``expert_parallel``.
     """
 
     def __init__(self, count: int, width: int, inner: int) -> None:
@@ -38,6 +39,30 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, inner, width))
         nn.init.normal_(self.gate_up, std=width**-0.5)
         nn.init.normal_(self.down, std=inner**-0.5)
+
+    def keep(self, first: int, count: int) -> None:
+        """Keep the ``count`` experts from ``first`` on, in parameters of their own, and mark these."""
+        self.first = first
+        for name, whole in list(self.named_parameters()):
+            part = whole.detach().narrow(0, first, count).clone(memory_format=torch.preserve_format)
+            setattr(self, name, nn.Parameter(part, requires_grad=whole.requires_grad))
+        self._mark()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether other ranks hold some of the experts."""
+        return len(self.gate_up) < self.total
+
+    def _mark(self) -> None:
+        for parameter in self.parameters():
+            parameter.expert_parallel = self.sharded  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin._mark()  # which a copy of a parameter loses
+        return twin
 
     def forward(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
         """[R, width] rows of ``counts`` [E] each, or, where that is None, of R / E each, to the same shape."""
@@ -117,7 +142,9 @@ def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> T
     if counts is None:
         return rows.reshape(experts, -1, rows.shape[-1]).bmm(weight).view(-1, out)
     result = rows.new_empty(len(rows), out)
-    for part, target, each in zip(torch.split(rows, counts), torch.split(result, counts), weight.unbind(), strict=True):
+    for part, target, each in zip(
+        rows.split_with_sizes(counts), result.split_with_sizes(counts), weight.unbind(), strict=True
+    ):
         if len(part):
             torch.mm(part, each, out=target)
     return result
@@ -129,7 +156,9 @@ def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, counts: tuple[int, 
         experts = len(weight)
         return rows.reshape(experts, -1, rows.shape[-1]).transpose(1, 2).bmm(grad.reshape(experts, -1, grad.shape[-1]))
     result = torch.empty_like(weight)  # of the weight's strides, which then need no copy in the optimizer
-    for part, part_grad, target in zip(torch.split(rows, counts), torch.split(grad, counts), result.unbind(), strict=True):
+    for part, part_grad, target in zip(
+        rows.split_with_sizes(counts), grad.split_with_sizes(counts), result.unbind(), strict=True
+    ):
         if len(part):
             torch.mm(part.t(), part_grad, out=target)
         else:

@@ -152,6 +152,7 @@ class Balance(nn.Module):
     """
 
     load: Tensor
+    dropped: Tensor
 
     def __init__(self, routing: Routing) -> None:
         super().__init__()
@@ -161,11 +162,18 @@ class Balance(nn.Module):
         self.loss: Tensor | None = None
         """The auxiliary loss of the last microbatch, detached and without `scale`."""
         self.register_buffer("load", torch.zeros(routing.experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def clear(self) -> None:
+        """Forget the counts."""
+        self.load.zero_()
+        self.dropped.zero_()
 
     def forward(self, everyone: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
         load = load_of(everyone, self.routing.experts)
         if self.training and torch.is_grad_enabled():
             self.load += load
+            self.dropped += (everyone < ABSENT).sum()
         if not self.routing.balance:
             return weight
         loss = balance_loss(load, shares) * self.routing.balance

@@ -1,0 +1,129 @@
+"""The expert layers of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers, swapped for `MoELayer`: the same weights.
+
+Only the expert layers change: the rest of the model, and so its stage adapter, stays. The experts' weights are not
+copied: ours are transposed views of theirs, so that every product has the operands that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import MoELayer
+from schedc_runtime.moe.router import Router, Routing
+
+
+def _mixtral(config: Any) -> Routing:
+    if config.router_jitter_noise:
+        raise RuntimeFault(
+            f"router_jitter_noise={config.router_jitter_noise}: the router would see noise, its parity cannot be kept",
+            "set it to 0",
+        )
+    return Routing(config.num_local_experts, config.num_experts_per_tok, dtype=torch.float32, exact_logits=False)
+
+
+def _qwen3_moe(config: Any) -> Routing:
+    return Routing(
+        config.num_experts,
+        config.num_experts_per_tok,
+        normalise=config.norm_topk_prob,
+        dtype=torch.float32,
+        exact_logits=False,
+    )
+
+
+def _deepseek_v3(config: Any) -> Routing:
+    return Routing(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        scores="sigmoid",
+        normalise=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        biased=True,
+        dtype=torch.float32,
+    )
+
+
+_FAMILIES: dict[str, Callable[[Any], Routing]] = {
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v3": _deepseek_v3,
+}
+"""By the ``model_type`` of the config."""
+
+_NAMES = {
+    "router.weight": "gate.weight",
+    "router.bias": "gate.e_score_correction_bias",
+    "experts.gate_up": "experts.gate_up_proj",
+    "experts.down": "experts.down_proj",
+}
+"""Names in a `MoELayer` and in the layer that it stands for; what is below ``shared`` is below ``shared_experts``."""
+
+
+def swap_experts(model: nn.Module, *, balance: float = 0.0) -> list[str]:
+    """Put a `MoELayer` in the place of every expert layer of ``model``; returns the names of these places.
+
+    balance: factor of our auxiliary loss, which has nothing to do with the model's own ``router_aux_loss_coef``.
+    Raises `RuntimeFault` for a model whose routing is not known here.
+    """
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if kind not in _FAMILIES:
+        raise RuntimeFault(f"the expert layers of a `{kind}` are not known", f"known: {', '.join(_FAMILIES)}")
+    if config.hidden_act != "silu":
+        raise RuntimeFault(f"hidden_act=`{config.hidden_act}`", "our experts have silu only")
+    routing = replace(_FAMILIES[kind](config), balance=balance)
+    places = [name for name, module in model.named_modules() if _is_expert_layer(module)]
+    for name in places:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, _swapped(model.get_submodule(name), routing))
+    return places
+
+
+def original_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """``state`` (by default that of ``model``) under the names and in the layout that it had before `swap_experts`.
+
+    It must be whole: of all experts, see `full_state_dict`.
+    """
+    state = model.state_dict() if state is None else state
+    layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, MoELayer)]
+    result = {}
+    for name, value in state.items():
+        layer = next((prefix for prefix in layers if name.startswith(prefix)), None)
+        if layer is None:
+            result[name] = value
+            continue
+        own = name.removeprefix(layer)
+        if own.startswith("experts."):
+            value = value.transpose(1, 2).contiguous()
+        result[layer + _NAMES.get(own, own.replace("shared.", "shared_experts.", 1))] = value
+    return result
+
+
+def _is_expert_layer(module: Any) -> bool:
+    """Whether a module is an expert layer: a gate beside experts whose weights are fused."""
+    experts = getattr(module, "experts", None)
+    return hasattr(module, "gate") and hasattr(experts, "gate_up_proj") and hasattr(experts, "down_proj")
+
+
+def _swapped(theirs: Any, routing: Routing) -> MoELayer:
+    count, width, inner = theirs.experts.down_proj.shape
+    with torch.device("meta"):
+        router, experts = Router(width, routing), Experts(count, width, inner)
+    router.weight = theirs.gate.weight
+    if routing.biased:
+        router.bias = theirs.gate.e_score_correction_bias
+    for name in ("gate_up", "down"):
+        weight = getattr(theirs.experts, f"{name}_proj")
+        setattr(experts, name, nn.Parameter(weight.detach().transpose(1, 2), requires_grad=weight.requires_grad))
+    layer = MoELayer(router, experts, getattr(theirs, "shared_experts", None))
+    layer.balance.to(router.weight.device)
+    return layer.train(theirs.training)

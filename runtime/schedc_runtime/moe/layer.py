@@ -1,0 +1,272 @@
+"""The expert layer of a transformer block: router, exchanges, experts, and the shared expert beside them.
+
+    x --> router --> drop --> [routing] --> balance, plan --> pack --> [dispatch] --> experts --> [combine] --> collect
+      \\-> shared expert ------------------------------------------------------------------------------------> + --> y
+
+Brackets are exchanges between ranks. Every step is a submodule and the forward only hands values from one to the
+next: a trace with these submodules as leaves shows all of it, and a stage can be cut at the exchanges. Dispatch and
+combine are one exchange each (``flat``), or two, between nodes and inside a node (``hierarchical``, ``allgather``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe import routes
+from schedc_runtime.moe.capacity import Capacity, Dropper
+from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.router import Balance, Router, updated_bias
+from schedc_runtime.moe.routes import Method, Route
+
+METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a layer has done since the last `MoELayer.update_bias`.
+
+    choices, dropped: of all ranks of the expert group, and how many of them a capacity dropped. imbalance: choices
+    of the most wanted expert over the mean. rows, padded_rows: of this rank's experts, and with padding. Useful
+    throughput counts ``rows``. balance_loss: the auxiliary loss of the last microbatch on this rank.
+    """
+
+    choices: int
+    dropped: int
+    imbalance: float
+    rows: int
+    padded_rows: int
+    balance_loss: float
+
+    @property
+    def drop_fraction(self) -> float:
+        """Dropped choices over all choices."""
+        return self.dropped / max(1, self.choices)
+
+
+class GatedMLP(nn.Module):
+    """[..., width] to the same: down(silu(gate(x)) * up(x)), without biases."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return output
+
+
+class MoELayer(nn.Module):
+    """[..., width] to the same: the weighted outputs of each token's experts, plus the ``shared`` expert's.
+
+    All experts are here until `shard_experts` spreads them; `attach` says how rows travel, and what is dropped.
+    """
+
+    dispatch_flat: RowExchange | None
+    dispatch_rail: RowExchange | None
+    dispatch_node: RowExchange | None
+    combine_flat: RowExchange | None
+    combine_node: RowExchange | None
+    combine_rail: RowExchange | None
+
+    def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = router, experts, shared
+        self.dropper = Dropper(router.routing.experts)
+        self.routing = RoutingExchange(router.routing.experts)
+        self.balance = Balance(router.routing)
+        self.planner = _Planner(router.routing.experts)
+        self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
+        self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
+        self.attach(ExpertGroup.solo())
+
+    def attach(self, group: ExpertGroup, method: Method = "flat", capacity: Capacity | None = None) -> None:
+        """Exchange rows between the ranks of ``group`` by ``method``; drop and pad to ``capacity`` if there is one.
+
+        The method changes no bit of the result. Raises `RuntimeFault` where the experts here are not this rank's.
+        """
+        if method not in METHODS:
+            raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
+        _check_shard(self.experts, group)
+        self.dropper.capacity = self.planner.capacity = capacity
+        self.planner.group, self.planner.method = group, method
+        self.dispatch_flat = _exchange("dispatch", "flat", method)
+        self.dispatch_rail = _exchange("dispatch", "rail", method)
+        self.dispatch_node = _exchange("dispatch", "node", method)
+        self.combine_node = _exchange("combine", "node", method)
+        self.combine_rail = _exchange("combine", "rail", method)
+        self.combine_flat = _exchange("combine", "flat", method)
+        for module in self.children():
+            if isinstance(module, Exchange):
+                module.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, FakeTensor):
+            return self._outline(x)
+        tokens = x.reshape(-1, x.shape[-1])
+        index, weight, shares = self.router(tokens)
+        index, weight = self.dropper(index, weight)
+        (everyone,) = self.routing(None, index)
+        weight = self.balance(everyone, shares, weight)
+        route = self.planner(everyone)
+        rows, gates = self.pack(route, tokens, weight)
+        if self.dispatch_flat is not None:
+            rows, gates = self.dispatch_flat(route, rows, gates)
+        if self.dispatch_rail is not None:
+            rows, gates = self.dispatch_rail(route, rows, gates)
+            rows, gates = self.relay(route, rows, gates)
+        if self.dispatch_node is not None:
+            rows, gates = self.dispatch_node(route, rows, gates)
+        rows, gates, counts = self.arrive(route, rows, gates)
+        rows = self.depart(route, self.experts(rows, counts), gates)
+        if self.combine_flat is not None:
+            (rows,) = self.combine_flat(route, rows)
+        if self.combine_node is not None:
+            (rows,) = self.combine_node(route, rows)
+        if self.combine_rail is not None:
+            rows = self.relay_back(route, rows)
+            (rows,) = self.combine_rail(route, rows)
+        output: Tensor = self.collect(route, rows)
+        if self.shared is not None:
+            output = output + self.shared(tokens)
+        return output.view_as(x)
+
+    def _outline(self, x: Tensor) -> Tensor:
+        """Shape, type and dependence of the result: fake tensors have no values by which tokens could be routed."""
+        return x + self.router.weight.sum().to(x.dtype)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counted since the last `update_bias`. Waits for the device."""
+        balance, planner = self.balance, self.planner
+        load, loss = balance.load, balance.loss
+        return Statistics(
+            choices=int(load.sum()),
+            dropped=int(balance.dropped),
+            imbalance=float(load.max() / load.double().mean().clamp(min=1)),
+            rows=planner.rows,
+            padded_rows=planner.padded_rows,
+            balance_loss=0.0 if loss is None else float(loss),
+        )
+
+    @torch.no_grad()
+    def update_bias(self, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Once per step: move the router's bias, if it has one, against the load of the step; forget the statistics.
+
+        The load is that of all expert-parallel ranks; ``reduce`` adds up what lies beyond (data-parallel groups,
+        copies of the stage).
+        """
+        if self.router.bias is not None:
+            load = reduce(self.balance.load) if reduce else self.balance.load
+            self.router.bias.copy_(updated_bias(self.router.bias, load, self.router.routing.bias_rate))
+        self.balance.clear()
+        self.planner.rows = self.planner.padded_rows = 0
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of a microbatch is multiplied by before its backward: the auxiliary loss is, likewise."""
+        return self.balance.scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self.balance.scale = scale
+
+
+def moe_layers(model: nn.Module) -> Iterator[tuple[str, MoELayer]]:
+    """The expert layers of ``model`` by name."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, MoELayer))
+
+
+def set_loss_scale(model: nn.Module, scale: float) -> None:
+    """Set `MoELayer.loss_scale` of all layers: 1 / microbatches for a mean over microbatches."""
+    for _, layer in moe_layers(model):
+        layer.loss_scale = scale
+
+
+def update_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+    """`MoELayer.update_bias` of all layers, after the optimizer's step."""
+    for _, layer in moe_layers(model):
+        layer.update_bias(reduce)
+
+
+def _check_shard(experts: Experts, group: ExpertGroup) -> None:
+    local = len(experts.gate_up)
+    if (local * group.size, local * group.rank) != (experts.total, experts.first):
+        raise RuntimeFault(
+            f"rank {group.rank} of {group.size} holds experts {experts.first} to {experts.first + local - 1} of"
+            f" {experts.total}",
+            "spread the experts first: shard_experts(model, group)",
+        )
+
+
+def _exchange(label: str, hop: Any, method: Method) -> RowExchange | None:
+    if (hop == "flat") != (method == "flat"):
+        return None
+    return RowExchange(label, hop, reverse=label == "combine")
+
+
+class _Planner(nn.Module):
+    """Everyone's routing [ranks, N, k] to the `Route` of this rank."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.experts = experts
+        self.group = ExpertGroup.solo()
+        self.method: Method = "flat"
+        self.capacity: Capacity | None = None
+        self.rows = self.padded_rows = 0
+
+    def forward(self, everyone: Tensor) -> Route:
+        _, tokens, k = everyone.shape
+        slots = self.capacity.slots(tokens, k, self.experts) if self.capacity else None
+        group = self.group
+        shape = routes.Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots)
+        route = routes.plan_route(everyone, shape)
+        if self.training and torch.is_grad_enabled():
+            self.rows += route.received
+            self.padded_rows += sum(route.counts)
+        return route
+
+
+class _Pack(nn.Module):
+    def forward(self, route: Route, tokens: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return routes.pack(route, tokens, weight)
+
+
+class _Relay(nn.Module):
+    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        return routes.relay(route, rows, gates)
+
+
+class _Arrive(nn.Module):
+    """Gives the rows of each local expert too; None where they are padded, which makes them as many for all."""
+
+    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+        rows, gates = routes.arrive(route, rows, gates)
+        return rows, gates, route.counts if route.shape.capacity is None else None
+
+
+class _Depart(nn.Module):
+    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> Tensor:
+        return routes.depart(route, (rows * gates.unsqueeze(-1)).to(rows.dtype))
+
+
+class _RelayBack(nn.Module):
+    def forward(self, route: Route, rows: Tensor) -> Tensor:
+        return routes.relay_back(route, rows)
+
+
+class _Collect(nn.Module):
+    def forward(self, route: Route, rows: Tensor) -> Tensor:
+        return routes.collect(route, rows)

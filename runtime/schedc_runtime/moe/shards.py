@@ -1,0 +1,97 @@
+"""Experts spread over the ranks of an expert group, in place, and put together again; names stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.capacity import Capacity
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.routes import Method
+
+
+def shard_experts(
+    model: nn.Module, group: ExpertGroup, method: Method = "flat", capacity: Capacity | None = None
+) -> None:
+    """Keep, of every `MoELayer` of ``model``, the experts of this rank of ``group``, and attach the layer to the group.
+
+    The model must be whole and equal on all ranks; rank r keeps the r-th equal part of the experts, in parameters of
+    their own: make the optimizer afterwards. They are marked ``expert_parallel``: what reduces gradients has to know
+    that these are not replicas of each other. Raises `RuntimeFault` if the ranks do not divide the experts.
+    """
+    for name, layer in moe_layers(model):
+        experts = layer.experts
+        if experts.sharded:
+            raise RuntimeFault(f"`{name}` has been spread over ranks already", "shard a whole model")
+        local, rest = divmod(experts.total, group.size)
+        if rest:
+            raise RuntimeFault(
+                f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
+            )
+        experts.keep(local * group.rank, local)
+        layer.attach(group, method, capacity)
+
+
+def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of sharded experts by name: those that ranks of an expert group do not have in common."""
+    return (
+        (f"{prefix}{name}", parameter)
+        for prefix, experts in _sharded(model)
+        for name, parameter in experts.named_parameters()
+    )
+
+
+def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The state dict of the whole model from those of all ranks of its expert group, in their order.
+
+    model: any of the ranks', which says what is sharded. What is not is taken from the first rank.
+    """
+    sharded = {name for name, _ in expert_parameters(model)}
+    return {
+        name: torch.cat([state[name] for state in states]) if name in sharded else value
+        for name, value in states[0].items()
+    }
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the whole model on every rank of its expert group. A collective of real processes.
+
+    For ranks in one process use `join_shards`.
+    """
+    state = dict(model.state_dict())
+    for name, layer in moe_layers(model):
+        if not layer.experts.sharded:
+            continue
+        members = layer.routing.group.expert
+        if members.cooperative:
+            raise RuntimeFault(
+                f"`{name}` shares this process with other ranks", "use join_shards with all their states"
+            )
+        for own, parameter in layer.experts.named_parameters():
+            key = f"{name}.experts.{own}" if name else f"experts.{own}"
+            handle = members.all_gather(parameter.detach().contiguous(), f"all of {key}")
+            state[key] = members.wait(handle).flatten(0, 1)
+    return state
+
+
+def local_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a whole model's ``state`` that this rank's ``model`` loads."""
+    result = dict(state)
+    for prefix, experts in _sharded(model):
+        for own, parameter in experts.named_parameters():
+            if (key := prefix + own) in state:
+                result[key] = state[key].narrow(0, experts.first, len(parameter))
+    return result
+
+
+def _sharded(model: nn.Module) -> Iterator[tuple[str, Experts]]:
+    """Sharded experts by the prefix of their parameters' names."""
+    return (
+        (f"{name}." if name else "", module)
+        for name, module in model.named_modules()
+        if isinstance(module, Experts) and module.sharded
+    )

@@ -1,0 +1,181 @@
+"""A transformer in the shape of DeepSeek-V3 at any size: what the examples and benchmarks of expert parallelism train.
+
+    tokens -> embedding -> dense blocks -> MoE blocks -> norm -> head -> logits
+                                             |                    |
+              tokens one later, embedded ----+-> MTP block -> norm +-> logits of the token after the next
+
+Latent attention, rotary positions on a part of each head, gated MLPs, a shared expert beside the routed ones, and
+multi-token prediction (DeepSeek-AI, 2024, DeepSeek-V3, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import GatedMLP, MoELayer
+from schedc_runtime.moe.router import Router, Routing
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """Sizes of a `MoETransformer`.
+
+    inner, expert_inner: inner sizes of the dense MLPs and of each routed expert; the shared expert has that of
+        ``shared`` routed ones (0: no shared expert).
+    query_rank, key_value_rank: widths that attention's inputs are compressed to.
+    plain, rotary, value: sizes per head: of queries and keys without and with positions, and of values.
+    multi_token: also predict the token after the next. tied: its embedding is the model's own, which then must lie
+        on one rank with the last stage (a V placement), else a pipeline refuses it.
+    """
+
+    vocab: int = 128
+    width: int = 64
+    heads: int = 4
+    dense_blocks: int = 1
+    moe_blocks: int = 3
+    inner: int = 128
+    expert_inner: int = 16
+    shared: int = 1
+    routing: Routing = field(
+        default_factory=lambda: Routing(
+            experts=32, k=8, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=1e-4
+        )
+    )
+    query_rank: int = 32
+    key_value_rank: int = 16
+    plain: int = 16
+    rotary: int = 8
+    value: int = 16
+    dropout: float = 0.0
+    multi_token: bool = False
+    tied: bool = False
+
+
+class LatentAttention(nn.Module):
+    """[batch, tokens, width] to the same: causal attention whose keys and values are made of a narrow latent vector."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.query_down = nn.Linear(c.width, c.query_rank, bias=False)
+        self.query_norm = nn.RMSNorm(c.query_rank)
+        self.query_up = nn.Linear(c.query_rank, c.heads * (c.plain + c.rotary), bias=False)
+        self.latent_down = nn.Linear(c.width, c.key_value_rank + c.rotary, bias=False)
+        self.latent_norm = nn.RMSNorm(c.key_value_rank)
+        self.latent_up = nn.Linear(c.key_value_rank, c.heads * (c.plain + c.value), bias=False)
+        self.out = nn.Linear(c.heads * c.value, c.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = self.config
+        batch, tokens, _ = x.shape
+        query = self.query_up(self.query_norm(self.query_down(x))).view(batch, tokens, c.heads, -1).transpose(1, 2)
+        latent, turned_key = self.latent_down(x).split((c.key_value_rank, c.rotary), -1)
+        pair = self.latent_up(self.latent_norm(latent)).view(batch, tokens, c.heads, -1).transpose(1, 2)
+        key, value = pair.split((c.plain, c.value), -1)
+        query_plain, query_turned = query.split((c.plain, c.rotary), -1)
+        turned_key = turn(turned_key).unsqueeze(1).expand(-1, c.heads, -1, -1)
+        query = torch.cat((query_plain, turn(query_turned)), -1)
+        key = torch.cat((key, turned_key), -1)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+        return joined
+
+
+def turn(x: Tensor) -> Tensor:
+    """[..., tokens, width]: columns i and i + width / 2, as a plane, turned by position * 10000^(-2i / width)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    exponents = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=wide) / x.shape[-1]
+    angle = torch.arange(x.shape[-2], device=x.device, dtype=wide)[:, None] * 10000.0**-exponents
+    sine, cosine = angle.sin().to(x.dtype), angle.cos().to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+
+
+class Block(nn.Module):
+    """Attention and a dense MLP or a `MoELayer`, each after a norm and around a residual connection."""
+
+    def __init__(self, config: MoEConfig, *, dense: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention = LatentAttention(config)
+        self.mlp_norm = nn.RMSNorm(config.width)
+        self.mlp: nn.Module = GatedMLP(config.width, config.inner) if dense else moe_layer(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        output: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return output
+
+
+def moe_layer(config: MoEConfig) -> MoELayer:
+    """The expert layer of ``config``, whole: `shard_experts` spreads it."""
+    routing = config.routing
+    return MoELayer(
+        Router(config.width, routing),
+        Experts(routing.experts, config.width, config.expert_inner),
+        GatedMLP(config.width, config.shared * config.expert_inner) if config.shared else None,
+    )
+
+
+class MultiToken(nn.Module):
+    """Hidden states [batch, tokens, width] to those that predict one token further, [batch, tokens - 1, width]."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab, config.width)
+        self.hidden_norm = nn.RMSNorm(config.width)
+        self.token_norm = nn.RMSNorm(config.width)
+        self.join = nn.Linear(2 * config.width, config.width, bias=False)
+        self.block = Block(config, dense=False)
+        self.norm = nn.RMSNorm(config.width)
+
+    def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        following = self.token_norm(self.embedding(tokens[:, 1:]))
+        x = self.join(torch.cat((self.hidden_norm(hidden[:, :-1]), following), -1))
+        output: Tensor = self.norm(self.block(x))
+        return output
+
+
+class MoETransformer(nn.Module):
+    """[batch, tokens] int64 to logits [batch, tokens, vocab]; with multi-token prediction to a pair, the second one
+    [batch, tokens - 1, vocab] of the token after the next. Cut into stages at its ``blocks``."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.width)
+        kinds = [True] * config.dense_blocks + [False] * config.moe_blocks
+        self.blocks = nn.ModuleList([Block(config, dense=dense) for dense in kinds])
+        self.norm = nn.RMSNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        self.multi_token = MultiToken(config) if config.multi_token else None
+        if self.multi_token is not None and config.tied:
+            self.multi_token.embedding.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        if self.multi_token is None:
+            return logits
+        return logits, self.head(self.multi_token(x, tokens))
+
+
+def multi_token_loss(factor: float = 0.3) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
+    """The loss of a model with multi-token prediction: of the next token, and ``factor`` times of the one after."""
+
+    def loss_fn(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        logits, further = output
+        first = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return first + factor * functional.cross_entropy(further.flatten(0, 1), targets[:, 1:].flatten())
+
+    return loss_fn
