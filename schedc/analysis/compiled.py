@@ -6,6 +6,7 @@ add and compare the same float64 values in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,25 +24,37 @@ RANK, FIRST, SECOND, OUT, COST, FRESH = range(6)
 row that keeps its own end or -1, its row of durations, and 1 for the first step of a rank."""
 
 
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """The compiled loops."""
+    """The compiled loops of the analyses, and ``jit``, which compiles those of others (each once)."""
 
     lockstep: Any
     assign_rows: Any
     advance: Any
     ends: Any
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = _interpreted
 
 
 _loaded: list[Kernels | None] = []
+_left_to_numpy = [0.0]
 
 
 def kernels(numpy_seconds: float) -> Kernels | None:
-    """The compiled loops if they are worth it for work that numpy does in about ``numpy_seconds``."""
-    if numpy_seconds < (_CALL_SECONDS if _loaded else _IMPORT_SECONDS):
+    """The compiled loops if they are worth it for work that numpy does in about ``numpy_seconds``.
+
+    Before they are loaded such work adds up over the calls: a process that has left as much to numpy as loading costs
+    will have more of it, and spends at most twice what the better choice would have cost.
+    """
+    if _loaded:
+        return _loaded[0] if numpy_seconds >= _CALL_SECONDS else None
+    _left_to_numpy[0] += numpy_seconds
+    if _left_to_numpy[0] < _IMPORT_SECONDS:
         return None
-    if not _loaded:
-        _loaded.append(load())
+    _loaded.append(load())
     return _loaded[0]
 
 
@@ -53,13 +66,14 @@ def load() -> Kernels | None:
     except ImportError:
         return None
 
-    def compiled(function: Any) -> Any:
+    @cache
+    def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(cache=True, nogil=True)(function)
         except RuntimeError:  # nowhere to keep it
             return numba.njit(nogil=True)(function)
 
-    return Kernels(compiled(lockstep), compiled(assign_rows), compiled(advance), compiled(ends))
+    return Kernels(compiled(lockstep), compiled(assign_rows), compiled(advance), compiled(ends), compiled)
 
 
 def lockstep(producers: Any, rank_start: Any, order: Any, level: Any, start: Any, head: Any) -> int:

@@ -88,6 +88,7 @@ class Program(Columns):
         producer; RECV and WAIT for a receive: the consumer; WAIT for a send: the producer; REDUCE: -1).
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
+    plan: what is attached besides, as of a `Schedule`; `schedc.plan.plan_of` reads it.
 
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
@@ -115,6 +116,7 @@ class Program(Columns):
     source_name: str = ""
     layout: str = ""
     layers: int = 0
+    plan: str = ""
     source: Source | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -134,9 +136,11 @@ class Program(Columns):
             """A column that is read for the first time; only asked for what is not there."""
             if name not in _DEFERRED or "_deferred" not in vars(self):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            column = vars(self)["_deferred"].column(name)
-            vars(self)[name] = column
-            return column
+            columns = vars(self)
+            columns[name] = columns["_deferred"].column(name)
+            if columns.keys() >= _DEFERRED:
+                del columns["_deferred"]  # all are there
+            return columns[name]
 
     def instruction(self, row: int) -> Instruction:
         columns = (
@@ -199,6 +203,7 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
         doc=program.doc,
         layout=program.layout,
         layers=program.layers,
+        plan=program.plan,
         source=program.source,
     )
     return schedule, row

@@ -37,18 +37,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.analysis.compiled import kernels
 from schedc.analysis.dependencies import Bools, Dependencies
 from schedc.analysis.timeline import Floats, run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
 from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Int32, Int64, Schedule
+from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+from schedc.passes import loops
 from schedc.passes.instruction_table import InstructionTable, Messages
 from schedc.passes.reductions import Reductions, reductions_of
 
 LOOKAHEAD = 2
 """How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
 never waits for the post, few enough that a rank holds no more than a few empty buffers."""
+
+_NUMPY_MESSAGE = 2e-7
+"""Seconds that numpy takes for a message, roughly: what decides whether to load the compiled loops."""
 
 _RADIX_RANKS = 1 << 15
 """numpy sorts numbers of 16 bits in linear time."""
@@ -78,7 +83,10 @@ def insert_communication(
     del start, end
     waits = _send_waits(cells, messages, number, (by_end, by_start))
     del by_end, by_start
-    return _assemble(cells, messages, number, posts, batch, waits, reductions)
+    streams = _streams(cells, number, posts, waits, reductions)
+    return InstructionTable(
+        schedule, cells.first, cells.second, cells.rank_start, messages, batch, reductions, streams.kind, streams.thing
+    ).program(streams.rank_start)
 
 
 def _ordered(cells: Dependencies, times: Floats) -> Int32:
@@ -139,24 +147,45 @@ def _marked(cells: Dependencies, order: Int32, after: Int32, rank: Int32) -> _Ma
 
 @dataclass(frozen=True, eq=False)
 class _Posts:
-    """SEND (2 m) and RECV (2 m + 1) of each message m: ``post``, rank by rank in order, and ``rank`` and ``gap`` of
-    each. Columns [2 * messages]."""
+    """SEND (2 m) and RECV (2 m + 1) of each message m: ``post``, rank by rank in order, and the ``gap`` of each.
+
+    Columns [2 * messages]. rank_start: [P + 1] first of each rank.
+    """
 
     post: Int32
-    rank: Int32
     gap: Int32
+    rank_start: Int64
+
+    def by_message(self) -> tuple[Int32, Int32]:
+        """[messages, 2] where the SEND and the RECV of each stand in ``post``; [posts] what the same rank posts next,
+        or -1."""
+        place = np.empty((self.post.size // 2, 2), np.int32)
+        place.ravel()[self.post] = np.arange(self.post.size, dtype=np.int32)
+        follows = np.full(self.post.size, -1, np.int32)
+        follows[:-1] = self.post[1:]
+        follows[self.rank_start[1:][self.rank_start[1:] > 0] - 1] = -1
+        return place, follows
 
 
 def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
-    rank = np.empty((len(messages), 2), np.int32)
-    rank[:, 0], rank[:, 1] = cells.rank[messages.producer], cells.rank[messages.consumer]
-    marks = _marked(cells, by_end, np.repeat(messages.producer, 2), rank.ravel())
-    post, own = marks.mark, rank.ravel()[marks.mark]
-    first_gap = (cells.rank_start[:-1] + np.arange(cells.rank_start.size - 1)).astype(np.int32)
-    earliest = np.maximum(marks.gap - LOOKAHEAD * (post & 1), first_gap[own])
+    ranks = cells.rank_start.size - 1
+    source, destination = cells.rank[messages.producer], cells.rank[messages.consumer]
+    counts = np.bincount(source, minlength=ranks) + np.bincount(destination, minlength=ranks)
+    rank_start = np.concatenate([[0], np.cumsum(counts)])
+    if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
+        post, gap = np.empty((2, 2 * len(messages)), np.int32)
+        compiled.jit(loops.place_posts)(
+            by_end, cells.rank, cells.rank_start, messages.producer, messages.consumer, LOOKAHEAD,
+            rank_start[:-1].copy(), post, gap,
+        )  # fmt: skip
+        return _Posts(post, gap, rank_start)
+    rank = np.stack([source, destination], axis=1).ravel()
+    marks = _marked(cells, by_end, np.repeat(messages.producer, 2), rank)
+    first_gap = (cells.rank_start[:-1] + np.arange(ranks)).astype(np.int32)
+    earliest = np.maximum(marks.gap - LOOKAHEAD * (marks.mark & 1), first_gap[rank[marks.mark]])
     # Gaps of a rank lie above those of the ranks before it, so that one running maximum serves all ranks. It never
     # moves a SEND, nor a RECV beyond its latest place: the latest places of a rank ascend with the messages.
-    return _Posts(post, own, np.maximum.accumulate(earliest))
+    return _Posts(marks.mark, np.maximum.accumulate(earliest), rank_start)
 
 
 def _batches(messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p: float) -> Int32:
@@ -168,27 +197,30 @@ def _batches(messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p:
     start of its consumer.
     """
     batch = np.full(len(messages), -1, np.int32)
-    place = np.empty((len(messages), 2), np.int32)
-    place.ravel()[posts.post] = np.arange(posts.post.size, dtype=np.int32)
-    follows = np.full(posts.post.size, -1, np.int32)  # what the same rank posts next
-    follows[:-1] = np.where(posts.rank[1:] == posts.rank[:-1], posts.post[1:], -1)
+    place, follows = posts.by_message()
+    rounding = 1e-9 * end.max(initial=0.0)
+    if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
+        compiled.jit(loops.join)(
+            messages.producer, messages.consumer, place, follows, start, end, p2p, rounding, posts.gap, batch
+        )
+        return batch
     after_send, after_receive = follows[place[:, 0]], follows[place[:, 1]]
     first = np.flatnonzero((after_receive >= 0) & (after_receive & 1 == 0) & (after_send == after_receive + 1))
     second = after_receive[first] >> 1
-    rounding = 1e-9 * end.max(initial=0.0)
     left, leaves = end[messages.producer[first]], end[messages.producer[second]]
     fits = messages.producer[second] < messages.consumer[first]
     fits &= posts.gap[place[second, 1]] == posts.gap[place[first, 0]]
     fits &= (leaves <= left + rounding) | ((leaves + p2p <= start[messages.consumer[first]]) & (p2p > 0))
     first, second = first[fits], second[fits]
-    taken = _every_other(posts.rank[place[first]], first, second)
+    ranks = np.searchsorted(posts.rank_start, place[first], side="right")
+    taken = _every_other(ranks, first, second)
     first, second = first[taken], second[taken]
     batch[first] = batch[second] = np.arange(first.size)
     posts.gap[place[first, 1]] = posts.gap[place[second, 0]]
     return batch
 
 
-def _every_other(ranks: Int32, first: Int64, second: Int32) -> Bools:
+def _every_other(ranks: Int64, first: Int64, second: Int32) -> Bools:
     """Which candidates to take where they form a chain m, m', m'': the first, the third, and so on.
 
     ranks: [candidates, 2] the two ranks of each. In a chain the second message of one is the first of the next.
@@ -206,7 +238,11 @@ def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: 
     """[messages] gap of the wait for each send: before the first own cell that comes after the consumer in both
     orders."""
     gap = np.zeros(len(messages), np.int32)
+    compiled = kernels(len(messages) * _NUMPY_MESSAGE)
     for order in orders:
+        if compiled:
+            compiled.jit(loops.place_send_waits)(order, cells.rank, cells.rank_start, number, messages.producer, gap)
+            continue
         taken = number[:, order].T.ravel()
         message = taken[taken >= 0]
         marks = _marked(cells, order, messages.consumer[message], cells.rank[messages.producer[message]])
@@ -215,59 +251,59 @@ def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: 
     return gap
 
 
-def _assemble(
-    cells: Dependencies,
-    messages: Messages,
-    number: Int32,
-    posts: _Posts,
-    batch: Int32,
-    send_wait: Int32,
-    reductions: Reductions,
-) -> Program:
-    """All instructions, each at the row that counting what stands before it gives.
+@dataclass(frozen=True, eq=False)
+class _Streams:
+    """Instructions, as of `InstructionTable`, and [P + 1] the first row of each rank."""
 
-    In a gap stand posts, waits for sends and waits for receives, each in the order of messages, and then the cell that
-    closes it; at the end of a stream, the reductions.
-    """
-    ranks = cells.rank_start.size - 1
+    kind: Int8
+    thing: Int32
+    rank_start: Int64
+
+
+def _streams(cells: Dependencies, number: Int32, posts: _Posts, send_wait: Int32, reductions: Reductions) -> _Streams:
+    """In a gap stand posts, waits for sends and waits for receives, each in the order of messages, and then the cell
+    that closes it; at the end of a stream, the reductions."""
+    ranks, messages = cells.rank_start.size - 1, send_wait.size
+    reduced = np.bincount(reductions.rank, minlength=ranks).astype(np.int32)
+    by_rank = posts.post[posts.post & 1 == 0] >> 1
+    waiting = by_rank[np.argsort(send_wait[by_rank], kind="stable")]  # fast: it hardly differs from the order by rank
+    compute = np.where(cells.pairs, np.int8(InstructionKind.CELL), cells.schedule.kind[cells.first])
+    rows = len(cells) + 4 * messages + int(reduced.sum())
+    kind, thing = np.full(rows, InstructionKind.WAIT, np.int8), np.empty(rows, np.int32)
+    if compiled := kernels(messages * _NUMPY_MESSAGE):
+        rank_start = np.zeros(ranks + 1, np.int64)
+        compiled.jit(loops.fill)(
+            cells.rank_start, number, compute, posts.post, posts.gap, waiting, send_wait, reduced, kind, thing,
+            rank_start,
+        )  # fmt: skip
+        return _Streams(kind, thing, rank_start)
+
+    # The row of an instruction is how many stand before it, counted gap by gap.
     gap_of_cell = np.arange(len(cells), dtype=np.int32) + cells.rank
     last_gap = cells.rank_start[1:] + np.arange(ranks)
-    reduced = np.bincount(reductions.rank, minlength=ranks).astype(np.int32)
     closing = np.ones(len(cells) + ranks, np.int32)
     closing[last_gap] = reduced
     received = np.zeros(closing.size, np.int32)
     received[gap_of_cell] = cells.remote.sum(axis=0, dtype=np.int32)
-    by_rank = posts.post[posts.post & 1 == 0] >> 1
-    waiting = by_rank[np.argsort(send_wait[by_rank], kind="stable")]  # fast: it hardly differs from the order by rank
     sent = np.bincount(send_wait, minlength=closing.size).astype(np.int32)
     posted = np.bincount(posts.gap, minlength=closing.size).astype(np.int32)
-
     end = np.cumsum(posted + sent + received + closing, dtype=np.int32)
     rank_start = np.concatenate([[0], end[last_gap]]).astype(np.int64)
-    kind = np.full(rank_start[-1], InstructionKind.WAIT, np.int8)
-    thing = np.empty(rank_start[-1], np.int32)
-    of_messages, of_reductions = len(cells), len(cells) + 2 * len(messages)
 
-    reduces = _rows(end[last_gap], reduced, reductions.rank)
-    kind[reduces] = InstructionKind.REDUCE
-    thing[reduces] = of_reductions + np.arange(reduced.sum())
-    computes = end[gap_of_cell] - 1
-    kind[computes] = np.where(cells.pairs, np.int8(InstructionKind.CELL), cells.schedule.kind[cells.first])
-    thing[computes] = np.arange(len(cells), dtype=np.int32)
-    end -= closing
-    end -= received
-    every = np.arange(len(messages), dtype=np.int32)
-    other = number[1 - messages.channel, messages.consumer]  # a pair may wait for two
-    thing[end[gap_of_cell[messages.consumer]] + ((other >= 0) & (other < every))] = of_messages + 2 * every + 1
-    thing[_rows(end, sent, send_wait[waiting])] = of_messages + 2 * waiting
+    row = _rows(end[last_gap], reduced, reductions.rank)
+    kind[row], thing[row] = InstructionKind.REDUCE, len(cells) + 2 * messages + np.arange(row.size)
+    row = end[gap_of_cell] - 1
+    kind[row], thing[row] = compute, np.arange(len(cells))
+    end -= closing + received
+    channel, consumer = np.nonzero(number >= 0)
+    message, other = number[channel, consumer], number[1 - channel, consumer]  # a pair may wait for two
+    row = end[gap_of_cell[consumer]] + ((other >= 0) & (other < message))
+    thing[row] = len(cells) + 2 * message + 1
+    thing[_rows(end, sent, send_wait[waiting])] = len(cells) + 2 * waiting
     end -= sent
     row = _rows(end, posted, posts.gap)
-    kind[row] = InstructionKind.SEND + (posts.post & 1)
-    thing[row] = of_messages + posts.post
-    table = InstructionTable(
-        cells.schedule, cells.first, cells.second, cells.rank_start, messages, batch, reductions, kind, thing
-    )
-    return table.program(rank_start)
+    kind[row], thing[row] = InstructionKind.SEND + (posts.post & 1), len(cells) + posts.post
+    return _Streams(kind, thing, rank_start)
 
 
 def _rows(end: Int32, count: Int32, group: Int32 | Int64) -> Int32:

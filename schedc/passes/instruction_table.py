@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from schedc.ir.schedule import Int8, Int32, Int64, Schedule
 from schedc.passes.reductions import Reductions
 
 Values = npt.NDArray[Any]
+
+_OfThings = tuple[Values | int, Values | int, Values | int, Values | int]
+"""Values of the cells, of the sent and the received ends of messages, and of reductions; -1: they have none."""
+
+_GATHERED = 1 << 17
+"""Instructions whose values are gathered at a time, so that the wide indexes that numpy makes stay in the caches."""
+
+_WIDE = 1 << 15
+"""What does not fit into 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +60,30 @@ class InstructionTable:
     thing: Int32
 
     def column(self, name: str) -> Values:
-        """A column of the `Program`, by its name."""
-        of_things: Values = np.concatenate(_THINGS[name](self))
-        values = of_things[self.thing]
+        """A column of the `Program`, by its name. One that is -1 throughout takes no memory, and cannot be written."""
+        of_things = _COLUMNS[name](self)
+        cells, messages = self.first.size, len(self.messages)
+        if all(isinstance(values, int) for values in of_things):
+            return np.broadcast_to(np.array(-1, self._dtype(name)), self.thing.shape)
+        by_thing = np.empty(cells + 2 * messages + self.reductions.rank.size, self._dtype(name))
+        ends = by_thing[cells : cells + 2 * messages].reshape(messages, 2)
+        parts = (by_thing[:cells], ends[:, 0], ends[:, 1], by_thing[cells + 2 * messages :])
+        for part, values in zip(parts, of_things, strict=True):
+            part[...] = values
+        column = np.empty(self.thing.size, by_thing.dtype)
+        for low in range(0, column.size, _GATHERED):
+            rows = slice(low, low + _GATHERED)
+            by_thing.take(self.thing[rows], out=column[rows], mode="clip")  # unlike "raise" it needs no copy
         if name == "batch":
-            values[self.kind == InstructionKind.WAIT] = -1
-        return values
+            np.putmask(column, self.kind == InstructionKind.WAIT, -1)
+        return column
+
+    def _dtype(self, name: str) -> npt.DTypeLike:
+        """As narrow as what the column holds."""
+        limits = {"peer": self.schedule.ranks, "phase": len(self.schedule.phases), "span": len(self.schedule.spans)}
+        if name in ("backward", "channel"):
+            return np.int8
+        return np.int16 if limits.get(name, _WIDE) < _WIDE else np.int32
 
     def program(self, rank_start: Int64) -> Program:
         """The Program; its columns are worked out when they are first read."""
@@ -76,114 +104,94 @@ class InstructionTable:
             source=schedule.source,
         )
 
-    def serving(self, cell: Int32) -> Int32:
-        """[messages] row of the op that makes or takes each: in a pair, the forward an activation, the backward a
-        gradient."""
-        if not self.has_pairs:
-            return self.first[cell]
-        second = self.second[cell]
-        backward = (self.messages.channel == Channel.GRADIENT) & (second >= 0)
-        return np.where(backward, second, self.first[cell])
-
     @property
     def has_pairs(self) -> bool:
         return len(self.schedule) > self.first.size
 
-    def both(self, sent: Values, received: Values) -> Values:
-        """Values of the two ends of each message, as things are numbered."""
-        ends = np.empty((len(self.messages), 2), sent.dtype)
-        ends[:, 0], ends[:, 1] = sent, received
-        return ends.ravel()
+    @cached_property
+    def made(self) -> Int32:
+        """[messages] row of the op that makes each."""
+        return self._serving(self.messages.producer)
 
-    def none(self, count: int, dtype: npt.DTypeLike = np.int32) -> Values:
-        return np.full(count, -1, dtype)
+    @cached_property
+    def taken(self) -> Int32:
+        """[messages] row of the op that takes each."""
+        return self._serving(self.messages.consumer)
 
-    def rank_of(self, cell: Int32) -> Int32:
-        return self.schedule.rank[self.first[cell]]
+    def _serving(self, cell: Int32) -> Int32:
+        """In a pair the forward makes or takes an activation, the backward a gradient."""
+        if not self.has_pairs:
+            return self.first[cell]
+        second = self.second[cell]
+        return np.where((self.messages.channel == Channel.GRADIENT) & (second >= 0), second, self.first[cell])
 
-    def within_rank(self, cell: Int32) -> Int32:
-        """Number of a cell among those of its rank."""
-        return np.asarray(cell - self.first_cell.astype(np.int32)[self.rank_of(cell)], np.int32)
+    @property
+    def rank(self) -> Int32:
+        """[cells]"""
+        return np.repeat(np.arange(self.schedule.ranks, dtype=np.int32), np.diff(self.first_cell))
 
-
-def _of_op(name: str, of_reductions: bool) -> Callable[[InstructionTable], list[Values]]:
-    """A column of the schedule: of the op that computes, or makes the message; a reduction has its own, or none."""
-
-    def column(table: InstructionTable) -> list[Values]:
-        values = getattr(table.schedule, name)
-        made = values[table.serving(table.messages.producer)]
-        reductions = table.reductions
-        last = getattr(reductions, name).astype(np.int32) if of_reductions else table.none(reductions.rank.size)
-        return [values[table.first], table.both(made, made), last]
-
-    return column
-
-
-def _of_served_op(name: str) -> Callable[[InstructionTable], list[Values]]:
-    """Where the op that an instruction serves comes from: a received message serves its consumer."""
-
-    def column(table: InstructionTable) -> list[Values]:
-        values, messages = getattr(table.schedule, name), table.messages
-        sent, received = values[table.serving(messages.producer)], values[table.serving(messages.consumer)]
-        return [values[table.first], table.both(sent, received), values[table.reductions.row]]
-
-    return column
+    @property
+    def place(self) -> Int32:
+        """[cells] number of each among those of its rank."""
+        first = np.repeat(self.first_cell[:-1].astype(np.int32), np.diff(self.first_cell))
+        return np.asarray(np.arange(self.first.size, dtype=np.int32) - first)
 
 
-def _of_second(name: str) -> Callable[[InstructionTable], list[Values]]:
-    """A column of the backwards of pairs."""
-
-    def column(table: InstructionTable) -> list[Values]:
-        values = getattr(table.schedule, name)
-        cells, others = table.first.size, 2 * len(table.messages) + table.reductions.rank.size
-        if not table.has_pairs:
-            return [table.none(cells + others, values.dtype)]
-        of_cells = np.where(table.second >= 0, values[table.second], values.dtype.type(-1))
-        return [of_cells, table.none(others, values.dtype)]
-
-    return column
+def _of_op(name: str, table: InstructionTable) -> _OfThings:
+    """Of the op that computes, or that made the message."""
+    values = getattr(table.schedule, name)
+    made = values[table.made]
+    return values[table.first], made, made, getattr(table.reductions, name, -1)
 
 
-def _peer(table: InstructionTable) -> list[Values]:
-    messages = table.messages
-    ends = table.both(table.rank_of(messages.consumer), table.rank_of(messages.producer))
-    return [table.none(table.first.size), ends, table.reductions.peer.astype(np.int32)]
+def _of_served_op(name: str, table: InstructionTable) -> _OfThings:
+    """Of the op that an instruction serves: a received message serves the one that takes it."""
+    values = getattr(table.schedule, name)
+    return values[table.first], values[table.made], values[table.taken], values[table.reductions.row]
 
 
-def _channel(table: InstructionTable) -> list[Values]:
-    messages = table.messages
-    ends = table.both(messages.channel, messages.channel)
-    return [table.none(table.first.size, np.int8), ends, table.none(table.reductions.rank.size, np.int8)]
+def _of_second(name: str, table: InstructionTable) -> _OfThings:
+    """Of the backward of a pair."""
+    values = getattr(table.schedule, name)
+    of_cells = np.where(table.second >= 0, values[table.second], -1) if table.has_pairs else -1
+    return of_cells, -1, -1, -1
 
 
-def _message(table: InstructionTable) -> list[Values]:
-    numbers = np.repeat(np.arange(len(table.messages), dtype=np.int32), 2)
-    return [table.none(table.first.size), numbers, table.reductions.sequence.astype(np.int32)]
+def _peer(table: InstructionTable) -> _OfThings:
+    rank, messages = table.rank, table.messages
+    return -1, rank[messages.consumer], rank[messages.producer], table.reductions.peer
 
 
-def _batch(table: InstructionTable) -> list[Values]:
-    return [table.none(table.first.size), np.repeat(table.batch, 2), table.none(table.reductions.rank.size)]
+def _channel(table: InstructionTable) -> _OfThings:
+    return -1, table.messages.channel, table.messages.channel, -1
 
 
-def _op(table: InstructionTable) -> list[Values]:
-    cells, messages = np.arange(table.first.size, dtype=np.int32), table.messages
-    place = table.within_rank(cells)
-    ends = table.both(place[messages.producer], place[messages.consumer])
-    return [place, ends, table.none(table.reductions.rank.size)]
+def _message(table: InstructionTable) -> _OfThings:
+    numbers = np.arange(len(table.messages))
+    return -1, numbers, numbers, table.reductions.sequence
 
 
-_THINGS: dict[str, Callable[[InstructionTable], list[Values]]] = {
-    "stage": _of_op("stage", of_reductions=True),
-    "microbatch": _of_op("microbatch", of_reductions=False),
-    "stage2": _of_second("stage"),
-    "microbatch2": _of_second("microbatch"),
-    "backward": _of_second("kind"),
+def _batch(table: InstructionTable) -> _OfThings:
+    return -1, table.batch, table.batch, -1
+
+
+def _op(table: InstructionTable) -> _OfThings:
+    place, messages = table.place, table.messages
+    return place, place[messages.producer], place[messages.consumer], -1
+
+
+_COLUMNS: dict[str, Callable[[InstructionTable], _OfThings]] = {
+    "stage": partial(_of_op, "stage"),
+    "microbatch": partial(_of_op, "microbatch"),
+    "stage2": partial(_of_second, "stage"),
+    "microbatch2": partial(_of_second, "microbatch"),
+    "backward": partial(_of_second, "kind"),
     "peer": _peer,
     "channel": _channel,
     "message": _message,
     "batch": _batch,
     "op": _op,
-    "phase": _of_served_op("phase"),
-    "span": _of_served_op("span"),
+    "phase": partial(_of_served_op, "phase"),
+    "span": partial(_of_served_op, "span"),
 }
-"""The columns of a `Program`, each by the values of the things that instructions speak of, in their order."""
+"""The columns of a `Program`, each by the values of the things that instructions speak of."""
