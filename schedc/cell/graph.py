@@ -20,6 +20,7 @@ class Lane(StrEnum):
 
 
 EXCHANGE_LANES = (Lane.RAIL, Lane.NODE)
+LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 
 
 @dataclass(frozen=True)

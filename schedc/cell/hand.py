@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from schedc.cell.graph import Lane, StageShape
-from schedc.cell.lanes import LANES, Machine, Rule
+from schedc.cell.graph import LANES, Lane, StageShape
+from schedc.cell.lanes import Machine, Rule
 from schedc.cell.program import Half, PlanOrder
 from schedc.cell.tasks import Task, Tasks
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean

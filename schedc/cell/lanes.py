@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from schedc.cell.graph import EXCHANGE_LANES, Lane
+from schedc.cell.graph import LANES, Lane
 from schedc.cell.tasks import Tasks
 
 Placed = list[tuple[int, float, float]]
 """Tasks with start and end, in the order in which they were chosen."""
-
-LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 
 
 class Machine:
@@ -71,28 +69,39 @@ Rule = Callable[[Machine, list[int]], int | None]
 
 @dataclass(frozen=True)
 class Priority:
-    """The task with the highest priority, unless it would keep compute from a higher one that comes meanwhile.
+    """The task with the highest priority, unless it would keep its lane from a higher one that comes meanwhile.
 
-    patience: the longest such delay, as a share of the task's own time; infinite: a free lane always takes one.
+    patience: how long such a task may have to wait, as a share of the time of the one that is taken; with infinite
+        patience a free lane always takes a task. courtesy: the same for exchanges, of how long the lane would be left
+        free: short ones, as the counts before a dispatch, need not queue behind long ones then.
     """
 
     priority: Sequence[float]
     patience: float
+    courtesy: float
 
     def __call__(self, machine: Machine, ready: list[int]) -> int | None:
         for at in sorted(ready, key=lambda at: (-self.priority[at], at)):
-            delay = 0.0 if machine.tasks.all[at].exchange else self._delay(machine, at)
-            if not delay or delay <= self.patience * machine.duration[at]:
+            coming = self._coming(machine, at)
+            if coming is None:
+                return at
+            time = machine.duration[at]
+            if machine.tasks.all[at].exchange:
+                give_way = coming - machine.now <= self.courtesy * time
+            else:
+                give_way = machine.now + time - coming > self.patience * time
+            if not give_way:
                 return at
         return None
 
-    def _delay(self, machine: Machine, at: int) -> float:
-        """How long a task of higher priority, that an exchange now running gives, would wait for this one."""
-        end = machine.now + machine.duration[at]
+    def _coming(self, machine: Machine, at: int) -> float | None:
+        """When, while this task would run, what runs now makes one of higher priority ready for the same lane."""
+        end, lane = machine.now + machine.duration[at], machine.tasks.all[at].lane
         for ready_at, running in machine.running:
             if ready_at >= end:
                 break
-            followers = machine.tasks.followers[running]
-            if any(machine.missing[f] == 1 and self.priority[f] > self.priority[at] for f in followers):
-                return end - ready_at
-        return 0.0
+            for follower in machine.tasks.followers[running]:
+                higher = self.priority[follower] > self.priority[at] and machine.missing[follower] == 1
+                if higher and machine.tasks.all[follower].lane is lane:
+                    return ready_at
+        return None

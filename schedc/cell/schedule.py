@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.hand import chooser
+from schedc.cell.improve import MANNERS, finish, improved, lower_bound
 from schedc.cell.lanes import Machine, Placed, Priority
-from schedc.cell.predict import Prediction, longest_paths, predict
+from schedc.cell.predict import longest_paths, predict
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -40,22 +40,25 @@ def cell_program(
     if order is not None and len(kind) == 2:
         placed = _by_hand(tasks, duration, order)
         return _steps(tasks, placed)
-    best: tuple[tuple[float, float], CellProgram] | None = None
-    for rule in _rules(tasks, duration):
-        placed = Machine(tasks, duration).run(rule)
-        program = _steps(tasks, placed)
-        merit = _merit(predict(program, forward, backward, costs, back))
-        if best is None or merit < best[0]:
-            best = (merit, program)
-    assert best is not None
-    return best[1]
+    bound = lower_bound(tasks, duration)
+
+    def merit(placed: Placed) -> tuple[int, float]:
+        """Duration, equal within rounding, then when the outputs leave."""
+        found = predict(_steps(tasks, placed), forward, backward, costs, back)
+        leaves = (found.activation_at or 0.0) + (found.gradient_at or 0.0)
+        return round(found.duration / (bound or 1.0) * _SAME), leaves
+
+    rules = list(_rules(tasks, duration))
+    tried = [Machine(tasks, duration).run(rule) for rule in rules]
+    first = min(range(len(tried)), key=lambda number: merit(tried[number]))
+    found = [tried[first]]
+    if finish(tried[first]) > bound * (1 + 1 / _SAME):
+        found.append(improved(tasks, duration, rules[first], bound))
+    return _steps(tasks, min(found, key=merit))
 
 
-def _merit(prediction: Prediction) -> tuple[float, float]:
-    """What is least in the best program; equal times are told apart only beyond rounding."""
-    leaves = (prediction.activation_at or 0.0) + (prediction.gradient_at or 0.0)
-    scale = prediction.duration or 1.0
-    return round(prediction.duration / scale, 9) * scale, leaves
+_SAME = 10**9
+"""Times that differ by less than this part of the cell are the same."""
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
@@ -71,8 +74,8 @@ def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
         path = longest_paths(tasks, weighted)
         for half, share in _PREFERENCES if len(tasks.kind) == 2 else _PREFERENCES[:1]:
             gain = [share * total if task.half is half else 0.0 for task in tasks.all]
-            for patience in (math.inf, 0.2, 0.0):
-                yield Priority([length + more for length, more in zip(path, gain, strict=True)], patience)
+            for patience, courtesy in MANNERS:
+                yield Priority([length + more for length, more in zip(path, gain, strict=True)], patience, courtesy)
 
 
 _PREFERENCES = (
