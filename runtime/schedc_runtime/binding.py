@@ -11,6 +11,7 @@ from torch import nn
 
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
+from schedc_runtime.cells import CellSource, Steps, expand, posts_within, segmented, serial
 from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait, probes_of
 from schedc_runtime.transport import Spec
 
@@ -55,6 +56,8 @@ class _Binder:
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
+    received: set[int] = field(default_factory=set)
+    """Messages whose receive has been posted so far."""
 
     @cached_property
     def reduced(self) -> dict[int, tuple[nn.Parameter, ...]]:
@@ -103,13 +106,27 @@ class _Binder:
             carried = self.boundaries[x.stage].gradients
         return tuple([(spec.shape, spec.dtype) for spec in carried])
 
-    def operands(self, x: Instruction, received: set[int]) -> Any:
+    def batch(self, stream: Sequence[Instruction], position: int) -> tuple[Message, ...]:
+        """The messages that are posted together from ``position`` on."""
+        batch = stream[position : position + _batch_width(stream, position)]
+        self.received.update(x.message for x in batch if x.kind is InstructionKind.RECV)
+        return tuple([self.message(x) for x in batch])
+
+    def micro_steps(self, x: Instruction, operands: Cell | Compute, cells: CellSource) -> Steps:
+        """What an instruction on segmented stages becomes."""
+        if isinstance(operands, Cell):
+            return expand(f"F{OpKind(x.backward).name}", operands.forward, operands.backward, cells)
+        if x.kind is InstructionKind.F:
+            return expand("F", operands, None, cells)
+        return expand(x.kind.name, None, operands, cells)
+
+    def operands(self, x: Instruction) -> Any:
         match x.kind:
             case InstructionKind.CELL:
                 backward = self.compute(OpKind(x.backward), x.stage2, x.microbatch2)
                 return Cell(self.compute(OpKind.F, x.stage, x.microbatch), backward)
             case InstructionKind.WAIT:
-                slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in received else -1
+                slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in self.received else -1
                 return Wait(self.handle(x.message), slot)
             case InstructionKind.REDUCE:
                 return Reduce(x.peer, self.reduced[x.stage])
@@ -123,40 +140,67 @@ def bind(
     stages: Mapping[int, Stage],
     boundaries: Sequence[Boundary],
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
+    cells: CellSource = serial,
 ) -> Code:
     """The code of ``rank``.
 
     stages: the stages that it holds, by number. boundaries: what crosses before each stage and after the last,
-    which is what messages carry. handlers: another table puts another implementation in place, such as an overlapped
-    cell.
+    which is what messages carry. handlers: another table puts another implementation in place. cells: the order inside
+    instructions on segmented stages, which become a step for each micro-step.
     """
     binder = _Binder(program, rank, stages, boundaries, handlers)
     steps: list[tuple[Handler, Any]] = []
     rows: list[int] = []
     widths: list[int] = []
-    received: set[int] = set()
     stream = list(program.instructions(rank))
     start, position = int(program.rank_start[rank]), 0
+
+    def add(step: tuple[Handler, Any], at: int, width: int) -> None:
+        steps.append(step)
+        rows.append(start + at)
+        widths.append(width)
+
+    taken: set[int] = set()  # posts that a cell before them has taken in
     while position < len(stream):
         x, width = stream[position], 1
         operands: Any
         if x.kind in _POSTS:
             width = _batch_width(stream, position)
-            batch = stream[position : position + width]
-            received.update(y.message for y in batch if y.kind is InstructionKind.RECV)
-            operands = tuple([binder.message(y) for y in batch])
+            operands = binder.batch(stream, position)
         else:
-            operands = binder.operands(x, received)
-        steps.append((handlers[x.kind], operands))
-        rows.append(start + position)
-        widths.append(width)
+            operands = binder.operands(x)
+        if segmented(operands):
+            micro = binder.micro_steps(x, operands, cells)
+            behind = _posts_behind(stream, position)
+            places = posts_within(micro, [binder.batch(stream, at) for at in behind])
+            taken.update(behind)
+            for number in range(len(micro) + 1):
+                for at in (at for at, place in zip(behind, places, strict=True) if place == number):
+                    add((handlers[stream[at].kind], binder.batch(stream, at)), at, _batch_width(stream, at))
+                if number < len(micro):
+                    add(micro[number], position, 1)
+        elif position not in taken:
+            add((handlers[x.kind], operands), position, width)
         position += width
     inputs = {m: slot for (channel, stage, m), slot in binder.slot_of.items()
               if channel == Channel.ACTIVATION and stage == -1}  # fmt: skip
     return Code(steps, rows, widths, binder.slot_names, len(binder.handle_of), inputs)
 
 
-def _batch_width(stream: list[Instruction], position: int) -> int:
+def _posts_behind(stream: Sequence[Instruction], position: int) -> list[int]:
+    """Where the batches posted between the instruction at ``position`` and the next compute or reduction begin."""
+    found: list[int] = []
+    at = position + 1
+    while at < len(stream) and stream[at].kind in (*_POSTS, InstructionKind.WAIT):
+        if stream[at].kind in _POSTS:
+            found.append(at)
+            at += _batch_width(stream, at)
+        else:
+            at += 1
+    return found
+
+
+def _batch_width(stream: Sequence[Instruction], position: int) -> int:
     """Number of neighbouring SEND and RECV, from ``position`` on, that are posted by one call."""
     end = position + 1
     batch = stream[position].batch

@@ -153,7 +153,7 @@ class Stage:
 
     def check_empty(self) -> None:
         """Raise unless every microbatch has been through F, B or I, and W."""
-        if self._held or self._sink.pending:
+        if self.in_flight or self.pending:
             raise StageError(
                 f"stage {self.index} still holds microbatches {list(self.in_flight)} (no backward yet) and"
                 f" {list(self.pending)} (no weight gradients yet)",

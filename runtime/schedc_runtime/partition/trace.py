@@ -71,10 +71,10 @@ class _Tracer(fx.Tracer):
         # fx would make an argument of everything in the signature, defaults included, and so trace
         # `if mask is not None` as true for a mask that is never given; it also cannot see through decorators.
         inputs = {name: self.create_proxy("placeholder", name, (), {}) for name in self.inputs}
-        positional = [
-            name for name, p in inspect.signature(root_fn).parameters.items()
-            if p.kind is p.POSITIONAL_ONLY and name in inputs
-        ]  # fmt: skip
+        parameters = inspect.signature(root_fn).parameters
+        positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and name in inputs]
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):  # a stage: forward(self, *values)
+            positional += [name for name in inputs if name not in parameters]
         args = [inputs.pop(name) for name in positional]
         return (lambda *_: root_fn(self.root, *args, **inputs)), []
 

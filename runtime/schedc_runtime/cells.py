@@ -1,0 +1,213 @@
+"""Cells at run time: an instruction on segmented stages becomes micro-steps, in the order of its cell program.
+
+    CELL 1 F 3 & 0 B 1      begin F | run, start, wait, ... | begin B | ... | outputs | ... | input gradients | ...
+    SEND activation                                                         ^ posted here
+    SEND gradient                                                                     ^ posted here
+
+Each micro-step is a step of the executor, so that ranks that share a process can stop inside a cell. What a cell
+produces is sent when its part of the cell is done: the posts behind it in the stream move up, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedc.cell.graph import StageShape
+from schedc.cell.program import Action, CellProgram, Half, Step
+from schedc_runtime.handlers import Cell, Compute, Handler, Message
+from schedc_runtime.segments import SegmentedStage
+
+if TYPE_CHECKING:
+    from schedc_runtime.executor import Executor
+
+CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
+"""The program of a cell of a kind (F, I, B, W, FB, FI), given the graphs of its forward's and its backward's stage."""
+
+
+class Micro(NamedTuple):
+    """Operands of one micro-step."""
+
+    stage: SegmentedStage
+    microbatch: int
+    node: int
+
+
+def _begin(run: Executor, op: Compute) -> None:
+    _segmented(op).begin(op.microbatch, run.take(op.read), run.targets[op.microbatch], run.loss_scale)
+
+
+def _outputs(run: Executor, op: Compute) -> None:
+    outputs = _segmented(op).outputs(op.microbatch)
+    if op.write >= 0:
+        run.values[op.write] = outputs
+    if run.probing:
+        run.probes.append((op, [outputs[place].sum(dtype=dtype) for place, dtype in op.probes]))
+
+
+def _begin_backward(run: Executor, op: Compute) -> None:
+    _segmented(op).begin_backward(op.microbatch, run.take(op.read) if op.read >= 0 else ())
+
+
+def _gradients(run: Executor, op: Compute) -> None:
+    gradients = _segmented(op).input_gradients(op.microbatch)
+    if op.write >= 0:
+        run.values[op.write] = gradients
+
+
+def _end_backward(run: Executor, op: Compute) -> None:
+    _segmented(op).end_backward(op.microbatch)
+
+
+def _run(run: Executor, op: Micro) -> None:
+    op.stage.run(op.microbatch, op.node)
+
+
+def _start(run: Executor, op: Micro) -> None:
+    op.stage.start(op.microbatch, op.node)
+
+
+def _wait(run: Executor, op: Micro) -> bool | None:
+    if not op.stage.ready(op.microbatch, op.node):
+        return True
+    op.stage.wait(op.microbatch, op.node)
+    return None
+
+
+def _run_backward(run: Executor, op: Micro) -> None:
+    op.stage.run_backward(op.microbatch, op.node)
+
+
+def _start_backward(run: Executor, op: Micro) -> None:
+    op.stage.start_backward(op.microbatch, op.node)
+
+
+def _wait_backward(run: Executor, op: Micro) -> bool | None:
+    if not op.stage.ready(op.microbatch, op.node):
+        return True
+    op.stage.wait_backward(op.microbatch, op.node)
+    return None
+
+
+def _run_weight(run: Executor, op: Micro) -> None:
+    op.stage.run_weight(op.microbatch, op.node)
+
+
+MICRO: dict[tuple[Half, Action], Handler] = {
+    (Half.FORWARD, Action.RUN): _run,
+    (Half.FORWARD, Action.START): _start,
+    (Half.FORWARD, Action.WAIT): _wait,
+    (Half.BACKWARD, Action.RUN): _run_backward,
+    (Half.BACKWARD, Action.START): _start_backward,
+    (Half.BACKWARD, Action.WAIT): _wait_backward,
+    (Half.WEIGHT, Action.RUN): _run_weight,
+}
+
+
+Steps = list[tuple[Handler, Any]]
+"""Handlers and operands, as in a `Code`."""
+
+
+def _segmented(op: Compute) -> SegmentedStage:
+    assert isinstance(op.stage, SegmentedStage)
+    return op.stage
+
+
+def segmented(operands: Any) -> bool:
+    """Whether an instruction runs on segmented stages, both of them in a pair."""
+    parts = (operands.forward, operands.backward) if isinstance(operands, Cell) else (operands,)
+    return all(isinstance(part, Compute) and isinstance(part.stage, SegmentedStage) for part in parts)
+
+
+def expand(kind: str, forward: Compute | None, backward: Compute | None, cells: CellSource) -> Steps:
+    """The micro-steps of one instruction. kind: F, I, B, W, FB or FI; the halves that it has."""
+    program = cells(
+        kind,
+        None if forward is None else _segmented(forward).shape,
+        None if backward is None else _segmented(backward).shape,
+    )
+    made: Steps = []
+    begun: set[Half] = set()
+    differentiated = [number for number, step in enumerate(program.steps, 1) if step.half is Half.BACKWARD]
+    last = max(differentiated, default=0)
+
+    def edges(number: int) -> None:
+        """What happens after so many steps: outputs and gradients are complete."""
+        if forward is not None and number == program.activation_at:
+            made.append((_outputs, forward))
+        if backward is not None and kind != "W" and number == program.gradient_at:
+            made.append((_gradients, backward))
+        if backward is not None and kind != "W" and number == last:
+            made.append((_end_backward, backward))
+
+    for number, step in enumerate(program.steps):
+        if number:
+            edges(number)
+        half = step.half if step.half is not Half.WEIGHT else None
+        if half is not None and half not in begun:
+            begun.add(half)
+            made.append(_opening(half, forward if half is Half.FORWARD else backward))
+        made.append(_micro(step, forward if step.half is Half.FORWARD else backward))
+    edges(len(program.steps))
+    return made
+
+
+def _opening(half: Half, op: Compute | None) -> tuple[Handler, Any]:
+    return (_begin if half is Half.FORWARD else _begin_backward), op
+
+
+def _micro(step: Step, op: Compute | None) -> tuple[Handler, Any]:
+    assert op is not None
+    return MICRO[step.half, step.action], Micro(_segmented(op), op.microbatch, step.node)
+
+
+_WORDS: dict[Handler, str] = {
+    _begin: "begin", _outputs: "outputs", _begin_backward: "begin backward", _gradients: "input gradients",
+    _end_backward: "end", **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
+}  # fmt: skip
+
+
+def part_of(step: tuple[Handler, Any]) -> str:
+    """What a micro-step does, as ``run backward of 0.experts``; "" for a step that is a whole instruction."""
+    handler, operands = step
+    if isinstance(operands, Micro):
+        return f"{_WORDS[handler]} of {operands.stage.shape.nodes[operands.node].name}"
+    return _WORDS.get(handler, "")
+
+
+def posts_within(micro: Steps, batches: Sequence[tuple[Message, ...]]) -> list[int]:
+    """After how many micro-steps each batch of messages can be posted, in the order of the batches.
+
+    A batch that sends what the cell produces waits for that; one that does not may go at once, but not before another.
+    """
+    ready = {op.write: number for number, (handler, op) in enumerate(micro, 1) if handler in (_outputs, _gradients)}
+    places: list[int] = []
+    for batch in batches:
+        own = [ready.get(message.slot, 0) for message in batch if not message.receive]
+        places.append(max([*own, *places[-1:]], default=0))
+    return places
+
+
+@cache
+def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+    """One half after the other, every exchange waited for at once: what a cell program must equal bit by bit."""
+    steps: list[Step] = []
+    activation_at = gradient_at = -1
+    if forward is not None and "F" in kind:
+        for node, what in enumerate(forward.nodes):
+            steps += _steps(Half.FORWARD, node, what.exchange)
+        activation_at = len(steps)
+    if backward is not None and kind != "W":
+        for node in reversed(backward.backward):
+            steps += _steps(Half.BACKWARD, node, backward.nodes[node].exchange)
+        gradient_at = len(steps)
+    if backward is not None and kind[-1] in "BW":
+        steps += [Step(Action.RUN, Half.WEIGHT, node) for node in reversed(backward.weights)]
+    return CellProgram(steps=tuple(steps), activation_at=activation_at, gradient_at=gradient_at, kind=kind)
+
+
+def _steps(half: Half, node: int, exchange: bool) -> list[Step]:
+    if not exchange:
+        return [Step(Action.RUN, half, node)]
+    return [Step(Action.START, half, node), Step(Action.WAIT, half, node)]

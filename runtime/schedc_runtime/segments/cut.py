@@ -1,0 +1,233 @@
+"""Where the graph of a stage is cut: at its exchanges and around its dense blocks, by levels and never by names.
+
+    level(n)  number of cuts (exchanges, dense blocks) on the longest path to n
+    reach(n)  level of the first cut that n leads to
+
+Nodes of one level and reach are one segment. Both only grow along a path, so that the graph of segments has no cycle.
+What leads to the next cut of the same MoE layer is one segment at each level; what only leads further, such as a
+shared expert, is a filler of its own:
+
+    level   0            1          2          3
+    main    attention -> permute -> experts -> post, or the next layer's attention
+    filler  shared ---------------------------^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+from torch import fx
+
+FAR = 1 << 30
+"""The reach of what leads to no cut."""
+_FACTS = ("shape", "dtype", "device", "ndim")
+_FACT_METHODS = ("size", "dim", "numel")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A node at which the stage is cut. label: of an exchange; "" of a dense block. layer: number among its kind."""
+
+    node: fx.Node
+    label: str
+    layer: int
+    level: int
+
+    @property
+    def dense(self) -> bool:
+        return not self.label
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes of one segment, in order, and its name."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    key: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """groups: the segments. exchanges: the cuts that are exchanges, with their names. light: nodes to be copied.
+
+    order: keys by which segments and exchanges together are sorted, topologically.
+    """
+
+    groups: tuple[Group, ...]
+    exchanges: tuple[tuple[str, Cut], ...]
+    light: frozenset[fx.Node]
+
+
+def cut(graph: fx.Graph, exchanges: Mapping[str, tuple[str, str]], dense: Sequence[str]) -> Cutting:
+    """Cut the graph of a stage. exchanges: label and lane by the path of the module. dense: paths of dense blocks."""
+    light = _light(graph, exchanges)
+    heavy = [node for node in graph.nodes if node.op not in ("placeholder", "output") and node not in light]
+    level, cuts = _levels(heavy, light, exchanges, frozenset(dense))
+    keys = _keys(heavy, light, level, cuts)
+    members: dict[tuple[int, int], list[fx.Node]] = {}
+    exchange_nodes = {cut.node for cut in cuts if not cut.dense}
+    for node in heavy:
+        if node not in exchange_nodes:
+            members.setdefault(keys[node], []).append(node)
+    names = _Names(cuts)
+    groups = tuple(Group(names.segment(*key), tuple(members[key]), key) for key in sorted(members))
+    named = tuple(
+        (f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)][1]}", cut) for cut in cuts if not cut.dense
+    )
+    return Cutting(groups, named, light)
+
+
+def is_exchange(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
+    return node.op == "call_module" and str(node.target) in exchanges
+
+
+def _light(graph: fx.Graph, exchanges: Mapping[str, Any]) -> frozenset[fx.Node]:
+    """Nodes that are copied to where they are used: parameters, buffers, facts and elements of what comes from outside.
+
+    An element of an exchange's result is a value of its own, and not copied: it is named by the exchange.
+    """
+    light: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            light.add(node)
+        elif _is_fact(node) and not any(user.op == "output" for user in node.users):
+            source = node.all_input_nodes[0]
+            if source in light or source.op == "placeholder" or is_exchange(source, exchanges):
+                light.add(node)
+        elif is_element(node, exchanges):
+            light.add(node)
+    return frozenset(light)
+
+
+def is_element(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
+    """Whether a node takes one element of what an exchange gives."""
+    return node.target is getitem and is_exchange(node.all_input_nodes[0], exchanges)
+
+
+def _is_fact(node: fx.Node) -> bool:
+    """Whether a node takes a part of a value, or says something of its shape: nothing is computed."""
+    if node.op == "call_function":
+        return node.target is getitem or (node.target is getattr and node.args[1] in _FACTS)
+    return node.op == "call_method" and node.target in _FACT_METHODS
+
+
+def sources(node: fx.Node, light: frozenset[fx.Node]) -> list[fx.Node]:
+    """The nodes whose values ``node`` needs, through what is copied."""
+    found: list[fx.Node] = []
+    for source in node.all_input_nodes:
+        found += sources(source, light) if source in light else [source]
+    return found
+
+
+def _levels(
+    heavy: Sequence[fx.Node], light: frozenset[fx.Node], exchanges: Mapping[str, tuple[str, str]], dense: frozenset[str]
+) -> tuple[dict[fx.Node, int], list[Cut]]:
+    """The level of each node, and the cuts in the order of the graph."""
+    level: dict[fx.Node, int] = {}
+    cut_of: dict[fx.Node, Cut] = {}
+    layers: dict[str, int] = {}
+    entered_by_exchange = {0: False}
+    for node in heavy:
+        before = [source for source in sources(node, light) if source in level]
+        here = max((level[source] + (source in cut_of) for source in before), default=0)
+        if node.op == "call_module" and (path := str(node.target)) in exchanges:
+            layer = layers.setdefault(path.rpartition(".")[0], len(layers))
+            cut_of[node] = Cut(node, exchanges[path][0], layer, here)
+        elif node.op == "call_module" and node.target in dense:
+            # What a MoE layer does after its last exchange stays out of the block behind it.
+            if entered_by_exchange.get(here) and any(level[s] == here and s not in cut_of for s in before):
+                here += 1
+            cut_of[node] = Cut(node, "", sum(cut.dense for cut in cut_of.values()), here)
+        level[node] = here
+        if node in cut_of:
+            entered_by_exchange[here + 1] = entered_by_exchange.get(here + 1, False) or not cut_of[node].dense
+    return level, list(cut_of.values())
+
+
+def _keys(
+    heavy: Sequence[fx.Node], light: frozenset[fx.Node], level: Mapping[fx.Node, int], cuts: Sequence[Cut]
+) -> dict[fx.Node, tuple[int, int]]:
+    """(level, reach) of each node, where a reach inside the layer of the level's own cut counts as that level."""
+    reach = dict.fromkeys(heavy, FAR)
+    own = {cut.node: cut for cut in cuts}
+    used: set[fx.Node] = set()
+    for node in reversed(heavy):
+        if node in own:
+            reach[node] = level[node]
+        for source in sources(node, light):
+            if source in reach:
+                used.add(source)
+                reach[source] = min(reach[source], reach[node])
+    at: dict[int, Cut] = {}
+    for cut in cuts:
+        at.setdefault(cut.level, cut)
+    keys: dict[fx.Node, tuple[int, int]] = {}
+    for node in heavy:
+        here, first = level[node], reach[node]
+        feeds = [keys[source] for source in sources(node, light) if source in keys]
+        if _is_fact(node) and len(feeds) == 1 and node not in own:
+            keys[node] = feeds[0]  # an element of a tuple stays where the tuple is made
+            continue
+        mine = at.get(here)
+        same = mine is not None and (first == here or (first in at and _same_layer(at[first], mine)))
+        if same or (node not in used and not _leaves(node) and mine is not None):
+            first = max([here, *(far for level_before, far in feeds if level_before == here)])
+        keys[node] = (here, first)
+    return keys
+
+
+def _leaves(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def _same_layer(one: Cut, other: Cut) -> bool:
+    return one.dense == other.dense and one.layer == other.layer
+
+
+_BETWEEN = {
+    ("", "routing"): "attention", ("", "dispatch"): "attention", ("routing", "dispatch"): "permute",
+    ("dispatch", "dispatch"): "relay", ("dispatch", "combine"): "experts", ("combine", "combine"): "relay_back",
+}  # fmt: skip
+"""The role of a segment by the exchange of its layer before it and the one behind it."""
+
+
+class _Names:
+    """The names of segments, by what is before and after them."""
+
+    def __init__(self, cuts: Sequence[Cut]) -> None:
+        self.at: dict[int, Cut] = {}
+        for cut in cuts:
+            self.at.setdefault(cut.level, cut)
+        self.taken: set[str] = set()
+
+    def segment(self, level: int, reach: int) -> str:
+        mine, before = self.at.get(level), self.at.get(level - 1)
+        if mine is not None and reach == level:
+            name = self._main(mine, before)
+        elif mine is not None:
+            name = "shared" if mine.dense else f"{mine.layer}.shared"
+        elif before is not None and not before.dense:
+            name = f"{before.layer}.post"
+        else:
+            name = "rest"
+        return self._unique(name)
+
+    def _main(self, mine: Cut, before: Cut | None) -> str:
+        if mine.dense:
+            return f"{mine.layer}.dense"
+        inside = before is not None and not before.dense and before.layer == mine.layer
+        label = before.label if inside and before is not None else ""
+        role = _BETWEEN.get((label, mine.label)) or (f"after_{label}" if label else f"before_{mine.label}")
+        return f"{mine.layer}.{role}"
+
+    def _unique(self, name: str) -> str:
+        chosen, number = name, 1
+        while chosen in self.taken:
+            number += 1
+            chosen = f"{name}{number}"
+        self.taken.add(chosen)
+        return chosen

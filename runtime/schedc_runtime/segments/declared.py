@@ -1,0 +1,106 @@
+"""What a block that cannot be traced says about itself: its parts by hand, in the order in which they run.
+
+    class Block(nn.Module):
+        def segments(self) -> list[Part]:
+            return [
+                Part("before", ("x",), ("h", "index", "weight")),   # a method of the block
+                Part("routing", (None, "index"), ("everyone",)),    # an Exchange, by its attribute
+                ...
+                Part("after", ("h", "rows"), ("output",)),
+            ]
+
+The names of the first part's inputs are those of the block's arguments; the last part's outputs are the block's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import getitem
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from schedc_runtime.errors import PartitionError
+
+
+class Part(NamedTuple):
+    """One step of a block.
+
+    call: name of a submodule or of a method of the block. inputs: names of values, or None for a None.
+    outputs: names of what it returns: of a tuple's elements in order where there are several.
+    An Exchange always returns a tuple, so that one name means its first element.
+    """
+
+    call: str
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+
+
+def declares(module: nn.Module) -> bool:
+    """Whether ``module`` gives its segments by hand."""
+    return callable(getattr(module, "segments", None))
+
+
+def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> None:
+    """Put the block's parts in the place of the ``node`` that calls it."""
+    path = str(node.target)
+    parts: Sequence[Part] = block.segments()  # type: ignore[operator]
+    if not parts:
+        raise PartitionError(f"`{path}`: segments() gives no part", "list every part of the block, see docs/overlap.md")
+    values: dict[str, Any] = {**dict(zip(_arguments(parts), node.args, strict=False)), **node.kwargs}
+    result: Any = None
+    with graph.inserting_before(node):
+        owner = graph.create_node("get_attr", path)
+        for part in parts:
+            taken = _taken(part, values, path)
+            called = getattr(block, part.call, None)
+            if isinstance(called, nn.Module):
+                made = graph.create_node("call_module", f"{path}.{part.call}", taken)
+            elif callable(called):
+                made = graph.create_node("call_method", part.call, (owner, *taken))
+            else:
+                raise PartitionError(
+                    f"`{path}` has no submodule and no method `{part.call}`, a part of its segments()",
+                    "name an attribute that is an nn.Module, or a method",
+                )
+            several = isinstance(called, exchange) or len(part.outputs) > 1
+            results = tuple(
+                graph.create_node("call_function", getitem, (made, at)) if several else made
+                for at in range(len(part.outputs))
+            )
+            values |= dict(zip(part.outputs, results, strict=True))
+            result = results
+    if len(result) == 1:
+        node.replace_all_uses_with(result[0])
+    else:
+        _replace_elements(graph, node, result)
+    graph.erase_node(node)
+
+
+def _taken(part: Part, values: Mapping[str, Any], path: str) -> tuple[Any, ...]:
+    """The arguments of a part."""
+    if unknown := [name for name in part.inputs if name is not None and name not in values]:
+        raise PartitionError(
+            f"`{path}`: part `{part.call}` takes {unknown}, which no part before it gives",
+            f"known there: {', '.join(values) or 'nothing'}",
+        )
+    return tuple(None if name is None else values[name] for name in part.inputs)
+
+
+def _replace_elements(graph: fx.Graph, node: fx.Node, results: Sequence[fx.Node]) -> None:
+    """Uses of elements of a call that returned a tuple become uses of the parts' outputs."""
+    for user in list(node.users):
+        if user.target is not getitem or not isinstance(user.args[1], int):
+            raise PartitionError(f"`{node.target}` returns {len(results)} values, of which `{user}` does not take one")
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.erase_node(user)
+
+
+def _arguments(parts: Sequence[Part]) -> list[str]:
+    """Names of the block's arguments: in order, the inputs that no part gives before they are taken."""
+    made: set[str] = set()
+    found: list[str] = []
+    for part in parts:
+        found += [name for name in part.inputs if name is not None and name not in made and name not in found]
+        made |= set(part.outputs)
+    return found

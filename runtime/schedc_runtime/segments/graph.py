@@ -1,0 +1,295 @@
+"""A stage as segments and exchanges over numbered values: what a `SegmentedStage` runs, and its shape as plain data."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import getitem
+from typing import Any
+
+from torch import fx, nn
+
+from schedc.cell.graph import Lane, Node, StageShape
+from schedc_runtime import weightgrad
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.moe.exchange import Exchange
+from schedc_runtime.partition.graft import graft
+from schedc_runtime.segments.cut import Cut, Cutting, Group, cut, is_element
+from schedc_runtime.segments.trace import trace_stage
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Compute between cuts. run(stage module, *values of ``takes``) gives the values of ``gives`` as a tuple.
+
+    modules: paths of the submodules that it calls. parameters: paths of those that it reads itself.
+    """
+
+    name: str
+    run: Callable[..., tuple[Any, ...]]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Communication:
+    """An exchange. takes: the value of its route (-1: None), then those of its payload; gives: as many as used.
+
+    elements: which element of what the exchange gives each value of ``gives`` is.
+    """
+
+    name: str
+    exchange: Exchange
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    elements: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StageGraph:
+    """nodes: in topological order. inputs: values 0 ..< inputs are those that enter the stage; the others are made.
+
+    output: what the stage returns, with `Slot`s in the places of values.
+    """
+
+    module: nn.Module
+    nodes: tuple[Segment | Communication, ...]
+    inputs: int
+    values: int
+    output: Any
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """The node that makes each value that is no input."""
+        return {value: at for at, node in enumerate(self.nodes) for value in node.gives}
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """[values] the nodes that take each value, ascending; len(nodes) stands for the stage's output."""
+        found: list[list[int]] = [[] for _ in range(self.values)]
+        for at, node in enumerate(self.nodes):
+            for value in dict.fromkeys(node.takes):
+                if value >= 0:
+                    found[value].append(at)
+        for value in dict.fromkeys(self.leaving):
+            found[value].append(len(self.nodes))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def leaving(self) -> tuple[int, ...]:
+        """The values that the output is made of."""
+        found: list[int] = []
+        fx.node.map_aggregate(self.output, lambda leaf: found.append(leaf.value) if isinstance(leaf, Slot) else None)
+        return tuple(found)
+
+    @cached_property
+    def shape(self) -> StageShape:
+        """The same as data, for the compiler."""
+        made = [
+            Node(
+                node.name,
+                Lane(node.exchange.lane) if isinstance(node, Communication) else Lane.COMPUTE,
+                tuple(sorted({self.maker[value] for value in node.takes if value >= self.inputs})),
+                inputs=any(0 <= value < self.inputs for value in node.takes),
+                differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
+                weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
+            )
+            for at, node in enumerate(self.nodes)
+        ]
+        return StageShape(tuple(made), tuple(sorted({self.maker[v] for v in self.leaving if v >= self.inputs})))
+
+    def defers(self, segment: Segment) -> bool:
+        """Whether a segment has weight gradients that can be left for later."""
+        return any(
+            type(layer) in weightgrad._FORWARDS and any(p.requires_grad for p in layer.parameters(recurse=False))
+            for path in segment.modules
+            for layer in self.module.get_submodule(path).modules()
+        )
+
+    @cached_property
+    def sharing(self) -> dict[int, tuple[int, ...]]:
+        """Nodes that share a parameter with another, each with all that it so belongs to, ascending."""
+        users: dict[int, list[int]] = {}
+        for at in range(len(self.nodes)):
+            for parameter in self.parameters(at):
+                users.setdefault(id(parameter), []).append(at)
+        group = {at: {at} for at in range(len(self.nodes))}
+        for nodes in users.values():
+            together = set().union(*(group[at] for at in nodes))
+            for at in together:
+                group[at] = together
+        return {at: tuple(sorted(nodes)) for at, nodes in group.items() if len(nodes) > 1}
+
+    def parameters(self, at: int) -> tuple[nn.Parameter, ...]:
+        """The parameters of a node, each once, frozen ones left out."""
+        node = self.nodes[at]
+        if not isinstance(node, Segment):
+            return ()
+        found = [p for path in node.modules for p in self.module.get_submodule(path).parameters()]
+        for path in node.parameters:
+            owner, _, name = path.rpartition(".")
+            value = getattr(self.module.get_submodule(owner), name, None)
+            found += [value] if isinstance(value, nn.Parameter) else []
+        return tuple({id(p): p for p in found if p.requires_grad}.values())
+
+    def shared_parameters(self, at: int) -> tuple[nn.Parameter, ...]:
+        """Those parameters of a node that another one has too."""
+        others = {id(p) for other in self.sharing.get(at, ()) if other != at for p in self.parameters(other)}
+        return tuple(p for p in self.parameters(at) if id(p) in others)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a value in the output of a stage."""
+
+    value: int
+
+
+def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> StageGraph:
+    """The segments of a stage module that takes ``inputs`` values. blocks: paths of the model's blocks in it.
+
+    Blocks without an exchange are segments of their own. Raises `PartitionError` for what cannot be traced.
+    """
+    traced = trace_stage(module, [f"value_{i}" for i in range(inputs)])
+    for name, tensor in traced.constants.items():
+        graft(module, name, tensor, persistent=False)
+    exchanges = {
+        name: (part.label, part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
+    }  # fmt: skip
+    dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
+    return _Builder(module, traced.graph, cut(traced.graph, exchanges, dense), exchanges).build()
+
+
+class _Builder:
+    """Numbers the values and makes the nodes."""
+
+    def __init__(
+        self, module: nn.Module, graph: fx.Graph, cutting: Cutting, exchanges: Mapping[str, tuple[str, str]]
+    ) -> None:
+        self.module, self.graph, self.cutting, self.exchanges = module, graph, cutting, exchanges
+        self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self.value_of: dict[Any, int] = {node: number for number, node in enumerate(self.inputs)}
+
+    def build(self) -> StageGraph:
+        sorted_nodes: list[tuple[tuple[int, int, int], Group | tuple[str, Cut]]] = [
+            ((group.key[0], 0, group.key[1]), group) for group in self.cutting.groups
+        ]
+        sorted_nodes += [
+            ((found.level, 1, order), (name, found)) for order, (name, found) in enumerate(self.cutting.exchanges)
+        ]
+        sorted_nodes.sort(key=lambda pair: pair[0])
+        nodes = tuple(
+            self.segment(item) if isinstance(item, Group) else self.communication(*item) for _, item in sorted_nodes
+        )
+        (output,) = next(node for node in self.graph.nodes if node.op == "output").args
+        result = fx.node.map_aggregate(
+            output,
+            lambda leaf: Slot(self.value(leaf)) if isinstance(leaf, fx.Node) else leaf,  # type: ignore[arg-type, return-value]
+        )
+        return StageGraph(self.module, nodes, len(self.inputs), len(self.value_of), result)
+
+    def value(self, node: fx.Node) -> int:
+        """The number of what ``node`` makes; an element of an exchange's result is the exchange's."""
+        key: Any = node
+        if is_element(node, self.exchanges):
+            key = node.args
+        if key not in self.value_of:
+            self.value_of[key] = len(self.value_of)
+        return self.value_of[key]
+
+    def is_value(self, node: fx.Node) -> bool:
+        """Whether a node's result is kept under a number, and not copied into the segments that use it."""
+        return is_element(node, self.exchanges) or node not in self.cutting.light
+
+    def communication(self, name: str, found: Cut) -> Communication:
+        node = found.node
+        if node.kwargs or any(argument is not None and not isinstance(argument, fx.Node) for argument in node.args):
+            raise PartitionError(
+                f"the exchange `{node.target}` is called with something that is not a value of the graph",
+                "call an exchange as exchange(route, *tensors), with None for no route",
+            )
+        takes = tuple(-1 if argument is None else self.value(argument) for argument in node.args)  # type: ignore[arg-type]
+        if whole := [user for user in node.users if user.target is not getitem]:
+            raise PartitionError(
+                f"what the exchange `{node.target}` gives is used as a whole by `{whole[0]}`",
+                "unpack it: rows, weights = exchange(route, rows, weights)",
+            )
+        used = sorted({int(user.args[1]) for user in node.users})  # type: ignore[arg-type]
+        gives = []
+        for element in used:
+            self.value_of.setdefault((node, element), len(self.value_of))
+            gives.append(self.value_of[node, element])
+        exchange = self.module.get_submodule(str(node.target))
+        assert isinstance(exchange, Exchange)
+        return Communication(name, exchange, takes, tuple(gives), tuple(used))
+
+    def segment(self, group: Group) -> Segment:
+        """The nodes of a group as a function of their own, over the stage's module."""
+        inside = set(group.nodes)
+        graph = fx.Graph()
+        here: dict[fx.Node, fx.Node] = {}
+        taken: dict[int, fx.Node] = {}
+        for node in self._taken(group, inside):
+            number = self.value(node)
+            here[node] = taken[number] = taken.get(number) or graph.placeholder(f"value_{number}")
+
+        def lookup(node: fx.Node) -> fx.Node:
+            if node not in here:  # copied: parameters, shapes
+                here[node] = graph.node_copy(node, lookup)
+            return here[node]
+
+        for node in group.nodes:
+            here[node] = graph.node_copy(node, lookup)
+        given = [node for node in group.nodes if any(self._outside(user, inside) for user in node.users)]
+        graph.output(tuple(here[node] for node in given))
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+        return Segment(
+            group.name,
+            _compiled(graph, f"{group.name} of {type(self.module).__name__}"),
+            tuple(taken),
+            tuple(self.value(node) for node in given),
+            tuple(dict.fromkeys(called)),
+            tuple(dict.fromkeys(read)),
+        )
+
+    def _taken(self, group: Group, inside: set[fx.Node]) -> list[fx.Node]:
+        """The values from outside that a group uses, through what is copied into it, in the order of use."""
+        found: dict[fx.Node, None] = {}
+
+        def visit(node: fx.Node) -> None:
+            for source in node.all_input_nodes:
+                if source in inside:
+                    continue
+                if self.is_value(source):
+                    found.setdefault(source)
+                else:
+                    visit(source)
+
+        for node in group.nodes:
+            visit(node)
+        return list(found)
+
+    def _outside(self, user: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether a user of a value is in another segment, be it through what is copied there."""
+        if user in inside:
+            return False
+        if user in self.cutting.light:
+            return any(self._outside(other, inside) for other in user.users)
+        return True
+
+
+def _compiled(graph: fx.Graph, name: str) -> Callable[..., tuple[Any, ...]]:
+    """The graph as a function of the stage's module and the graph's placeholders."""
+    generated = graph.python_code("self")
+    filename = f"<segment {name}>"
+    # So that tracebacks show the generated line.
+    linecache.cache[filename] = (len(generated.src), None, generated.src.splitlines(keepends=True), filename)
+    names = dict(generated.globals)
+    exec(compile(generated.src, filename, "exec"), names)
+    function: Callable[..., tuple[Any, ...]] = names["forward"]
+    return function
