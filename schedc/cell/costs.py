@@ -34,7 +34,7 @@ class CellCosts:
     A full name, ``2.experts`` or ``0.dispatch.rail``, goes before its role.
     """
 
-    segments: tuple[tuple[str, Times], ...]
+    segments: tuple[tuple[str, Times], ...] = ()
     exchanges: tuple[tuple[str, Times], ...] = ()
 
     @classmethod

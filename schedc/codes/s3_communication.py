@@ -104,6 +104,37 @@ S3: tuple[Code, ...] = (
         "the cell of the rank that the instruction serves. " + _PROGRAM,
     ),
     Code(
+        "S320",
+        "the program of a cell does not do its work as it should",
+        "In a cell every segment of its halves runs once, every exchange is started once and waited for once, nothing "
+        "begins before all that it takes is complete, and outputs leave no sooner than they are complete. Raised for "
+        "cell programs that were edited or made by another tool; never for those that schedc makes.",
+    ),
+    Code(
+        "S321",
+        "the ranks of a communicator do not start the same collectives",
+        "A collective needs all ranks of its communicator, and the k-th of one rank meets the k-th of the others: in "
+        "another order they would hang, or exchange each other's rows. The message names the first place where two "
+        "ranks of an expert group differ, with the cell and the instruction of both. All ranks of a group run one "
+        "cell program; it comes about where they were compiled from other costs, or edited.",
+    ),
+    Code(
+        "S322",
+        "ranks of an expert group wait for each other's collectives for ever",
+        "The collectives were run under the strictest rules: those of a rank go on one at a time in the order in "
+        "which it starts them, whatever their communicator, and each is complete when it is the turn of all of its "
+        "members. Two communicators started in another order on two ranks hang in practice too, where both need the "
+        "same links or the same cores. Like S321 it comes about where the ranks of a group run other cell programs.",
+    ),
+    Code(
+        "S323",
+        "the order of a cell cannot run",
+        "The order by hand of a plan's cell names segments (compute) and exchanges (communication) of a forward and a "
+        "backward layer, as F.attention, B.experts.I, B.experts.W, F.dispatch. Each lane runs strictly in that order. "
+        "It cannot if a name is unknown or stands twice, or if a part stands before one that it needs: the message "
+        "then lists what waits for each other.",
+    ),
+    Code(
         "S390",
         "the text form of a schedule or program cannot be read",
         "The text form is written by `schedc export --to text` and `--to program`. It may be edited; the message "
