@@ -1,0 +1,150 @@
+"""Collectives of ranks in one process: complete when the last member starts its own, and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.transport.base import MessageMismatch, describe
+from schedc_runtime.transport.calls import Call, Splits, checked_call, count_sent, count_sum, ordered_sum, what, where
+
+
+class InProcessCommunicators:
+    """A group of ``size`` members in one process, without threads; `member` gives each its end.
+
+    A collective is complete when every member has started its own of the same number. Kinds, labels, splits, shapes
+    and dtypes are checked against each other; a mismatch raises where the later member starts, and names both.
+    """
+
+    def __init__(self, size: int, name: str = "group") -> None:
+        self.size, self.name = size, name
+        self._meetings: dict[int, _Meeting] = {}
+        self._members = [InProcessCommunicator(rank, self) for rank in range(size)]
+
+    def member(self, rank: int) -> InProcessCommunicator:
+        return self._members[rank]
+
+    def unmatched(self) -> int:
+        """Number of collectives that some members have started and others not."""
+        return len(self._meetings)
+
+    def join(self, member: InProcessCommunicator, call: Call, tensors: tuple[Tensor, ...]) -> _Meeting:
+        meeting = self._meetings.setdefault(call.number, _Meeting())
+        for other, (theirs, brought) in meeting.present.items():
+            _compare(self.name, (member.rank, call, tensors), (other, theirs, brought))
+        meeting.present[member.rank] = call, tensors
+        if len(meeting.present) == self.size:
+            del self._meetings[call.number]
+            meeting.complete(self.size)
+        return meeting
+
+
+class InProcessCommunicator:
+    """One member's end of `InProcessCommunicators`."""
+
+    cooperative = True
+
+    def __init__(self, rank: int, hub: InProcessCommunicators) -> None:
+        self.name, self.rank, self.size = hub.name, rank, hub.size
+        self.issued, self.sent = 0, [0] * hub.size
+        self._hub = hub
+
+    def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Joined:
+        return self._join(checked_call(self, label, tensors, send, receive), tuple(tensors))
+
+    def all_gather(self, tensor: Tensor, label: str = "") -> _Joined:
+        count_sent(self, [tensor.nbytes] * self.size)
+        return self._join(Call("all_gather", label, self.issued), (tensor,))
+
+    def sum(self, tensor: Tensor, label: str = "") -> _Joined:
+        count_sum(self, tensor)
+        return self._join(Call("sum", label, self.issued), (tensor,))
+
+    def ready(self, handle: _Joined) -> bool:
+        return handle.meeting.results is not None
+
+    def wait(self, handle: _Joined) -> Any:
+        results = handle.meeting.results
+        if results is None:
+            raise RuntimeError(
+                f"{where(self, handle.call)}: waited for before all have started it; an in-process rank must return "
+                "instead"
+            )
+        if self.rank not in results:
+            raise RuntimeError(f"{where(self, handle.call)}: waited for twice")
+        return results.pop(self.rank)
+
+    def _join(self, call: Call, tensors: tuple[Tensor, ...]) -> _Joined:
+        self.issued += 1
+        return _Joined(call, self._hub.join(self, call, tensors))
+
+
+class _Joined(NamedTuple):
+    call: Call
+    meeting: _Meeting
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One collective of a process: who has started it with what, and each member's result once all have."""
+
+    present: dict[int, tuple[Call, tuple[Tensor, ...]]] = field(default_factory=dict)
+    results: dict[int, Any] | None = None
+
+    def complete(self, size: int) -> None:
+        members = [self.present[rank] for rank in range(size)]
+        # All results at once: a member that has waited may write into what it sent.
+        self.results = dict(enumerate(_RESULTS[members[0][0].kind](members)))
+        self.present.clear()
+
+
+def _exchanged(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+    cut = [
+        [torch.split(tensor, list(splits)) for tensor, splits in zip(tensors, call.send, strict=True)]
+        for call, tensors in members
+    ]
+    width = len(cut[0])
+    return [
+        tuple(torch.cat([sender[position][target] for sender in cut]) for position in range(width))
+        for target in range(len(members))
+    ]
+
+
+def _gathered(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+    return [torch.stack([tensor for _, (tensor,) in members]) for _ in members]
+
+
+def _summed(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+    parts = torch.stack([tensor for _, (tensor,) in members])
+    return [ordered_sum(parts) for _ in members]
+
+
+_RESULTS = {"all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed}
+"""By kind: every member's result, from what all members brought."""
+
+
+def _compare(
+    name: str, mine: tuple[int, Call, tuple[Tensor, ...]], theirs: tuple[int, Call, tuple[Tensor, ...]]
+) -> None:
+    """Raise unless two members mean the same collective and agree on what they give each other."""
+    (a, call, tensors), (b, other, brought) = mine, theirs
+    where = f"communicator {name}, collective {call.number}"
+    if (call.kind, call.label) != (other.kind, other.label):
+        raise MessageMismatch(f"{where}: rank {a} starts {what(call)} where rank {b} has started {what(other)}")
+    skip = 1 if call.kind == "all_to_all" else 0
+    shapes = [[describe(t.shape[skip:], t.dtype) for t in each] for each in (tensors, brought)]
+    if shapes[0] != shapes[1]:
+        raise MessageMismatch(f"{where} ({what(call)}): rank {a} brings {shapes[0]} where rank {b} brings {shapes[1]}")
+    for position, (sent, received, sent_back, expected) in enumerate(
+        zip(call.send, call.receive, other.send, other.receive, strict=True)
+    ):
+        for source, target, given, wanted in ((a, b, sent[b], expected[a]), (b, a, sent_back[a], received[b])):
+            if given != wanted:
+                raise MessageMismatch(
+                    f"{where} ({what(call)}): rank {source} sends {given} rows of tensor {position} to rank "
+                    f"{target}, which expects {wanted}"
+                )
