@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
+from schedc_runtime.cells import CellSource, serial
 from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
@@ -58,6 +59,8 @@ class Pipeline:
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     release_others: free the memory of the stages that other ranks hold; the model is then whole no longer.
+    overlap: run stages in segments even in a model without expert layers.
+    cells: the order of segments and exchanges inside an instruction; by default one after the other.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class Pipeline:
         timeout: float = 300.0,
         check_finite: bool = True,
         release_others: bool = False,
+        overlap: bool = False,
+        cells: CellSource = serial,
     ) -> None:
         self.program = program
         self.check_finite = check_finite
@@ -100,11 +105,11 @@ class Pipeline:
         )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
-        self._stages = make_stages(self.partition.modules, program, self._local, loss_fn)
+        self._stages = make_stages(self.partition, program, self._local, loss_fn, overlap=overlap)
         self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
         """The stages here that another rank holds, too."""
         self._evaluation: Program | None = None
-        self._prepared = Prepared(self.partition, self._stages, self._device)
+        self._prepared = Prepared(self.partition, self._stages, self._device, cells)
         self._running: list[Executor] = []
         self._activity = "idle, between steps"
         self._steps = 0

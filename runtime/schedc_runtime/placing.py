@@ -16,7 +16,10 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Place
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.decoder import DecoderStage
 from schedc_runtime.replicas import is_expert
+from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage import LossFunction, Stage
 
 Held = dict[int, Stage]
@@ -38,21 +41,45 @@ def stages_on(program: Program, rank: int) -> list[int]:
 
 
 def make_stages(
-    modules: Sequence[nn.Module], program: Program, places: Iterable[Place], loss_fn: LossFunction
+    parts: Partition, program: Program, places: Iterable[Place], loss_fn: LossFunction, *, overlap: bool = False
 ) -> dict[Place, Held]:
-    """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own."""
+    """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
+
+    overlap: see `new_stage`.
+    """
     taken: set[int] = set()
     own: dict[Place, dict[int, nn.Module]] = {}
     for place in places:
-        own[place] = {index: modules[index] for index in stages_on(program, place.pipeline)}
+        own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
         own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
-    deferring = splits_backward(program)
     return {
-        place: {i: Stage(module, i, program.stages, loss_fn=loss_fn, deferring=deferring) for i, module in held.items()}
+        place: {i: new_stage(parts, i, module, program, loss_fn, overlap=overlap) for i, module in held.items()}
         for place, held in own.items()
     }
+
+
+def new_stage(
+    parts: Partition,
+    index: int,
+    module: nn.Module,
+    program: Program | None,
+    loss_fn: LossFunction,
+    *,
+    overlap: bool = False,
+) -> Stage:
+    """Stage ``index`` of a partition, of ``module``, its own or a copy.
+
+    It runs in segments if any stage of the model has an exchange inside, since an overlapped pair needs both of its
+    stages so, and, with ``overlap``, in a model without any.
+    """
+    decoder = isinstance(module, DecoderStage)  # its forward cannot be traced
+    if not decoder and (overlap or any(exchanges_in(part) for part in parts.modules)):
+        inputs = len(parts.values[index - 1] if index else parts.inputs)
+        return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
+    deferring = program is not None and splits_backward(program)
+    return Stage(module, index, parts.stages, loss_fn=loss_fn, deferring=deferring)
 
 
 def splits_backward(program: Program) -> bool:

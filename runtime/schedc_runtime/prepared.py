@@ -11,6 +11,7 @@ import torch
 from schedc.ir.program import Program
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
+from schedc_runtime.cells import CellSource
 from schedc_runtime.executor import Executor
 from schedc_runtime.mesh import Neighbours, Place
 from schedc_runtime.partition import Partition
@@ -26,8 +27,10 @@ _KEPT = 16
 class Prepared:
     """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
 
-    def __init__(self, partition: Partition, stages: Mapping[Place, Held], device: torch.device) -> None:
-        self.partition, self.stages, self.device = partition, stages, device
+    def __init__(
+        self, partition: Partition, stages: Mapping[Place, Held], device: torch.device, cells: CellSource
+    ) -> None:
+        self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] of the signature asked for last."""
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
@@ -72,7 +75,9 @@ class Prepared:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         boundaries = infer_boundaries(self.partition, args, kwargs)
         codes = {
-            place: with_sums(bind(program, place.pipeline, held, boundaries), program, held, neighbours[place])
+            place: with_sums(
+                bind(program, place.pipeline, held, boundaries, cells=self.cells), program, held, neighbours[place]
+            )
             for place, held in self.stages.items()
         }
         return boundaries, {

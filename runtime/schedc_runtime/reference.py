@@ -20,7 +20,7 @@ from schedc.ir.program import Program, computation
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.placing import splits_backward, stages_on
+from schedc_runtime.placing import new_stage, stages_on
 from schedc_runtime.stage import LossFunction, Stage, mean_loss
 from schedc_runtime.weightgrad import uninstall
 
@@ -50,11 +50,14 @@ def reference_step(
     microbatches: Sequence[Microbatch],
     targets: Sequence[Any],
     loss_fn: LossFunction,
+    *,
+    overlap: bool = False,
 ) -> Reference:
     """Loss and gradients of one step over ``microbatches`` (equal signatures) and their ``targets``.
 
     program: gives every rank's stages and order of work; None stands for one rank, ascending microbatches and full
-    backwards. The partition's modules and their gradients are left as they are: a copy is run.
+    backwards. overlap: as of the `Pipeline`. The partition's modules and their gradients are left as they are: a copy
+    is run.
     """
     count = len(microbatches)
     if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
@@ -63,7 +66,7 @@ def reference_step(
             f" given {count} microbatches and {partition.stages} stages"
         )
     boundaries = infer_boundaries(partition, *microbatches[0])
-    ranks = _copies(partition, program, boundaries, loss_fn)
+    ranks = _copies(partition, program, boundaries, loss_fn, overlap)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
     for rank, kind, index, m in _serial(program, partition.stages, count):
@@ -78,7 +81,11 @@ def reference_step(
 
 
 def _copies(
-    partition: Partition, program: Program | None, boundaries: Sequence[Boundary], loss_fn: LossFunction
+    partition: Partition,
+    program: Program | None,
+    boundaries: Sequence[Boundary],
+    loss_fn: LossFunction,
+    overlap: bool,
 ) -> list[dict[int, Stage]]:
     """[ranks] the stages of each rank by number, of modules of its own; parameters that it shares stay shared."""
     ranks = program.ranks if program else 1
@@ -90,8 +97,7 @@ def _copies(
         for index, module in modules.items():
             uninstall(module)
             module.zero_grad()
-            deferring = program is not None and splits_backward(program)
-            stages[index] = Stage(module, index, partition.stages, loss_fn=loss_fn, deferring=deferring)
+            stages[index] = new_stage(partition, index, module, program, loss_fn, overlap=overlap)
             stages[index].bind(boundaries[index], boundaries[index + 1])
         result.append(stages)
     return result
