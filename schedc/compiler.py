@@ -91,18 +91,21 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> tuple
 
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Dependencies, Costs]:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
-    from schedc.layout.planned import check_memory, layout_of, stage_costs
+    from schedc.layout.planned import attach, layer_costs, layout_of, stage_costs
     from schedc.layout.writer import write_layout
+    from schedc.plan.memory import check_memory
+    from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
     layout = layout_of(tree.tree, known.schedule)
-    of_stages = stage_costs(tree.tree, layout, costs)
+    plan = attach(tree.tree, known.schedule, layout)
+    of_stages = stage_costs(tree.tree, layout, costs, plan)
     if has_policy(tree.schedule):
         known = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
-    schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers)
+    schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
     known = replace(known, schedule=schedule)
-    check_memory(tree.tree, layout, known, of_stages)
+    check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
     return known, of_stages
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("schedc.elaborate",),
     ("schedc.library",),
     ("schedc.analysis",),
-    ("schedc.passes", "schedc.layout", "schedc.search"),
+    ("schedc.passes", "schedc.layout", "schedc.plan", "schedc.search"),
     ("schedc.emit", "schedc.draw"),
     ("schedc.inputs", "schedc.freeze"),
     ("schedc.compiler",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedc.codes.base import Code
 from schedc.codes.s0_syntax import S0
 from schedc.codes.s1_names import S1
+from schedc.codes.s1_plans import S1_PLANS
 from schedc.codes.s2_order import S2
 from schedc.codes.s3_communication import S3
 from schedc.codes.s4_memory import S4
@@ -21,4 +22,4 @@ FAMILIES: dict[str, str] = {
     "S6": "what an export target cannot express",
 }
 
-CODES: dict[str, Code] = {code.code: code for family in (S0, S1, S2, S3, S4, S5, S6) for code in family}
+CODES: dict[str, Code] = {code.code: code for family in (S0, S1, S1_PLANS, S2, S3, S4, S5, S6) for code in family}

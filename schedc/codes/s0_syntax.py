@@ -81,10 +81,9 @@ S0: tuple[Code, ...] = (
     Code(
         "S008",
         "a line of a plan that is not part of this edition",
-        "What runs inside an overlapped cell, All-to-All, experts, recomputation and offloading will be said in a plan."
-        " The words that begin those lines (`cell`, `alltoall`, `experts`, `recompute`, `offload`, `overlap`) are"
-        " reserved there, and the lines are refused.",
-        _GOOD + "plan b = a(P = 2) { layers 4  recompute chunk 0 light }\n",
+        "Offloading, and experts that move between ranks, will be said in a plan. The words that begin those lines"
+        " (`offload`, `migrate`) are reserved there, and the lines are refused.",
+        _GOOD + "plan b = a(P = 2) { layers 4  offload chunk 0 }\n",
         _GOOD + "plan b = a(P = 2) { layers 4 }\n",
     ),
     Code("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),

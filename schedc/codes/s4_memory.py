@@ -39,10 +39,14 @@ S4: tuple[Code, ...] = (
     Code(
         "S406",
         "layers that do not fit into the memory of a rank",
-        "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none. "
-        "What counts are the parameters of the parts of a rank, and for each of its stages the activations of as many "
-        "microbatches as the schedule holds there at its peak. The message names the least memory that suffices, and "
-        "what fills the fullest rank then. Fewer microbatches are held by another schedule, or with more ranks.",
+        "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none; "
+        "or the layers of a plan do not fit into its `memory`. "
+        "What counts are the parameters of the parts of a rank, the slots of hot experts, and the activations that it "
+        "holds at its peak, with those that only wait for their weight gradients. The message names the least memory "
+        "that suffices, and what fills the fullest rank; of a plan also the op at which it does. Fewer microbatches "
+        "are held by another schedule, or with more ranks; `recompute` holds less of each.",
+        "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",
+        "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 4\n}\n",
     ),
     Code(
         "S407",

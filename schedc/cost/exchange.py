@@ -101,6 +101,14 @@ def rows(method: str, routing: Routing, mesh: Mesh) -> Rows | None:
     return Rows(rail, mesh.nodes * inside * (1 - missed_rank))
 
 
+def arrivals(method: str, routing: Routing, mesh: Mesh) -> float | None:
+    """Rows that a rank gets in one dispatch per token of its own, its own rows included; None as in `rows`."""
+    if method == "flat":
+        return float(routing.top)
+    missed = untouched(routing, mesh.ranks)
+    return None if missed is None else mesh.ranks * (1 - missed)
+
+
 METHODS = ("flat", "allgather", "hierarchical")
 """The methods, the simplest first: one hop; a first hop that no routing is awaited for; two hops that wait for it."""
 

@@ -4,7 +4,8 @@ One object: ``schema`` "schedc.program" and ``version`` 1 (an integer; a reader 
 ``doc``, ``source`` (file that the spans point into), ``sizes``, ``placement`` (ranks, rank_of_stage as a list per
 pipe, first_microbatch), ``phases``, ``spans`` (line, column, end line, end column) and ``streams``: for each rank an
 object of columns, equally long, named and meant as those of `schedc.ir.program.Program`; ``kind`` holds names. Where a
-plan has placed the layers of a model there are also ``layout`` (its string) and ``layers`` (how many).
+plan has placed the layers of a model there are also ``layout`` (its string) and ``layers`` (how many),
+and ``plan`` where it attaches more than layers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SCHEMA, VERSION = "schedc.program", 1
 PROGRAM_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases", "spans", "streams")
 PLAN_FIELDS = ("layout", "layers")
 """Fields that are there together, or not at all."""
+OPTIONAL_FIELDS = ("plan",)
 _PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
 _COLUMNS = (
     "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
@@ -58,6 +60,8 @@ def program_to_json(program: Program) -> str:
     }
     if program.layout:
         fields |= {"layout": program.layout, "layers": program.layers}
+    if program.plan:
+        fields["plan"] = program.plan
     streams = ",\n".join(_compact(_stream(program, rank)) for rank in range(program.ranks))
     lines = [f'"{name}": {_compact(value)}' for name, value in fields.items()]
     return "{\n" + ",\n".join([*lines, f'"streams": [\n{streams}\n]']) + "\n}\n"
@@ -81,7 +85,9 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     the format, S392 for another schema or version.
     """
     reader = _Reader(Source(file, text))
-    top = reader.fields(reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS)
+    top = reader.fields(
+        reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS
+    )
     placement = _placement(reader, top["placement"])
     streams = reader.items(top["streams"], "streams")
     if len(streams) != placement.ranks:
@@ -108,13 +114,14 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
 
 
 def _planned(reader: _Reader, top: dict[str, Any]) -> dict[str, Any]:
-    """Layout and layers, if a plan gave them. What the string says is for whoever cuts a model by it."""
+    """Layout, layers and what else a plan attached, if it did. What the texts say is for whoever carries them out."""
+    more = {name: reader.string(top[name], name) for name in OPTIONAL_FIELDS if name in top}
     if "layout" not in top:
-        return {}
+        return more
     (layers,) = reader.integers([top["layers"]], "layers", 1, 2**20)
     if not (layout := reader.string(top["layout"], "layout")):
         reader.fail("layout", "an empty layout")
-    return {"layout": layout, "layers": layers}
+    return {"layout": layout, "layers": layers, **more}
 
 
 class _Reader:
@@ -139,9 +146,15 @@ class _Reader:
             self.fail("", f"not a program: {error}")
 
     def fields(
-        self, value: Any, path: str, names: Iterable[str], identify: bool = False, together: Iterable[str] = ()
+        self,
+        value: Any,
+        path: str,
+        names: Iterable[str],
+        identify: bool = False,
+        together: Iterable[str] = (),
+        optional: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """An object with exactly these fields, and all or none of those that stand ``together``.
+        """An object with these fields, all or none of those that stand ``together``, and any ``optional`` ones.
 
         identify: a foreign schema or version is said first.
         """
@@ -151,8 +164,8 @@ class _Reader:
             self._identify(value)
         if not value.keys().isdisjoint(together):
             names = (*names, *together)
-        if unknown := sorted(value.keys() - set(names)):
-            self.fail(path, f"unknown field `{unknown[0]}`", help=did_you_mean(unknown[0], names))
+        if unknown := sorted(value.keys() - {*names, *optional}):
+            self.fail(path, f"unknown field `{unknown[0]}`", help=did_you_mean(unknown[0], (*names, *optional)))
         if missing := [name for name in names if name not in value]:
             self.fail(path, f"field `{missing[0]}` is missing")
         return value

@@ -44,6 +44,7 @@ class Schedule(Columns):
     phase: [n] index into ``phases``; span: [n] index into ``spans``.
     layout, layers: where a plan puts the parts of a model, as a layout string, and its number of decoder layers; empty
         and 0 where nothing is said. The order does not depend on it.
+    plan: what the plan attaches besides, as the text that `schedc.plan` reads; empty where it attaches nothing.
     source: the text that ``spans`` point into, if there is one.
     """
 
@@ -62,6 +63,7 @@ class Schedule(Columns):
     doc: str = ""
     layout: str = ""
     layers: int = 0
+    plan: str = ""
     source: Source | None = field(default=None, compare=False, repr=False)
 
     def op(self, row: int) -> Op:

@@ -58,6 +58,7 @@ class Header:
     source: str = ""
     layout: str = ""
     layers: int = 0
+    plan: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     ranks: int = 0
     pipes: list[list[int]] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Header:
             "doc": "\n".join(self.doc),
             "layout": self.layout,
             "layers": self.layers,
+            "plan": self.plan,
         }
 
 
@@ -89,6 +91,7 @@ def print_header(form: str, value: Schedule | Program) -> list[str]:
     lines += [f"doc {json.dumps(line)}" for line in value.doc.split("\n")] if value.doc else []
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
     lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
+    lines += [f"plan {json.dumps(value.plan)}"] if value.plan else []
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")
     for pipe, home in enumerate(place.rank_of_stage.tolist()):
@@ -168,6 +171,10 @@ def _read_layout(header: Header, line: Line, match: re.Match[str]) -> None:
     header.layers = line.number_at(match[2], match.start(2), 2**20)
 
 
+def _read_plan(header: Header, line: Line, match: re.Match[str]) -> None:
+    header.plan = _string(line, match, 1)
+
+
 def _read_size(header: Header, line: Line, match: re.Match[str]) -> None:
     name = _string(line, match, 1)
     if name in header.sizes:
@@ -215,6 +222,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Header, Line, re.Match[str]], None]]] = 
     "doc": (r"doc (\".*\")", _read_doc),
     "source": (r"source (\".*\")", _read_source),
     "layout": (r"layout (\".+\") of ([1-9]\d*)", _read_layout),
+    "plan": (r"plan (\".+\")", _read_plan),
     "size": (r"size (\".*\") (-?\d+)", _read_size),
     "ranks": (r"ranks ([1-9]\d*)", _read_ranks),
     "pipe": (r"pipe (\d+) \.\.< (\d+) on (\d+(?: \d+)*)", _read_pipe),

@@ -1,4 +1,4 @@
-"""A plan carried out: the layout that its lines say, what its stages then cost, whether they fit into the memory."""
+"""A plan carried out: the layout that its lines say, what its stages then cost, and what is attached to them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
-from schedc.layout.compare import load_per_rank, peaks
+from schedc.layout.compare import peaks
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
+from schedc.plan.checks import check_directives, memory_is_said
+from schedc.plan.memory import activation_bytes, kept
+from schedc.plan.quantities import amount
+from schedc.plan.read import attached
+from schedc.plan.resolve import resolve
+from schedc.plan.values import ExpertPlan
 from schedc.source import Source, Span
 from schedc.syntax.plan import Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.tokens import PLAN_LINES
@@ -36,7 +38,7 @@ _HELD = ("activation", "pending_weight")
 
 
 def check_plan(plan: PlanTree) -> list[Diagnostic]:
-    """What is wrong with the lines of a plan, before any size is known (S144, S401)."""
+    """What is wrong with the lines of a plan, before any size is known (S144 to S152, S401)."""
     found = [*_line_faults(plan)]
     for line in plan.lines:
         if isinstance(line, LayersLine | LayoutLine):
@@ -45,7 +47,18 @@ def check_plan(plan: PlanTree) -> list[Diagnostic]:
             found += _spot_faults(plan, line)
         if isinstance(line, TableLine):
             found += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
-    return found
+    return [*found, *check_directives(attached(plan))]
+
+
+def attach(plan: PlanTree, schedule: Schedule, layout: Layout) -> ExpertPlan:
+    """What a checked plan attaches to a schedule. Raises `DiagnosticError` (S146, S148, S149, S323) at its place."""
+    found = attached(plan)
+    given = {entry.name for line in plan.lines if isinstance(line, TableLine) and line.table == "activations"
+             for entry in line.entries}  # fmt: skip
+    derived = {"moe", "mtp"} if activation_bytes(found.plan) is not None else set()
+    if missing := list(memory_is_said(plan, layout, given | derived)):
+        raise DiagnosticError(missing)
+    return resolve(found, schedule, layout)
 
 
 def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
@@ -89,12 +102,19 @@ def _fault(plan: PlanTree, code: str, message: str, span: Span, help: str = "") 
 
 
 def layer_costs(plan: PlanTree) -> LayerCosts:
-    """The costs of the parts of the model that a plan says; those that it leaves out have their defaults."""
+    """The costs of the parts of the model that a plan says; those that it leaves out have their defaults.
+
+    Memory is in bytes where the plan's memory has a unit, and the activations of MoE layers then follow from the
+    experts and the tokens where they are not said.
+    """
     costs = LayerCosts()
+    held = activation_bytes(attached(plan).plan)
+    if held is not None and any(isinstance(line, MemoryLine) and line.unit for line in plan.lines):
+        costs = replace(costs, activations=costs.activations._replace(moe=held, mtp=held))
     for line in plan.lines:
         if isinstance(line, TableLine):
             table = _TABLES[line.table]
-            values = {entry.name: float(entry.value) for entry in line.entries}
+            values = {entry.name: amount(entry) for entry in line.entries}
             costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
     return costs
 
@@ -139,7 +159,7 @@ def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
                     f"layers times stages are at most {MOST_BALANCED:,}; `schedc layout --auto` makes a string to write"
                 )
                 raise refusal(message, help)
-            memory = limit.limit if limit else None
+            memory = amount(limit) if limit else None
             held = peaks(schedule).tolist()
             found = balance(model, schedule.placement, layer_costs(plan), pad=pad, memory=memory, in_flight=held)
             return found.layout
@@ -162,40 +182,22 @@ def _placed(plan: PlanTree, where: Callable[[Span], Span], memory: Span | None =
         ]) from None  # fmt: skip
 
 
-def stage_costs(plan: PlanTree, layout: Layout, costs: Costs) -> Costs:
-    """The costs of the stages of a layout.
+def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertPlan | None = None) -> Costs:
+    """The costs of the stages of a layout, with what the recomputation of ``with_plan`` leaves of their activations.
 
     Of ``costs``, a single number is that of one layer of cost 1 (of one that holds activations 1), and is multiplied
     by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
     """
     layers = layer_costs(plan)
+    share = kept(with_plan or ExpertPlan(), layout, layers.activations)
 
     def scaled(name: str, table: str) -> Cost | None:
         value: Cost | None = getattr(costs, name)
         if value is None or isinstance(value, tuple):
             return value
-        return tuple((layers.per_stage(layout, table) * value).tolist())
+        held = share if table == "activations" else 1.0
+        return tuple((layers.per_stage(layout, table) * held * value).tolist())
 
     changed = {name: scaled(name, "time") for name in _PER_LAYER}
     changed |= {name: scaled(name, "activations") for name in _HELD}
     return replace(costs, **changed)  # type: ignore[arg-type]
-
-
-def check_memory(plan: PlanTree, layout: Layout, known: Dependencies, costs: Costs) -> None:
-    """Raise `DiagnosticError` (S406) if a rank holds more than the plan allows.
-
-    costs: those of the stages. A rank holds its parameters, and at its peak what the timeline's memory says.
-    """
-    limit = next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
-    if limit is None:
-        return
-    parameters = load_per_rank(known.schedule.placement, layer_costs(plan).per_stage(layout, "parameters"))
-    activations = measure_memory(known.schedule, costs, known).peak_memory
-    held = parameters + activations
-    rank = int(np.argmax(held))
-    if held[rank] <= limit.limit * (1 + 1e-12):
-        return
-    message = f"rank {rank} holds {held[rank]:g}, and the plan allows {limit.limit:g}"
-    notes = (f"{parameters[rank]:g} of it are parameters, {activations[rank]:g} activations at the peak",)
-    help = f"allow {held[rank]:g}, say `at auto`, or use a schedule that holds fewer microbatches"
-    raise DiagnosticError([Diagnostic("S406", message, Label(limit.span), notes=notes, help=help, source=plan.source)])

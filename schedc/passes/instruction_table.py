@@ -100,6 +100,7 @@ class InstructionTable:
             doc=schedule.doc,
             layout=schedule.layout,
             layers=schedule.layers,
+            plan=schedule.plan,
             source_name=schedule.source.name if schedule.source else "",
             source=schedule.source,
         )

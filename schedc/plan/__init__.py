@@ -1,5 +1,9 @@
 """What a plan attaches to a schedule: experts, exchanges, overlap, recomputation; read, checked, written, reported."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from schedc.plan.values import (
     By,
     Capacity,
@@ -14,6 +18,10 @@ from schedc.plan.values import (
     Topology,
 )
 
+if TYPE_CHECKING:
+    from schedc.ir.program import Program
+    from schedc.ir.schedule import Schedule
+
 __all__ = [
     "By",
     "Capacity",
@@ -26,4 +34,15 @@ __all__ = [
     "Method",
     "Recompute",
     "Topology",
+    "plan_of",
 ]
+
+
+def plan_of(value: Program | Schedule) -> ExpertPlan:
+    """What the plan of a program or schedule attaches; nothing where it has none.
+
+    Raises `DiagnosticError` for a text that no plan has.
+    """
+    from schedc.plan.writer import read_plan
+
+    return read_plan(value.plan, value.placement.stages)

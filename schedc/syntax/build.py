@@ -205,10 +205,17 @@ class Build(Transformer[Token, t.FileTree]):
         return tuple(size for size in sizes if size is not None)
 
     def size(self, name: Token, value: Token) -> p.Given:
-        number = float(value) if value.type == "DECIMAL" else int(value[-20:])  # longer ones have been reported
-        return p.Given(str(name), number, span_of(name).to(span_of(value)))
+        return p.Given(str(name), _number(value), span_of(name).to(span_of(value)))
 
-    amount = entry = size
+    amount = size
+
+    def unit(self, unit: Token, *over: Token | None) -> tuple[str, Span]:
+        _, per = over or (None, None)
+        return (str(unit), span_of(unit)) if per is None else (f"{unit}/{per}", span_of(unit).to(span_of(per)))
+
+    def entry(self, name: Token, value: Token, unit: tuple[str, Span] | None) -> p.Given:
+        text, end = unit or ("", span_of(value))
+        return p.Given(str(name), _number(value), span_of(name).to(end), text)
 
     def layers(self, word: Token, count: Token, *rest: Any) -> p.LayersLine:
         *options, _, spot = rest
@@ -227,8 +234,59 @@ class Build(Transformer[Token, t.FileTree]):
     def table(self, word: Token, *entries: p.Given) -> p.TableLine:
         return p.TableLine(str(word), entries, span_of(word).to(entries[-1].span))
 
-    def memory(self, word: Token, limit: Token) -> p.MemoryLine:
-        return p.MemoryLine(float(limit[-32:]), span_of(word).to(span_of(limit)))
+    def memory(self, word: Token, limit: Token, unit: tuple[str, Span] | None) -> p.MemoryLine:
+        text, end = unit or ("", span_of(limit))
+        return p.MemoryLine(float(_number(limit)), span_of(word).to(end), text)
+
+    def experts(self, word: Token, count: Token, *options: p.Given) -> p.ExpertsLine:
+        end = options[-1].span if options else span_of(count)
+        return p.ExpertsLine(int(_number(count)), options, span_of(word).to(end))
+
+    def topology(self, word: Token, nodes: Token, n: Token, by: Token, per: Token, *links: p.Given) -> p.TopologyLine:
+        end = links[-1].span if links else span_of(per)
+        words = _word(nodes), _word(by)
+        return p.TopologyLine(int(_number(n)), int(_number(per)), words, links, span_of(word).to(end))
+
+    def tokens(self, word: Token, count: Token, *words: Token | None) -> p.TokensLine:
+        said = _words(words)
+        return p.TokensLine(int(_number(count)), said, span_of(word).to(said[-1].span if said else span_of(count)))
+
+    def setting(self, word: Token, value: Token) -> p.SettingLine:
+        return p.SettingLine(str(word), _word(value), span_of(word).to(span_of(value)))
+
+    def capacity(self, word: Token, factor: Token, *words: Token | None) -> p.CapacityLine:
+        said = _words(words)
+        end = said[-1].span if said else span_of(factor)
+        return p.CapacityLine(float(_number(factor)), said, span_of(word).to(end))
+
+    def hot(self, word: Token, count: Token, *until: Token | None) -> p.HotLine:
+        *words, below = until
+        value = _word(count) if count.type == "NAME" else int(_number(count))
+        limit = None if below is None else float(_number(below))
+        return p.HotLine(value, _words(words), limit, span_of(word).to(span_of(below or count)))
+
+    def recompute(self, word: Token, *parts: p.RecomputePart | Token) -> p.RecomputeLine:
+        read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
+        return p.RecomputeLine(tuple(read), span_of(word).to(read[-1].span))
+
+    def counted(self, name: Token, number: Token) -> p.RecomputePart:
+        return p.RecomputePart("counted", str(name), (_number(number),), span_of(name).to(span_of(number)))
+
+    def stages(self, word: Token, *numbers: Token) -> p.RecomputePart:
+        values = tuple(_number(number) for number in numbers if number.type == "INT")
+        return p.RecomputePart("stages", str(word), values, span_of(word).to(span_of(numbers[-1])))
+
+    def adaptive(self, name: Token, factor: Token, close: Token) -> p.RecomputePart:
+        return p.RecomputePart("adaptive", str(name), (float(_number(factor)),), span_of(name).to(span_of(close)))
+
+    def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
+        lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
+        value = None if lanes else next(_word(part) for part in parts if isinstance(part, Token))
+        end = value.span if value else span_of(second)
+        return p.CellLine(_word(first), _word(second), value, lanes, span_of(word).to(end))
+
+    def lane(self, name: Token, *steps: Token) -> p.CellLane:
+        return p.CellLane(_word(name), _words(steps))
 
     # ---- values
 
@@ -276,6 +334,19 @@ class _Arguments(tuple[t.Expr, ...]):
 
 def _to(first: Token, last: t.Expr | None) -> Span:
     return span_of(first).to(last.span) if last else span_of(first)
+
+
+def _number(token: Token) -> int | float:
+    """The number of a token; longer ones have been reported by the token checks."""
+    return float(token[-32:]) if token.type == "DECIMAL" else int(token[-20:])
+
+
+def _word(token: Token) -> p.Word:
+    return p.Word(str(token), span_of(token))
+
+
+def _words(tokens: Sequence[Token | None]) -> tuple[p.Word, ...]:
+    return tuple(_word(token) for token in tokens if token is not None)
 
 
 def _documentation(lines: Sequence[Token]) -> str:

@@ -35,7 +35,7 @@ _STARTS = frozenset(
 """Words that begin a statement."""
 _PLAN_STARTS = frozenset(PLAN_LINES.values())
 """Words that begin a line of a plan, where nothing else does."""
-_OPERANDS = frozenset({"NAME", "NUMBERED_WORD", "INT", "DECIMAL", "OP", "OP_DIGIT"})
+_OPERANDS = frozenset({"NAME", "NUMBERED_WORD", "INT", "DECIMAL", "OP", "OP_DIGIT", "UNIT", "STEP"})
 _ENDS = _OPERANDS | {"RPAR", "RSQB", "RBRACE", "STRING"}
 """What a value, an op or a block ends with: an operand behind it belongs to the next statement."""
 _TIGHT = frozenset({"PLUS", "MINUS", "TIMES"})
@@ -85,13 +85,14 @@ def _pieces(source: Source) -> list[Piece]:
     items = scan(source, _grammar()[0].parser.lexer.lexer).items
     found: list[Piece] = []
     at = 0
-    planned = False
+    planned, depth = False, 0
     for token in items:
         start, end = token.start_pos or 0, token.end_pos or 0
         _comments(source, at, start, found)
         spaced = start == 0 or source.text[start - 1] in " \t\r\n\f\ufeff"
         text = str(token).rstrip()
-        planned = token.type == "PLAN" or (planned and token.type not in ("RBRACE", "SCHEDULE"))  # it has one block
+        depth += (token.type == "LBRACE") - (token.type == "RBRACE")
+        planned = token.type == "PLAN" or (planned and (depth > 0 or token.type not in ("RBRACE", "SCHEDULE")))
         found.append(Piece(token.type, text, token.line or 0, token.end_line or 0, spaced, planned=planned))
         at = end
     _comments(source, at, len(source.text), found)

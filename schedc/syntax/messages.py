@@ -9,7 +9,7 @@ from lark import Token
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source
-from schedc.syntax.tokens import span_of
+from schedc.syntax.tokens import PLAN_LINES, span_of
 
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
              "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",
@@ -24,7 +24,7 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "OP", "OP_DIGIT"}),
         "an op or another statement",
     ),
-    (frozenset({"LAYERS", "LAYOUT", "TABLE", "MEMORY"}), "a line of the plan"),
+    (frozenset(PLAN_LINES.values()), "a line of the plan"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS", "NOT"}), "a value"),
     (frozenset({"INT", "DECIMAL", "NAME", "OP", "OP_DIGIT", "LPAR", "MINUS"}), "a value"),
     (frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "IF"}), "an operator"),
@@ -40,7 +40,7 @@ _SINGLE = {
     "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
     "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "IF_BLOCK": "`if`",
     "RANGE": "`..<`", "AMPERSAND": "`&`", "AT": "`@`", "SLOT": "`at`", "STRING": "a layout in quotes",
-    "$END": "the end of the file",
+    "$END": "the end of the file", "UNIT": "a unit", "STEP": "a step as F.dispatch or B.experts.I",
 }  # fmt: skip
 
 

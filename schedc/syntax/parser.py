@@ -14,7 +14,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.source import Source, Span
 from schedc.syntax.build import Build
 from schedc.syntax.messages import unexpected
-from schedc.syntax.tokens import Tokens, scan, span_of
+from schedc.syntax.tokens import PLAN_LINES, Tokens, scan, span_of
 from schedc.syntax.tree import FileTree
 
 EDITION = 1
@@ -25,7 +25,7 @@ _MAX_RECOVERIES = 50
 
 _RESUME = frozenset(
     {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE",
-     "SCHEDULE", "PLAN", "LAYERS", "LAYOUT", "TABLE", "MEMORY", "RBRACE", "OP", "OP_DIGIT"}
+     "SCHEDULE", "PLAN", *PLAN_LINES.values(), "RBRACE", "OP", "OP_DIGIT"}
 )  # fmt: skip
 """Tokens that begin something of their own: parsing goes on there after an error."""
 

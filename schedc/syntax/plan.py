@@ -9,11 +9,15 @@ from schedc.source import Source, Span
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A name with a number: a size ``P = 8``, an option ``pad 3``, a cost ``moe 1.5``. ``span``: both."""
+    """A name with a number: a size ``P = 8``, an option ``pad 3``, a cost ``moe 1.5``. ``span``: all of it.
+
+    unit: what stands behind the number, as ``GB`` or ``GB/s``.
+    """
 
     name: str
     value: int | float
     span: Span
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,123 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """``memory 80``: the most that a rank may hold."""
+    """``memory 80`` or ``memory 80 GB``: the most that a rank may hold."""
 
     limit: float
     span: Span
+    unit: str = ""
 
 
-Line = LayersLine | LayoutLine | TableLine | MemoryLine
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a line, and where it is."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsLine:
+    """``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``."""
+
+    count: int
+    options: tuple[Given, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLine:
+    """``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``. ``words``: those at the two numbers."""
+
+    nodes: int
+    per_node: int
+    words: tuple[Word, Word]
+    links: tuple[Given, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TokensLine:
+    """``tokens 4096 dtype bf16``. ``words``: what stands behind the number, if anything does."""
+
+    count: int
+    words: tuple[Word, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SettingLine:
+    """``alltoall hierarchical``, ``overlap auto``."""
+
+    setting: str
+    value: Word
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityLine:
+    """``capacity 1.25 drop probs``. ``words``: what stands behind the number, if anything does."""
+
+    factor: float
+    words: tuple[Word, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class HotLine:
+    """``hot 3 until imbalance < 1.2`` or ``hot auto``.
+
+    count: a number, or the word in its place. words: ``until``, ``imbalance`` and the sign, if they are there.
+    """
+
+    count: int | Word
+    words: tuple[Word, ...]
+    below: float | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputePart:
+    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``.
+
+    form: ``word``, ``counted``, ``stages`` or ``adaptive``; name: its word; numbers: those behind it.
+    """
+
+    form: str
+    name: str
+    numbers: tuple[float, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeLine:
+    parts: tuple[RecomputePart, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class CellLane:
+    """``compute B.mlp.I F.mlp``: the steps of a lane in order."""
+
+    name: Word
+    steps: tuple[Word, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellLine:
+    """``cell F & B { compute ...  comm ... }``. ``value``: the word in place of the lanes, in ``cell F & B auto``."""
+
+    first: Word
+    second: Word
+    value: Word | None
+    lanes: tuple[CellLane, ...]
+    span: Span
+
+
+Directive = ExpertsLine | TopologyLine | TokensLine | SettingLine | CapacityLine | HotLine | RecomputeLine | CellLine
+"""What a plan attaches to a schedule besides layers."""
+
+Line = LayersLine | LayoutLine | TableLine | MemoryLine | Directive
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,24 @@ PLAN_LINES = {
     "parameters": "TABLE",
     "activations": "TABLE",
     "memory": "MEMORY",
+    "experts": "EXPERTS",
+    "topology": "TOPOLOGY",
+    "tokens": "TOKENS",
+    "alltoall": "SETTING",
+    "overlap": "SETTING",
+    "capacity": "CAPACITY",
+    "hot": "HOT",
+    "recompute": "RECOMPUTE",
+    "cell": "CELL",
 }
 """The words that begin a line of a plan, and their tokens; elsewhere they are names."""
-LATER_LINES = ("cell", "alltoall", "experts", "recompute", "offload", "overlap")
+UNITS: dict[str, float] = {
+    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}bit": 1000.0**power / 8 for power, prefix in enumerate("KMG", 1)},
+}
+"""What may stand behind a number of a plan, and how many bytes it is; elsewhere they are names."""
+LATER_LINES = ("offload", "migrate")
 """Words that begin a line of a plan in a later edition."""
 _STRAY_HELP = {
     ";": "statements need no separator",
@@ -131,6 +146,7 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
     A refused line goes to the next word that begins one: it has a form that only a later edition knows.
     """
     depth, inside, refused = 0, False, False
+    numbered = False  # the token before is a number
     for token in stream:
         depth = max(0, depth - (token.type == "RBRACE"))
         inside = (inside or token.type == "PLAN") if depth == 0 else inside
@@ -145,8 +161,11 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
             tokens.findings.append(Diagnostic("S008", message, label, help=help, source=source))
         elif begins:
             yield Token.new_borrow_pos(PLAN_LINES[token], str(token), token)
+        elif inside and numbered and token.type == "NAME" and str(token) in UNITS:
+            yield Token.new_borrow_pos("UNIT", str(token), token)
         elif not refused:
             yield token
+        numbered = token.type in ("INT", "DECIMAL")
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:

@@ -1,0 +1,184 @@
+"""Whether the ranks keep within the memory of a plan: what they hold at their peak, and what fills the fullest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.cost.costs import Costs, StageCosts
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+from schedc.layout.compare import load_per_rank
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import WORK, Kind, Layout
+from schedc.plan.facts import arrive
+from schedc.plan.levels import kept_share, layer_bytes, slot_bytes
+from schedc.plan.quantities import amount, shown
+from schedc.plan.values import ExpertPlan
+from schedc.source import NOWHERE
+from schedc.syntax.plan import MemoryLine, PlanTree
+
+Floats = npt.NDArray[np.float64]
+
+_MOE = (Kind.MOE, Kind.MTP)
+"""Kinds of parts with experts in them."""
+
+
+def memory_line(plan: PlanTree) -> MemoryLine | None:
+    return next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
+
+
+def activation_bytes(plan: ExpertPlan) -> float | None:
+    """Bytes that one microbatch holds in a MoE layer, without recomputation; None where the plan says too little."""
+    experts = plan.experts
+    if experts is None or not (experts.width and experts.hidden and plan.tokens):
+        return None
+    return plan.tokens * layer_bytes(experts, plan.dtype)
+
+
+def kept(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
+    """[stages] share of their activations that the stages hold under the plan's recomputation.
+
+    activations: by kind, as `LayerCosts.activations`. Dense layers are taken as they are, and so is what is only
+    recomputed where rows are many: at the mean it is held.
+    """
+    if not plan.recompute:
+        return np.ones(len(layout.stages))
+    held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
+    share = np.array([
+        1.0 if level.adaptive is not None else kept_share(plan.experts, plan.dtype, level.level, arrive(plan))
+        for level in plan.recompute
+    ])  # fmt: skip
+    moe = held[:, [WORK.index(kind) for kind in _MOE]].sum(1)
+    whole = held.sum(1)
+    return np.asarray(1 - np.divide(moe * (1 - share), whole, out=np.zeros(len(share)), where=whole > 0))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a rank holds at its fullest: how much, at which op (row of the schedule; -1: of none), and of what."""
+
+    rank: int
+    held: float
+    row: int
+    parts: tuple[tuple[str, float], ...]
+
+
+def hot_bytes(plan: ExpertPlan) -> float:
+    """Bytes of a rank's slots for hot experts: one set for all its layers; 0 where sizes are not known."""
+    if plan.hot is None or plan.experts is None:
+        return 0.0
+    own = plan.experts.count // plan.topology.ranks if plan.topology else 0
+    return (own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype)
+
+
+def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: float = 0.0) -> Floats:
+    """[P] the most that each rank holds: its parameters, ``slots``, and activations inside cells."""
+    running = _running(schedule, costs.resolved(schedule.stages))
+    most = np.maximum(np.maximum.reduceat(running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
+    parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
+    return np.asarray(parameters + slots + most)
+
+
+def _running(schedule: Schedule, costs: StageCosts) -> Floats:
+    """[ops] activations that the rank holds after each op; the forward of a pair is counted before its backward."""
+    added = _added(costs)[schedule.kind, schedule.stage]
+    total = np.cumsum(added)
+    start = schedule.rank_start[:-1]
+    before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
+    return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
+
+
+def _added(costs: StageCosts) -> Floats:
+    """[kinds, stages] memory that an op adds."""
+    activation, pending = costs.activation, costs.pending_weight
+    table = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
+    return np.stack([table[kind] for kind in OpKind])
+
+
+def peak_of(
+    rank: int, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: float = 0.0
+) -> Peak:
+    """What ``rank`` holds at its fullest, largest first."""
+    of_stage = costs.resolved(schedule.stages)
+    low, high = schedule.rank_start[rank : rank + 2]
+    row = int(low + np.argmax(_running(schedule, of_stage)[low:high]))
+    stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
+    parts: dict[str, float] = {}
+    for stage in stages:
+        _add(parts, "parameters of", layout, layers.parameters, stage, layers.per_stage(layout, "parameters")[stage])
+        kinds = schedule.kind[low : row + 1][schedule.stage[low : row + 1] == stage]
+        number = {kind: int((kinds == kind).sum()) for kind in OpKind}
+        active = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
+        waiting = number[OpKind.I] - number[OpKind.W]
+        _add(parts, "activations of", layout, layers.activations, stage, active * of_stage.activation[stage])
+        parts["deferred weight gradients"] = (
+            parts.get("deferred weight gradients", 0.0) + waiting * of_stage.pending_weight[stage]
+        )
+    parts["slots of hot experts"] = slots
+    order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
+    return Peak(rank, sum(value for _, value in order), row, tuple(order))
+
+
+def _add(parts: dict[str, float], what: str, layout: Layout, table: tuple[float, ...], stage: int, held: float) -> None:
+    """Share out what a stage holds over the kinds of its parts, as their table has it."""
+    weights = layout.counts[stage, : len(WORK)] * np.array(table, np.float64)
+    if (whole := float(weights.sum())) <= 0:
+        parts[f"{what} stages"] = parts.get(f"{what} stages", 0.0) + held
+        return
+    for kind, weight in zip(WORK, weights.tolist(), strict=True):
+        name = f"{what} {_PLURAL.get(kind, kind)}"
+        parts[name] = parts.get(name, 0.0) + held * weight / whole
+
+
+_PLURAL = {
+    Kind.DENSE: "dense layers",
+    Kind.MOE: "MoE layers",
+    Kind.MTP: "predictions",
+    Kind.EMBEDDING: "the embedding",
+    Kind.HEAD: "the head",
+}
+
+
+def check_memory(
+    tree: PlanTree, plan: ExpertPlan, layout: Layout, layers: LayerCosts, known: Dependencies, costs: Costs
+) -> None:
+    """Raise `DiagnosticError` (S406) if a rank holds more than the plan allows, with what fills the fullest.
+
+    costs: those of the stages, with what recomputation leaves of their activations.
+    """
+    line = memory_line(tree)
+    if line is None:
+        return
+    limit, slots = amount(line), hot_bytes(plan) if line.unit else 0.0
+    held = peaks(layout, layers, known.schedule, costs, slots)
+    rank = int(np.argmax(held))
+    if held[rank] <= limit * (1 + 1e-12):
+        return
+    say = shown if line.unit else (lambda value: f"{value:g}")
+    peak = peak_of(rank, layout, layers, known.schedule, costs, slots)
+    message = (
+        f"rank {rank} holds {say(held[rank])} at {known.schedule.describe(peak.row)}, and the plan allows {say(limit)}"
+    )
+    notes = tuple(_notes(peak, known.schedule, say))
+    less = _recompute_help(plan, peak)
+    help = f"allow {say(held[rank])}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
+    raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
+
+
+def _notes(peak: Peak, schedule: Schedule, say: object) -> Iterator[str]:
+    assert callable(say)
+    yield "most of it: " + ", ".join(f"{name} {say(value)}" for name, value in peak.parts[:3])
+    span = schedule.spans[schedule.span[peak.row]]
+    if schedule.source is not None and span != NOWHERE:
+        yield f"that op is written at {schedule.source.name}:{span}"
+
+
+def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
+    moe = any(name.startswith("activations of MoE") for name, _ in peak.parts[:3])
+    return "`recompute` more, " if moe and plan.experts and plan.experts.width else ""

@@ -1,0 +1,31 @@
+"""Numbers of a plan with their units: bytes, and bytes per second."""
+
+from __future__ import annotations
+
+from schedc.syntax.plan import Given, MemoryLine
+from schedc.syntax.tokens import UNITS
+
+
+def bytes_of(value: float, unit: str) -> float | None:
+    """Bytes of ``80 GB``; None for a unit that is none of memory."""
+    return value * UNITS[unit] if unit in UNITS and not unit.endswith("bit") else None
+
+
+def speed_of(given: Given) -> float | None:
+    """Bytes per second of ``50 GB/s`` or ``400 Gbit/s``; None for anything else."""
+    unit, _, per = given.unit.partition("/")
+    return given.value * UNITS[unit] if unit in UNITS and per == "s" else None
+
+
+def amount(line: Given | MemoryLine) -> float:
+    """The number in bytes where it has a unit, as it is where it has none."""
+    value = line.limit if isinstance(line, MemoryLine) else line.value
+    return float(value if not line.unit else bytes_of(value, line.unit) or 0.0)
+
+
+def shown(count: float) -> str:
+    """A number of bytes for people: ``1.5 GB``."""
+    for unit in ("TB", "GB", "MB", "KB"):
+        if abs(count) >= UNITS[unit]:
+            return f"{count / UNITS[unit]:.4g} {unit}"
+    return f"{count:.4g} B"

@@ -1,0 +1,88 @@
+"""A plan attached to one schedule at one size: its choices made, its recomputation per stage, its findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from schedc.cell import PlanOrder, cell_program, stage_shape
+from schedc.cell.costs import CellCosts
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.placement import Placement
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.plan.checks import padded_pairs
+from schedc.plan.facts import chosen
+from schedc.plan.read import Attached, Request
+from schedc.plan.values import ExpertPlan, Method, Recompute
+
+_SCOPES = ("all", "chunk", "stage")
+"""The more special one is taken where two lines speak of a stage."""
+
+
+def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
+    """The plan with its method chosen and its recomputation per stage.
+
+    found: of a checked plan. Raises `DiagnosticError` (S148, S149, S323) at the place in the plan.
+    """
+    findings = [*padded_pairs(found, schedule, layout), *_misplaced(found, schedule.placement)]
+    if findings:
+        raise DiagnosticError(findings)
+    _check_cells(found)
+    choice = chosen(found.plan)
+    found.give(
+        method=Method(choice.method) if choice else found.plan.method,
+        recompute=per_stage(found.requests, schedule.stages, schedule.placement),
+    )
+    return found.plan
+
+
+def _stages_of(request: Request, stages: int, placement: Placement | None) -> list[int]:
+    """The stages that a `recompute` line speaks of."""
+    if request.scope == "all":
+        return list(range(stages))
+    if request.scope == "stage" or placement is None:
+        return list(request.numbers)
+    held = placement.stage_of_chunk[:, list(request.numbers)]
+    return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
+
+
+def _misplaced(found: Attached, placement: Placement) -> Iterator[Diagnostic]:
+    """S149: lines of recomputation about what there is not, or that say two things of a stage."""
+    said: dict[tuple[str, int], Request] = {}
+    for request in found.requests:
+        limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
+        label = Label(request.span)
+        if outside := [number for number in request.numbers if number >= limit]:
+            message = f"there is no {request.scope} {outside[0]}"
+            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
+            yield Diagnostic("S149", message, label, help=help, source=found.tree.source)
+            continue
+        stages = _stages_of(request, placement.stages, placement)
+        twice = [said[request.scope, stage] for stage in stages if (request.scope, stage) in said]
+        if twice:
+            message = f"two levels for the same {request.scope if request.scope != 'all' else 'stages'}"
+            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
+            yield Diagnostic(
+                "S149", message, label, (Label(twice[0].span, "the other"),), help=help, source=found.tree.source
+            )
+        said |= {(request.scope, stage): request for stage in stages}
+
+
+def per_stage(requests: list[Request], stages: int, placement: Placement | None = None) -> tuple[Recompute, ...]:
+    """[stages] what is recomputed; empty where nothing is said. Lines about chunks need the placement."""
+    levels = [Recompute()] * stages
+    for request in sorted(requests, key=lambda request: _SCOPES.index(request.scope)):
+        for stage in _stages_of(request, stages, placement):
+            levels[stage] = request.recompute
+    return tuple(levels) if requests else ()
+
+
+def _check_cells(found: Attached) -> None:
+    """Whether the orders by hand can run, on a MoE layer of standard segments; raises S323 with the line."""
+    shared = bool(found.plan.experts and found.plan.experts.shared)
+    shape = stage_shape(["moe"], shared=shared)
+    for cell in found.plan.cells:
+        order = PlanOrder(cell.compute, cell.communication, found.tree.source, found.span("cell"))
+        cell_program(cell.kind, shape, shape, CellCosts(), order)
