@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
+from torch import Tensor, fx
 from torch.nn import functional
 
+import schedc
+from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
+from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale, update_biases
 from schedc_runtime.moe.router import Balance, Router, Routing, balance_loss, choose, load_of, updated_bias
+from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
+from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss, turn
+from schedc_runtime.reference import reference_step
+from schedc_runtime.replicas import is_expert
+from schedc_runtime.signature import split
+from schedc_runtime.testing import pool
 from schedc_runtime.weightgrad import WeightSink, install
 
 torch.set_num_threads(1)
@@ -231,3 +245,160 @@ def test_frozen_experts_make_no_work_and_wrong_counts_are_refused() -> None:
         experts(torch.randn(5, 4), [2, 2])
     with pytest.raises(RuntimeFault, match="5 padded rows for 2 experts"):
         experts(torch.randn(5, 4), None)
+
+
+@pytest.mark.parametrize(
+    "routing", [ROUTING, Routing(8, 2), Routing(4, 4, balance=1.0), Routing(5, 1, scores="sigmoid", normalise=False)]
+)
+@pytest.mark.parametrize("capacity", [None, Capacity(0.75, "position"), Capacity(1.0), Capacity(9.0)])
+def test_a_layer_alone_is_plain_autograd(routing: Routing, capacity: Capacity | None) -> None:
+    layer, other = small_layer(routing), small_layer(routing)
+    layer.attach(ExpertGroup.solo(), capacity=capacity)
+    set_loss_scale(layer, 0.5)
+    (x,), (y,) = tokens(1, 12), tokens(1, 12)
+    x.requires_grad_()
+    y.requires_grad_()
+    output = layer(x.view(3, 4, WIDTH))
+    (expected,), loss = plain(other, [y], capacity)
+    torch.testing.assert_close(output.flatten(0, 1), expected)
+    (output.sin().mean() * 0.5).backward()
+    ((expected.sin().mean() + loss) * 0.5).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(layer.get_parameter(name).grad, parameter.grad, msg=name)
+    statistics = layer.statistics
+    assert statistics.choices == 12 * routing.k
+    assert statistics.rows == statistics.choices - statistics.dropped
+    if routing.balance:
+        torch.testing.assert_close(statistics.balance_loss, float(loss.detach()))
+    if capacity is None:
+        assert statistics.padded_rows == statistics.rows
+    else:
+        assert statistics.padded_rows == routing.experts * capacity.slots(12, routing.k, routing.experts)
+        assert (statistics.dropped > 0) == (
+            capacity.factor <= 1.0 and (routing.k < routing.experts or capacity.factor < 1)
+        )
+
+
+@pytest.mark.parametrize("capacity", [None, [1.0, "probs"], [0.5, "position"]])
+def test_sharded_layers_agree_whatever_the_method(capacity: list[Any] | None) -> None:
+    results = pool(4).run("moe_cases:sharded_layer", per_node=2, capacity=capacity)
+    for result in results:
+        assert result["bitwise"]
+        assert result["error"] < 1e-13
+        assert result["choices"] == 4 * 10 * 3
+        assert (result["dropped"] > 0) == (capacity is not None)
+        assert result["padded_rows"] == (4 * 2 * math.ceil(capacity[0] * 30 / 8) if capacity else result["rows"])
+    assert sum(result["rows"] for result in results) == 120 - results[0]["dropped"]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return not isinstance(m, MoELayer)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trace_shows_the_exchanges_in_their_order(method: str) -> None:
+    layer = small_layer()
+    layer.attach(ExpertGroup.solo(), method)  # type: ignore[arg-type]
+    traced = fx.GraphModule(layer, _Tracer().trace(layer))
+    x = tokens(1)[0]
+    assert torch.equal(traced(x), layer(x))
+    found = [layer.get_submodule(str(n.target)) for n in traced.graph.nodes if n.op == "call_module"]
+    shown = [(m.label, getattr(m, "hop", "")) for m in found if isinstance(m, Exchange)]
+    hops = ["flat"] if method == "flat" else ["rail", "node"]
+    assert shown == [("routing", ""), *(("dispatch", h) for h in hops), *(("combine", h) for h in hops[::-1])]
+
+
+def test_shards_keep_names_and_marks_and_make_the_whole_again() -> None:
+    whole = small_layer()
+    state = whole.state_dict()
+    ranks = []
+    for group in in_process_expert_groups(4, 2):
+        layer = small_layer()
+        shard_experts(layer, group, "hierarchical")
+        ranks.append(layer)
+    assert list(ranks[2].state_dict()) == list(state)
+    assert torch.equal(ranks[2].experts.down, whole.experts.down[4:6])
+    joined = join_shards(ranks[0], [layer.state_dict() for layer in ranks])
+    assert all(torch.equal(joined[name], value) for name, value in state.items())
+    zeroed = {name: torch.zeros_like(value) for name, value in state.items()}
+    ranks[2].load_state_dict(local_state(ranks[2], zeroed | {"experts.down": state["experts.down"]}))
+    assert torch.equal(ranks[2].experts.down, whole.experts.down[4:6])
+    assert not ranks[2].experts.gate_up.any()
+
+    copied = copy.deepcopy(torch.nn.Sequential(whole, ranks[1].experts))
+    assert [name for name, _ in expert_parameters(copied)] == ["1.gate_up", "1.down"]
+    assert [name for name, p in copied.named_parameters() if is_expert(p)] == ["1.gate_up", "1.down"]
+    with pytest.raises(RuntimeFault, match="spread over ranks already"):
+        shard_experts(ranks[1], ExpertGroup.solo())
+    with pytest.raises(RuntimeFault, match="8 experts on 3 ranks"):
+        shard_experts(small_layer(), in_process_expert_groups(3, 1)[0])
+    with pytest.raises(RuntimeFault, match=r"rank 1 of 4 holds experts 0 to 7 of 8\n.*shard_experts"):
+        small_layer().attach(in_process_expert_groups(4, 2)[1])
+    with pytest.raises(RuntimeFault, match="method `ring`"):
+        small_layer().attach(ExpertGroup.solo(), "ring")  # type: ignore[arg-type]
+
+
+def test_rotary_positions_are_relative() -> None:
+    """The product of a query and a key depends on how far apart they are, and on position 0 nothing is turned."""
+    torch.manual_seed(0)
+    query, key = (turn(torch.randn(8, dtype=torch.float64).expand(5, 8)) for _ in range(2))
+    products = query @ key.T
+    torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])
+    assert not torch.allclose(products[0, 0], products[0, 1])
+
+
+CONFIG = MoEConfig(
+    vocab=32, width=16, heads=2, dense_blocks=1, moe_blocks=3, inner=24, expert_inner=6,
+    routing=Routing(8, 3, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=0.1),
+    query_rank=8, key_value_rank=4, plain=4, rotary=4, value=4, multi_token=True,
+)  # fmt: skip
+
+
+def transformer() -> MoETransformer:
+    torch.manual_seed(0)
+    return MoETransformer(CONFIG).double()
+
+
+@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
+def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedule: str, ranks: int) -> None:
+    """Whole and split backwards, multi-token prediction, auxiliary loss: bit for bit, and close to plain autograd."""
+    program = schedc.compile(schedule, P=ranks, M=4)
+    model, other = transformer(), transformer()
+    ids = torch.randint(0, 32, (8, 7), generator=torch.Generator().manual_seed(2))
+    batch, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    loss_fn = multi_token_loss()
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True)
+    set_loss_scale(model, 0.25)
+    cpu = torch.device("cpu")
+    parts = [((part,), {}) for part in split(batch, 4, cpu)]
+    expected = reference_step(pipe.partition, program, parts, split(targets, 4, cpu), loss_fn)
+    loss = pipe.step(batch, targets)
+    assert torch.equal(loss, expected.loss)
+    for name, parameter in pipe.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.equal(parameter.grad, expected.grads[name]), name
+
+    set_loss_scale(other, 0.25)
+    for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True):
+        (loss_fn(other(x), y) * 0.25).backward()
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(expected.grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
+
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    assert [layer.statistics.choices for layer in layers] == [8 * 6 * 3] * 3 + [8 * 5 * 3]
+    update_biases(model)
+    assert all(layer.router.bias.abs().max() == 1e-3 for layer in layers)  # type: ignore[union-attr]
+    assert layers[0].statistics.choices == 0
+    pipe.evaluate(batch, targets)
+    assert layers[0].statistics.choices == 0
+    pipe.close()
+
+
+def test_tied_multi_token_embedding_and_plain_logits() -> None:
+    tied = MoETransformer(replace(CONFIG, tied=True))
+    assert tied.multi_token is not None
+    assert tied.multi_token.embedding.weight is tied.embedding.weight
+    single = MoETransformer(replace(CONFIG, multi_token=False, shared=0))
+    assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
