@@ -34,8 +34,10 @@ messages below m. Reductions come last and in order of stage on all ranks, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from schedc.analysis.compiled import kernels
 from schedc.analysis.dependencies import Bools, Dependencies
@@ -52,11 +54,8 @@ LOOKAHEAD = 2
 """How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
 never waits for the post, few enough that a rank holds no more than a few empty buffers."""
 
-_NUMPY_MESSAGE = 2e-7
-"""Seconds that numpy takes for a message, roughly: what decides whether to load the compiled loops."""
-
-_RADIX_RANKS = 1 << 15
-"""numpy sorts numbers of 16 bits in linear time."""
+_NUMPY_MESSAGE = 1e-7
+"""Seconds that numpy takes for a message in each step, roughly: what decides whether to load the compiled loops."""
 
 
 def insert_communication(
@@ -79,7 +78,7 @@ def insert_communication(
     by_end, by_start = _ordered(cells, end), _ordered(cells, start)
     messages, number = _messages(cells, by_end)
     posts = _posts(cells, messages, by_end)
-    batch = _batches(messages, posts, start, end, costs.p2p)
+    batch = _batches(cells, messages, posts, start, end, costs.p2p)
     del start, end
     waits = _send_waits(cells, messages, number, (by_end, by_start))
     del by_end, by_start
@@ -130,19 +129,22 @@ def _marked(cells: Dependencies, order: Int32, after: Int32, rank: Int32) -> _Ma
     """
     position = np.empty(len(cells), np.int32)
     position[order] = np.arange(len(cells), dtype=np.int32)
-    place = position[after] + np.arange(1, 1 + after.size)
-    is_cell = np.ones(len(cells) + after.size, bool)
-    is_cell[place] = False
-    ranks = np.empty(is_cell.size, np.int16 if cells.rank_start.size <= _RADIX_RANKS else np.int32)
+    place = position[after] + np.arange(1, 1 + after.size, dtype=np.int32)
+    is_mark = np.zeros(len(cells) + after.size, bool)
+    is_mark[place] = True
+    ranks = np.empty(is_mark.size, _short(cells.rank_start.size - 1))
     ranks[place] = rank
-    ranks[is_cell] = cells.rank[order]
+    ranks[~is_mark] = cells.rank[order]
     by_rank = np.argsort(ranks, kind="stable")
-    is_cell_by_rank = is_cell[by_rank]
-    there = np.flatnonzero(~is_cell_by_rank)
-    number = np.cumsum(~is_cell, dtype=np.int32)
-    mark = number[by_rank[there]] - 1
-    before = np.cumsum(is_cell_by_rank, dtype=np.int32)[there]
-    return _Marks(mark, before + rank[mark])
+    there = np.flatnonzero(is_mark[by_rank])
+    mark = np.argsort(rank.astype(ranks.dtype), kind="stable").astype(np.int32)
+    before = there - np.arange(there.size)  # of what is before a mark, all that is no mark
+    return _Marks(mark, before.astype(np.int32) + rank[mark])
+
+
+def _short(limit: int) -> npt.DTypeLike:
+    """A type for numbers below ``limit``: if it has 16 bits or fewer, numpy sorts in linear time."""
+    return np.uint8 if limit <= 1 << 8 else np.uint16 if limit <= 1 << 16 else np.int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,16 +181,19 @@ def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
             rank_start[:-1].copy(), post, gap,
         )  # fmt: skip
         return _Posts(post, gap, rank_start)
-    rank = np.stack([source, destination], axis=1).ravel()
-    marks = _marked(cells, by_end, np.repeat(messages.producer, 2), rank)
+    marks = _marked(cells, by_end, messages.producer, destination)
     first_gap = (cells.rank_start[:-1] + np.arange(ranks)).astype(np.int32)
-    earliest = np.maximum(marks.gap - LOOKAHEAD * (marks.mark & 1), first_gap[rank[marks.mark]])
+    earliest = np.empty((len(messages), 2), np.int32)
+    earliest[:, 0] = messages.producer + source + 1
+    earliest[marks.mark, 1] = np.maximum(marks.gap - LOOKAHEAD, first_gap[destination[marks.mark]])
+    rank = np.stack([source, destination], axis=1).astype(_short(ranks)).ravel()
+    post = np.argsort(rank, kind="stable").astype(np.int32)
     # Gaps of a rank lie above those of the ranks before it, so that one running maximum serves all ranks. It never
     # moves a SEND, nor a RECV beyond its latest place: the latest places of a rank ascend with the messages.
-    return _Posts(marks.mark, np.maximum.accumulate(earliest), rank_start)
+    return _Posts(post, np.maximum.accumulate(earliest.ravel()[post]), rank_start)
 
 
-def _batches(messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p: float) -> Int32:
+def _batches(cells: Dependencies, messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p: float) -> Int32:
     """[messages] number of the batch, or -1; moves the receive of a batch's first message to its second's send.
 
     Two messages in opposite directions that both ranks post one after the other. Only where the second is already
@@ -212,25 +217,32 @@ def _batches(messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p:
     fits &= posts.gap[place[second, 1]] == posts.gap[place[first, 0]]
     fits &= (leaves <= left + rounding) | ((leaves + p2p <= start[messages.consumer[first]]) & (p2p > 0))
     first, second = first[fits], second[fits]
-    ranks = np.searchsorted(posts.rank_start, place[first], side="right")
-    taken = _every_other(ranks, first, second)
+    taken = _every_other(_pairs(cells, messages, first), first, second)
     first, second = first[taken], second[taken]
     batch[first] = batch[second] = np.arange(first.size)
     posts.gap[place[first, 1]] = posts.gap[place[second, 0]]
     return batch
 
 
-def _every_other(ranks: Int64, first: Int64, second: Int32) -> Bools:
+def _pairs(cells: Dependencies, messages: Messages, chosen: Int64) -> npt.NDArray[np.integer[Any]]:
+    """A number for the two ranks of each chosen message, whatever its direction."""
+    ranks = cells.rank_start.size - 1
+    one, other = cells.rank[messages.producer[chosen]], cells.rank[messages.consumer[chosen]]
+    pair = np.minimum(one, other).astype(np.int64) * ranks + np.maximum(one, other)
+    return pair.astype(_short(ranks**2))
+
+
+def _every_other(pair: npt.NDArray[np.integer[Any]], first: Int64, second: Int32) -> Bools:
     """Which candidates to take where they form a chain m, m', m'': the first, the third, and so on.
 
-    ranks: [candidates, 2] the two ranks of each. In a chain the second message of one is the first of the next.
+    pair: [candidates] what tells pairs of ranks apart. In a chain the second message of one is the first of the next.
     """
-    by_pair = np.lexsort((ranks.max(axis=1, initial=0), ranks.min(axis=1, initial=0)))
+    by_pair = np.argsort(pair, kind="stable")
     index = np.arange(first.size)
     starts = np.ones(first.size, bool)
     starts[1:] = second[by_pair[:-1]] != first[by_pair[1:]]
     taken = np.zeros(first.size, bool)
-    taken[by_pair] = (index - np.maximum.accumulate(np.where(starts, index, 0))) % 2 == 0
+    taken[by_pair] = (index - np.maximum.accumulate(np.where(starts, index, 0))) & 1 == 0
     return taken
 
 
@@ -238,12 +250,13 @@ def _send_waits(cells: Dependencies, messages: Messages, number: Int32, orders: 
     """[messages] gap of the wait for each send: before the first own cell that comes after the consumer in both
     orders."""
     gap = np.zeros(len(messages), np.int32)
+    by_cell = np.ascontiguousarray(number.T)
     compiled = kernels(len(messages) * _NUMPY_MESSAGE)
     for order in orders:
         if compiled:
             compiled.jit(loops.place_send_waits)(order, cells.rank, cells.rank_start, number, messages.producer, gap)
             continue
-        taken = number[:, order].T.ravel()
+        taken = by_cell.take(order, axis=0).ravel()
         message = taken[taken >= 0]
         marks = _marked(cells, order, messages.consumer[message], cells.rank[messages.producer[message]])
         message = message[marks.mark]
