@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.claims import ClaimResult, check_claims
 from schedc.analysis.dependencies import Dependencies
@@ -24,6 +24,12 @@ from schedc.library import Plan
 from schedc.passes.insert_communication import insert_communication
 from schedc.syntax.tree import ScheduleTree
 
+if TYPE_CHECKING:
+    from schedc.analysis.inside import Inside
+
+if TYPE_CHECKING:
+    from schedc.layout.parts import Layout
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -36,6 +42,8 @@ class Analysis:
     timeline: Timeline
     memory: Memory
     claims: tuple[ClaimResult, ...]
+    inside: Inside | None = None
+    """The schedule priced by what happens inside of cells, where the costs know of it."""
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -106,7 +114,7 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Depend
     schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
     known = replace(known, schedule=schedule)
     check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
-    return known, of_stages
+    return known, replace(of_stages, cell=costs.cell, source=costs.source)
 
 
 def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
@@ -134,7 +142,16 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
         simulate(schedule, costs, dependencies),
         measure_memory(schedule, costs, dependencies),
         tuple(check_claims(tree.claims, schedule, costs, dependencies=dependencies)),
+        _inside(dependencies, costs),
     )
+
+
+def _inside(dependencies: Dependencies, costs: Costs) -> Inside | None:
+    if costs.cell is None:
+        return None
+    from schedc.cell_report import inside_of
+
+    return inside_of(dependencies, costs)
 
 
 def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
@@ -148,6 +165,7 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "ranks": schedule.ranks,
         "stages": schedule.stages,
         **_layers(schedule),
+        **_attached(analysis),
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
         "makespan": timeline.makespan,
@@ -160,6 +178,7 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
         "peak_memory": memory.peak_memory.tolist(),
+        **_cells(analysis),
         "expect": [claim.to_json() for claim in analysis.claims],
         "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
     }
@@ -174,6 +193,32 @@ def _layers(schedule: Schedule) -> dict[str, Any]:
     layout = parse_layout(schedule.layout)
     per_stage = [len(layout.layers_of(stage)) for stage in range(schedule.stages)]
     return {"layers": schedule.layers, "layout": schedule.layout, "layers_per_stage": per_stage}
+
+
+def _attached(analysis: Analysis) -> dict[str, Any]:
+    """What a plan attaches besides layers; nothing where it does not."""
+    if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
+        return {}
+    from schedc.plan import plan_of
+    from schedc.plan.report import to_json
+
+    return {"plan": to_json(plan_of(analysis.schedule), laid_out(analysis.tree, analysis.schedule))}
+
+
+def laid_out(tree: Plan, schedule: Schedule) -> Layout:
+    """The layout of a schedule that was made from a plan, with its dense and MoE layers told apart."""
+    from schedc.layout.parser import parse_layout
+    from schedc.layout.planned import dense_of
+
+    return parse_layout(schedule.layout, dense=dense_of(tree.tree))
+
+
+def _cells(analysis: Analysis) -> dict[str, Any]:
+    if analysis.inside is None:
+        return {}
+    from schedc.cell_report import cells_json
+
+    return {"cells": cells_json(analysis.inside)}
 
 
 def failed_report(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:

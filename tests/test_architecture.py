@@ -25,7 +25,7 @@ LAYERS = (
     ("schedc.analysis",),
     ("schedc.passes", "schedc.layout", "schedc.plan", "schedc.search"),
     ("schedc.emit", "schedc.draw"),
-    ("schedc.inputs", "schedc.freeze"),
+    ("schedc.inputs", "schedc.freeze", "schedc.cell_report"),
     ("schedc.compiler",),
     ("schedc.highlight", "schedc.lsp"),
     ("schedc.cli",),

@@ -73,16 +73,23 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
     end = _ends(known, duration, stage_costs.p2p)
-    arrival = _arrivals(known, end, stage_costs.p2p)
+    return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
+
+
+def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arrival: Floats) -> Timeline:
+    """The timeline of cells whose ends are known.
+
+    duration, end: [cells]; arrival: [3, cells] when the rank is free and each of the two producers' outputs is there.
+    """
     start = np.maximum.reduce(arrival)
-    candidates = np.stack([known.previous, *known.producers])
+    candidates = np.stack([dependencies.previous, *dependencies.producers])
     return Timeline(
-        dependencies=known,
+        dependencies=dependencies,
         start=start,
         end=end,
-        bound_by=candidates[np.argmax(arrival, axis=0), np.arange(len(known))].astype(np.int64),
-        busy=reduce_by_rank(np.add, duration, known.rank_start),
-        span=_spans(known, start, end),
+        bound_by=candidates[np.argmax(arrival, axis=0), np.arange(len(dependencies))].astype(np.int64),
+        busy=reduce_by_rank(np.add, duration, dependencies.rank_start),
+        span=_spans(dependencies, start, end),
         makespan=float(end.max(initial=0.0)),
     )
 

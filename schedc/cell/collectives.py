@@ -217,7 +217,7 @@ class _Machine:
         """The ranks that stand for ever; empty if all come to their ends."""
         moved = True
         while moved:
-            moved = any([self._advance(expert) for expert in range(len(self.streams))])
+            moved = any(self._advance(expert) for expert in range(len(self.streams)))
         return [expert for expert, stream in enumerate(self.streams) if self.at[expert] < len(stream)]
 
     def _advance(self, expert: int) -> bool:

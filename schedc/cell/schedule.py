@@ -8,9 +8,9 @@ from functools import lru_cache
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.hand import chooser
-from schedc.cell.improve import MANNERS, finish, improved, lower_bound
+from schedc.cell.improve import MANNERS, improved, lower_bound, merit
 from schedc.cell.lanes import Machine, Placed, Priority
-from schedc.cell.predict import longest_paths, predict
+from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -41,24 +41,9 @@ def cell_program(
         placed = _by_hand(tasks, duration, order)
         return _steps(tasks, placed)
     bound = lower_bound(tasks, duration)
-
-    def merit(placed: Placed) -> tuple[int, float]:
-        """Duration, equal within rounding, then when the outputs leave."""
-        found = predict(_steps(tasks, placed), forward, backward, costs, back)
-        leaves = (found.activation_at or 0.0) + (found.gradient_at or 0.0)
-        return round(found.duration / (bound or 1.0) * _SAME), leaves
-
     rules = list(_rules(tasks, duration))
-    tried = [Machine(tasks, duration).run(rule) for rule in rules]
-    first = min(range(len(tried)), key=lambda number: merit(tried[number]))
-    found = [tried[first]]
-    if finish(tried[first]) > bound * (1 + 1 / _SAME):
-        found.append(improved(tasks, duration, rules[first], bound))
-    return _steps(tasks, min(found, key=merit))
-
-
-_SAME = 10**9
-"""Times that differ by less than this part of the cell are the same."""
+    tried = [merit(tasks, Machine(tasks, duration).run(rule), bound) for rule in rules]
+    return _steps(tasks, improved(tasks, duration, rules[tried.index(min(tried))], bound))
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:

@@ -139,6 +139,10 @@ def _table(facts: dict[str, Any]) -> str:
     if "layers" in facts:
         lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")
         lines.append(f"layout {facts['layout']}")
+    if "plan" in facts:
+        from schedc.plan.report import to_text
+
+        lines += to_text(facts["plan"])
     lines.append(
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
@@ -147,6 +151,10 @@ def _table(facts: dict[str, Any]) -> str:
     lines.append("rank  " + "  ".join(columns))
     for rank in range(facts["ranks"]):
         lines.append(f"{rank:>4}  " + "  ".join(f"{facts[name][rank]:>{len(name)}g}" for name in columns))
+    if "cells" in facts:
+        from schedc.cell_report import cells_text
+
+        lines += cells_text(facts["cells"])
     for claim in facts["expect"]:
         condition = f" when {claim['condition']}" if claim["condition"] else ""
         lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")

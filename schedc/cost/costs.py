@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from schedc.cost.checks import KEYS, MEMORY, TIMES, Cost, problem, validated
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.source import Source
+
+if TYPE_CHECKING:
+    from schedc.cell.table import CellTable
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,6 +30,7 @@ class Costs:
     Of an FB per stage a pair takes the value at the stage of its forward.
     activation: memory that one microbatch holds on one stage from its F to its backward, in any one unit;
     pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B).
+    cell: what is known of cells from inside, if anything (`schedc.analysis.inside` prices a schedule by it).
     """
 
     F: Cost = 1.0
@@ -37,6 +41,7 @@ class Costs:
     p2p: float = 0.0
     activation: Cost = 1.0
     pending_weight: Cost = 1.0
+    cell: CellTable | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -135,7 +140,8 @@ def parse_costs(source: Source) -> Costs:
     """The costs of a TOML text.
 
     Keys: ``schema``; in table ``[ops]`` F, I, W, B, FB, p2p, each a number or (but p2p) a list with one number per
-    stage; in table ``[memory]`` activation and pending_weight, likewise. All but the schema may be left out.
+    stage; in table ``[memory]`` activation and pending_weight, likewise; table ``[cell]`` is that of
+    `schedc.cell.table`. All but the schema may be left out.
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
     values = parse_toml(source)
@@ -144,11 +150,16 @@ def parse_costs(source: Source) -> Costs:
     if schema != SCHEMA:
         said = "no schema" if schema is None else f"schema {schema!r}"
         found.append(problem("S405", f"a cost file with {said}", source, "schema", help=f'write schema = "{SCHEMA}"'))
-    costs: dict[str, Cost] = {}
+    costs: dict[str, Any] = {}
     for name, table in values.items():
-        if name not in TABLES:
+        if name == "cell" and isinstance(table, dict):
+            costs["cell"], wrong = _cell(table, source)
+            found += wrong
+        elif name not in TABLES and name != "cell":
             in_ops = name in TIMES or name in MEMORY
-            help = f"`{name}` belongs in a table: [ops] or [memory]" if in_ops else did_you_mean(name, TABLES)
+            help = (
+                f"`{name}` belongs in a table: [ops] or [memory]" if in_ops else did_you_mean(name, (*TABLES, "cell"))
+            )
             found.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
         elif not isinstance(table, dict):
             found.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
@@ -158,7 +169,19 @@ def parse_costs(source: Source) -> Costs:
             found += wrong
     if found:
         raise DiagnosticError(found)
-    return Costs(**costs, source=source)  # type: ignore[arg-type]
+    return Costs(**costs, source=source)
+
+
+def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagnostic]]:
+    from schedc.cell.table import read_table  # few cost files have one
+
+    cell, wrong = read_table(table)
+    return cell, [problem(code, text, source, _setting(source, key), help) for code, text, key, help in wrong]
+
+
+def _setting(source: Source, key: str) -> str:
+    """A part of a cell is set in a line of its own, or by a table."""
+    return f"cell.{key}" if f"[cell.{key}]" in source.text else key
 
 
 def dump_costs(costs: Costs) -> str:
@@ -167,6 +190,10 @@ def dump_costs(costs: Costs) -> str:
     for table, keys in TABLES.items():
         lines += ["", f"[{table}]"]
         lines += [f"{key} = {_number(value)}" for key in keys if (value := getattr(costs, key)) is not None]
+    if costs.cell is not None:
+        from schedc.cell.table import write_table
+
+        lines += ["", *write_table(costs.cell)]
     return "\n".join([*lines, ""])
 
 

@@ -1,0 +1,183 @@
+"""The timeline of a schedule whose cells are known from inside, beside the one where they are opaque."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import Floats, Timeline, timeline_of
+from schedc.cell.costs import CellCosts
+from schedc.cell.graph import EXCHANGE_LANES, StageShape
+from schedc.cell.predict import Prediction, hidden_share, predict
+from schedc.cell.program import CellProgram, PlanOrder
+from schedc.cell.schedule import cell_program
+from schedc.diagnostics import CompilerBug
+from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.schedule import Int64
+
+
+@dataclass(frozen=True)
+class CellKind:
+    """Cells with one program: of one kind, on stages with equal graphs.
+
+    stages: of the forward and of the backward of one such cell (the same twice for a cell of one op).
+    count: how many the schedule has. serial: the time of all its segments and exchanges one after the other.
+    """
+
+    kind: str
+    stages: tuple[int, int]
+    count: int
+    program: CellProgram
+    prediction: Prediction
+
+    @property
+    def serial(self) -> float:
+        return self.prediction.compute + self.prediction.communication
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """A schedule priced from inside.
+
+    kinds: what cells there are; kind: [cells] index into it.
+    atomic: every cell takes all its segments and exchanges one after the other, and its messages leave at its end.
+    overlapped: cells run their programs, messages leave at their ends.
+    timeline: cells run their programs, and a message leaves as soon as what it carries is complete.
+    """
+
+    kinds: tuple[CellKind, ...]
+    kind: Int64
+    atomic: Timeline
+    overlapped: Timeline
+    timeline: Timeline
+
+    def communication(self, pairs_only: bool = False) -> tuple[float, float]:
+        """(time, exposed) of all exchanges of the step, or of those in overlapped pairs."""
+        kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
+        time = sum(kind.count * kind.prediction.communication for kind in kinds)
+        return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
+
+    @property
+    def hidden_step(self) -> float:
+        """1 - exposed / communication, summed over all cells of all ranks; 1 where nothing is communicated."""
+        return hidden_share(*self.communication())
+
+    @property
+    def hidden_steady(self) -> float | None:
+        """The same over the overlapped pairs; None where the schedule has none."""
+        has_pairs = any(len(kind.kind) == 2 for kind in self.kinds)
+        return hidden_share(*self.communication(pairs_only=True)) if has_pairs else None
+
+    @cached_property
+    def lanes(self) -> dict[str, tuple[float, float]]:
+        """(busy, exposed) of each lane over the step, summed over ranks."""
+        return {
+            lane.value: (
+                sum(kind.count * kind.prediction.lanes[at].busy for kind in self.kinds),
+                sum(kind.count * kind.prediction.lanes[at].exposed for kind in self.kinds),
+            )
+            for at, lane in enumerate(EXCHANGE_LANES)
+        }
+
+
+OrderOf = Callable[[str], PlanOrder | None]
+"""The order by hand of a kind of cells, where there is one."""
+
+
+def price(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    p2p: float = 0.0,
+    order_of: OrderOf = lambda kind: None,
+) -> Inside:
+    """A legal schedule under the costs of its segments and exchanges.
+
+    shapes: [stages]. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
+    that cannot run.
+    """
+    codes, kind = np.unique(_codes(dependencies, shapes), return_inverse=True)
+    representative = np.zeros(codes.size, np.int64)
+    representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
+    counts = np.bincount(kind, minlength=codes.size)
+    kinds = tuple(
+        _kind(dependencies, int(cell), int(count), shapes, costs, order_of)
+        for cell, count in zip(representative, counts, strict=True)
+    )
+
+    def per_cell(times: Sequence[float]) -> Floats:
+        return np.asarray(np.array(times, np.float64)[kind]) if times else np.zeros(len(dependencies))
+
+    serial = per_cell([one.serial for one in kinds])
+    duration = per_cell([one.prediction.duration for one in kinds])
+    at_end = [one.prediction.duration for one in kinds]
+    leaves = np.stack([
+        per_cell([end if leave is None else leave for leave, end in zip(times, at_end, strict=True)])
+        for times in (
+            [one.prediction.activation_at for one in kinds],
+            [one.prediction.gradient_at for one in kinds],
+        )
+    ])  # fmt: skip
+    return Inside(
+        kinds,
+        kind.astype(np.int64),
+        atomic=simulate_leaving(dependencies, serial, np.stack([serial, serial]), p2p),
+        overlapped=simulate_leaving(dependencies, duration, np.stack([duration, duration]), p2p),
+        timeline=simulate_leaving(dependencies, duration, leaves, p2p),
+    )
+
+
+def simulate_leaving(dependencies: Dependencies, duration: Floats, leaves: Floats, latency: float) -> Timeline:
+    """The timeline of cells whose outputs leave before their ends.
+
+    duration: [cells]; leaves: [2, cells] time from a cell's start until the output of its forward, and the input
+    gradient of its backward, are complete.
+    """
+    levels, cells = dependencies.levels, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    there = np.zeros((3, cells + 1))  # end, output of the forward, input gradient; the last: of what nobody waits for
+    waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
+    after = np.concatenate([np.zeros((1, cells)), dependencies.remote * latency])
+    spent = np.stack([duration, *leaves])
+    arrival = np.zeros((3, cells))
+    row = np.arange(3)[:, None]
+    for low, high in pairwise(levels.start.tolist()):
+        now = levels.order[low:high]
+        arrival[:, now] = there[row, waits[:, now]] + after[:, now]
+        there[:, now] = arrival[:, now].max(axis=0) + spent[:, now]
+    return timeline_of(dependencies, duration, there[0, :-1], arrival)
+
+
+def _codes(dependencies: Dependencies, shapes: Sequence[StageShape]) -> Int64:
+    """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
+    schedule, kinds = dependencies.schedule, len(OpKind)
+    numbers: dict[StageShape, int] = {}
+    graph = np.array([numbers.setdefault(shape, len(numbers)) for shape in shapes], np.int64)
+    first, second = dependencies.first, dependencies.second
+    code = schedule.kind[first].astype(np.int64) * len(shapes) + graph[schedule.stage[first]]
+    behind = np.where(second >= 0, 1 + schedule.kind[second] * np.int64(len(shapes)) + graph[schedule.stage[second]], 0)
+    return np.asarray(code * (1 + kinds * len(shapes)) + behind)
+
+
+def _kind(
+    dependencies: Dependencies,
+    cell: int,
+    count: int,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    order_of: OrderOf,
+) -> CellKind:
+    schedule = dependencies.schedule
+    first, second = int(dependencies.first[cell]), int(dependencies.second[cell])
+    kind = LETTERS[schedule.kind[first]] + (LETTERS[schedule.kind[second]] if second >= 0 else "")
+    stages = int(schedule.stage[first]), int(schedule.stage[second if second >= 0 else first])
+    forward = shapes[stages[0]] if kind.startswith("F") else None
+    backward = shapes[stages[1]] if kind != "F" else None
+    program = cell_program(kind, forward, backward, costs, order_of(kind))
+    return CellKind(kind, stages, count, program, predict(program, forward, backward, costs))

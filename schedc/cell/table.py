@@ -1,0 +1,167 @@
+"""What a cost file says about cells: the blocks of the stages, how rows travel, and the times of segments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from schedc.cell.blocks import METHODS, stage_shape
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
+from schedc.cell.hand import EXCHANGES, SEGMENTS
+from schedc.diagnostics import CompilerBug
+
+ROLES = (*SEGMENTS, "dense")
+LARGEST_STAGE = 4096
+"""Blocks of one stage: more is a slip."""
+
+_BLOCKS = re.compile(r"(dense|moe)(?:\*(\d{1,4}))?")
+
+
+@dataclass(frozen=True)
+class CellTable:
+    """Times of cells and what the stages are made of.
+
+    blocks: of every stage, or one entry for all of them; each a row of ``dense`` and ``moe``.
+    method: `schedc.cell.blocks.METHODS`.
+    """
+
+    costs: CellCosts
+    blocks: tuple[tuple[str, ...], ...] = (("moe",),)
+    method: str = "flat"
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.costs.segments)
+
+    def shapes(self, stages: int) -> tuple[StageShape, ...]:
+        """[stages] the graph of every stage."""
+        blocks = self.blocks if len(self.blocks) > 1 else self.blocks * stages
+        if len(blocks) != stages:
+            raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
+        rail = any(name.endswith("." + Lane.RAIL) for name, _ in self.costs.exchanges)
+        made: dict[tuple[str, ...], StageShape] = {}
+        for row in blocks:
+            if row not in made:
+                made[row] = stage_shape(row, self.method, "shared" in self.roles, nodes=2 if rail else 1)
+        return tuple(made[row] for row in blocks)
+
+    def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
+        return replace(self, blocks=tuple(tuple(row) for row in blocks))
+
+
+def parse_blocks(text: str) -> tuple[str, ...] | None:
+    """The blocks that ``dense*3 moe`` says; None where the text is something else, or more than a stage can hold."""
+    found: list[str] = []
+    for word in text.split():
+        match = _BLOCKS.fullmatch(word)
+        if match is None:
+            return None
+        found += [match[1]] * int(match[2] or 1)
+        if len(found) > LARGEST_STAGE:
+            return None
+    return tuple(found)
+
+
+def write_blocks(blocks: Sequence[str]) -> str:
+    """The text that `parse_blocks` reads."""
+    words: list[list[object]] = []
+    for block in blocks:
+        if words and words[-1][0] == block:
+            words[-1][1] = int(str(words[-1][1])) + 1
+        else:
+            words.append([block, 1])
+    return " ".join(f"{name}*{count}" if count != 1 else str(name) for name, count in words)
+
+
+Problem = tuple[str, str, str, str]
+"""Code, message, the key to point at, help."""
+
+
+def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
+    """The table ``[cell]`` of a cost file, and what is wrong with it.
+
+    Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
+    backward]. What is left out takes no time.
+    """
+    found: list[Problem] = []
+    segments: dict[str, Times] = {}
+    exchanges: dict[str, Times] = {}
+    table = CellTable(CellCosts())
+    for key, value in values.items():
+        if key == "stages":
+            blocks, wrong = _stages(value)
+            table = table.with_blocks(blocks)
+        elif key == "method":
+            wrong = (
+                [] if value in METHODS else [("S402", f"`method` is {value!r}", key, f"one of {', '.join(METHODS)}")]
+            )
+            table = table if wrong else replace(table, method=str(value))
+        elif _role(key) in ROLES:
+            times, wrong = _times(key, value, ("F", "I", "W"))
+            segments[key] = Times(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
+        elif _role(key) in EXCHANGES:
+            times, wrong = _times(key, value, tuple(lane.value for lane in EXCHANGE_LANES), both=True)
+            exchanges |= {f"{key}.{lane}": Times(*pair) for lane, pair in times.items()}
+        else:
+            wrong = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *EXCHANGES))}")]
+        found += wrong
+    return replace(table, costs=CellCosts.of(segments, exchanges)), found
+
+
+def _role(key: str) -> str:
+    """``2.experts`` is the experts of one layer."""
+    number, dot, role = key.partition(".")
+    return role if dot and number.isdecimal() else key
+
+
+def _stages(value: object) -> tuple[tuple[tuple[str, ...], ...], list[Problem]]:
+    rows = value if isinstance(value, list) else [value]
+    blocks = [parse_blocks(row) if isinstance(row, str) else None for row in rows]
+    if not rows or any(row is None for row in blocks):
+        help = 'write stages = "dense*3 moe", or a list with one text per stage'
+        return (("moe",),), [("S402", f"`stages` is {value!r}", "stages", help)]
+    return tuple(row for row in blocks if row is not None), []
+
+
+def _times(
+    key: str, value: object, known: tuple[str, ...], both: bool = False
+) -> tuple[dict[str, tuple[float, float]], list[Problem]]:
+    """The times of one entry by their names; those of exchanges in both directions."""
+    example = ", ".join(f"{name} = 1.0" for name in known)
+    if not isinstance(value, dict):
+        return {}, [("S402", f"`{key}` is not a table of times", key, f"write {key} = {{{example}}}")]
+    times: dict[str, tuple[float, float]] = {}
+    found: list[Problem] = []
+    for name, given in value.items():
+        pair = given if both and isinstance(given, list) and len(given) == 2 else [given, given]
+        if name not in known:
+            found.append(("S401", f"`{key}` has no `{name}`", key, f"known here: {', '.join(known)}"))
+        elif any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= 1e15 for one in pair):
+            what = "a number from 0 to 1e15" + (", or [forward, backward]" if both else "")
+            found.append(("S402", f"`{name}` of `{key}` is {given!r}", key, f"a time is {what}"))
+        else:
+            times[name] = (float(pair[0]), float(pair[1]))
+    return times, found
+
+
+def write_table(table: CellTable) -> list[str]:
+    """The lines of ``[cell]``; `read_table` gives back an equal value."""
+    rows = [f'"{write_blocks(row)}"' for row in table.blocks]
+    lines = ["[cell]", f"stages = {rows[0] if len(rows) == 1 else '[' + ', '.join(rows) + ']'}"]
+    lines.append(f'method = "{table.method}"')
+    for name, times in table.costs.segments:
+        entries = ", ".join(f"{letter} = {time!r}" for letter, time in zip("FIW", times, strict=True))
+        lines.append(f"{_quoted(name)} = {{{entries}}}")
+    lanes: dict[str, list[str]] = {}
+    for name, times in table.costs.exchanges:
+        label, _, lane = name.rpartition(".")
+        pair = f"[{times[0]!r}, {times[1]!r}]" if times[0] != times[1] else repr(times[0])
+        lanes.setdefault(label, []).append(f"{lane} = {pair}")
+    return lines + [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "." in name else name

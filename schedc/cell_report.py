@@ -1,0 +1,142 @@
+"""What is told about the cells of a schedule: priced from inside where costs know them, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.inside import CellKind, Inside, price
+from schedc.cell.graph import EXCHANGE_LANES
+from schedc.cell.program import PlanOrder
+from schedc.cell.table import CellTable
+from schedc.cost.checks import problem
+from schedc.cost.costs import Costs
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.schedule import Schedule
+
+
+def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
+    """A legal schedule priced from inside; None where the costs say nothing of cells.
+
+    The blocks of the stages are those of the plan's layout, if there is one; how rows travel and the orders by hand
+    are those of the plan. Raises `DiagnosticError` (S404) for blocks of another number of stages.
+    """
+    if costs.cell is None:
+        return None
+    schedule = dependencies.schedule
+    table = _laid_out(schedule, costs.cell)
+    if len(table.blocks) not in (1, schedule.stages):
+        message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
+        help = f"give {schedule.stages} texts, one per stage, or a single one for all"
+        raise DiagnosticError([problem("S404", message, costs.source, "stages", help=help)])
+    table, orders = _planned(schedule, table)
+    return price(dependencies, table.shapes(schedule.stages), table.costs, costs.p2p, orders.get)
+
+
+def _laid_out(schedule: Schedule, table: CellTable) -> CellTable:
+    """With the blocks of a plan's layout. A multi-token prediction is a block as the last layer is."""
+    if not schedule.layout:
+        return table
+    from schedc.layout.parser import parse_layout
+    from schedc.layout.parts import DECODER, Kind
+
+    layout = parse_layout(schedule.layout)
+    predicted = "moe" if layout.total(Kind.MOE) else "dense"
+    names = {kind: kind.value for kind in DECODER} | {Kind.MTP: predicted}
+    return table.with_blocks([[names[part.kind] for part in parts if part.kind in names] for parts in layout.stages])
+
+
+def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
+    """The method that the plan chooses, and its orders by hand by kind of cell."""
+    if not schedule.plan:
+        return table, {}
+    from dataclasses import replace
+
+    from schedc.plan import Method, plan_of
+    from schedc.plan.facts import chosen
+
+    plan = plan_of(schedule)
+    choice = chosen(plan)
+    method = choice.method if choice else plan.method
+    orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
+    return table if method == Method.AUTO else replace(table, method=str(method)), orders
+
+
+def cells_json(inside: Inside) -> dict[str, Any]:
+    """What ``--json`` says about cells; times in cost units.
+
+    hidden_step: 1 - exposed / communication over all cells of all ranks; hidden_steady: over the overlapped pairs.
+    shares: of the ranks' time from 0 to the makespan: computing, waiting for exchanges inside cells, idle between
+    cells; they sum to 1, and the largest is what bounds the step.
+    """
+    communication, exposed = inside.communication()
+    shares = _shares(inside)
+    return {
+        "makespan": {
+            "atomic": inside.atomic.makespan,
+            "overlapped": inside.overlapped.makespan,
+            "inside": inside.timeline.makespan,
+        },
+        "communication": communication,
+        "exposed": exposed,
+        "hidden_step": inside.hidden_step,
+        "hidden_steady": inside.hidden_steady,
+        "lanes": {name: {"busy": busy, "exposed": open_} for name, (busy, open_) in inside.lanes.items()},
+        "shares": shares,
+        "bound": max(shares, key=lambda name: shares[name]),
+        "kinds": [_kind_json(kind) for kind in inside.kinds],
+    }
+
+
+def _shares(inside: Inside) -> dict[str, float]:
+    timeline = inside.timeline
+    total = timeline.makespan * timeline.busy.size
+    if not total:
+        return {"compute": 1.0, "exposed": 0.0, "idle": 0.0}
+    exposed = inside.communication()[1] / total
+    busy = float(timeline.busy.sum()) / total
+    return {"compute": busy - exposed, "exposed": exposed, "idle": 1 - busy}
+
+
+def _kind_json(kind: CellKind) -> dict[str, Any]:
+    found = kind.prediction
+    return {
+        "kind": kind.kind,
+        "stages": list(kind.stages),
+        "count": kind.count,
+        "serial": kind.serial,
+        "duration": found.duration,
+        "compute": found.compute,
+        "communication": found.communication,
+        "exposed": found.exposed,
+        "hidden": found.hidden,
+        "lanes": {
+            lane.value: {"busy": use.busy, "exposed": use.exposed}
+            for lane, use in zip(EXCHANGE_LANES, found.lanes, strict=True)
+        },
+        "activation_at": found.activation_at,
+        "gradient_at": found.gradient_at,
+        "bound": found.bound,
+    }
+
+
+def cells_text(facts: dict[str, Any]) -> list[str]:
+    """The lines of `cells_json` for people."""
+    spans = facts["makespan"]
+    steady = "" if facts["hidden_steady"] is None else f", {facts['hidden_steady']:.4f} in overlapped pairs"
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in facts["shares"].items())
+    lines = [
+        f"cells from inside: makespan {spans['inside']:g} (atomic {spans['atomic']:g}; overlapped, messages leave at "
+        f"the ends of cells {spans['overlapped']:g})",
+        f"communication {facts['communication']:g}, exposed {facts['exposed']:g}: hidden {facts['hidden_step']:.4f} of "
+        f"the step{steady}; time of the ranks: {shares}",
+    ]
+    columns = ("serial", "duration", "compute", "communication", "exposed")
+    lines.append("cell  stages      count  " + "  ".join(columns) + "  rail exposed  node exposed  bound by")
+    for kind in facts["kinds"]:
+        pair = kind["stages"] if len(kind["kind"]) == 2 else kind["stages"][:1]
+        figures = "  ".join(f"{kind[name]:>{len(name)}g}" for name in columns)
+        lanes = "  ".join(f"{use['exposed']:>12g}" for use in kind["lanes"].values())
+        stages = " & ".join(map(str, pair))
+        lines.append(f"{kind['kind']:<4}  {stages:<10}  {kind['count']:>5}  {figures}  {lanes}  {kind['bound']}")
+    return lines
