@@ -6,7 +6,7 @@ import json
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,7 @@ from schedc.cli.common import EPILOG, USAGE, json_argument, print_findings, size
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
     from schedc.ir.schedule import Schedule
-    from schedc.layout import Balanced, LayerCosts, Model
+    from schedc.layout import Balanced, LayerCosts, Layout, Model
 
 
 _SHOWN = 12
@@ -104,6 +104,7 @@ def layout(
     from schedc.layout import Model, even, padded, parse_layout
     from schedc.layout.compare import compare, shortest
     from schedc.layout.report import to_json, to_text
+    from schedc.plan.report import to_text as plan_text
 
     balanced = auto or at == "auto"
     _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
@@ -123,7 +124,21 @@ def layout(
             given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at or "last")
     comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
     facts = to_json(given, placement, costs, proof, comparison)
-    click.echo(json.dumps(facts) if as_json else to_text(facts))
+    attached = _attached(order, given) if order and order.plan else None
+    if as_json:
+        click.echo(json.dumps(facts | ({"plan": attached} if attached else {})))
+        return
+    click.echo(to_text(facts))
+    for line in plan_text(attached) if attached else ():
+        click.echo(line)
+
+
+def _attached(order: Schedule, layout: Layout) -> dict[str, Any]:
+    """What the plan behind --schedule attaches, to the layers as they are laid out here."""
+    from schedc.plan import plan_of
+    from schedc.plan.report import to_json
+
+    return to_json(plan_of(order), layout)
 
 
 def _check_usage(

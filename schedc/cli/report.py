@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import click
 
@@ -23,6 +24,7 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
     from schedc.analysis.formulas.derive import derive
     from schedc.analysis.formulas.report import to_json, to_text
     from schedc.inputs import open_family
+    from schedc.plan.report import to_text as plan_text
 
     tree = open_family(schedule)
     with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
@@ -31,4 +33,25 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
             bar.update(done * 100 // total - bar.pos)
 
         facts = to_json(derive(tree, progress))
-    click.echo(json.dumps(facts) if as_json else to_text(facts, as_latex))
+    attached = _attached(schedule)
+    if as_json:
+        click.echo(json.dumps(facts | ({"plan": attached} if attached else {})))
+        return
+    click.echo(to_text(facts, as_latex))
+    for line in plan_text(attached) if attached else ():
+        click.echo(line)
+
+
+def _attached(name: str) -> dict[str, Any] | None:
+    """What a plan attaches, at its sizes; None for anything else."""
+    from schedc.compiler import laid_out, legal_schedule
+    from schedc.inputs import open_input
+    from schedc.library import Plan
+    from schedc.plan import plan_of
+    from schedc.plan.report import to_json
+
+    tree = open_input(name)
+    if not isinstance(tree, Plan) or any(parameter.default is None for parameter in tree.parameters):
+        return None
+    schedule = legal_schedule(tree, {})
+    return to_json(plan_of(schedule), laid_out(tree, schedule)) if schedule.plan else None

@@ -23,7 +23,7 @@ from schedc.plan.read import attached
 from schedc.plan.resolve import resolve
 from schedc.plan.values import ExpertPlan
 from schedc.source import Source, Span
-from schedc.syntax.plan import Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
+from schedc.syntax.plan import ExpertsLine, Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.tokens import PLAN_LINES
 
 MOST_BALANCED = 1 << 14
@@ -119,6 +119,14 @@ def layer_costs(plan: PlanTree) -> LayerCosts:
     return costs
 
 
+def dense_of(plan: PlanTree) -> int | None:
+    """How many of the first layers are dense: as said, else none where the plan has experts, else (None) all."""
+    line = next(line for line in plan.lines if isinstance(line, LayersLine | LayoutLine))
+    experts = any(isinstance(line, ExpertsLine) for line in plan.lines)
+    said = (int(option.value) for option in line.options if option.name == "dense")
+    return next(said, 0 if experts else None)
+
+
 def layout_of(plan: PlanTree, schedule: Schedule) -> Layout:
     """The layout that a checked plan says, for the stages of ``schedule``.
 
@@ -135,7 +143,7 @@ def _written(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Layout:
         """The string stands on one line, behind its quote."""
         return Span(start.line, start.column + span.column, start.line, start.column + span.end_column)
 
-    dense = next((int(option.value) for option in line.options), None)
+    dense = dense_of(plan)
     with _placed(plan, in_plan):
         layout = parse_layout(Source(plan.source.name, line.text), dense=dense)
     with _placed(plan, lambda _: start):
@@ -151,7 +159,7 @@ def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
     pad, stages = given.get("pad"), schedule.stages
     limit = next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
     with _placed(plan, lambda _: line.span, limit.span if limit else line.span):
-        model = Model(line.count, given.get("dense"), given.get("mtp", 0))
+        model = Model(line.count, dense_of(plan), given.get("mtp", 0))
         if line.at == "auto":
             if line.count * stages > MOST_BALANCED:
                 message = f"`auto` for {line.count} layers in {stages} stages"

@@ -162,9 +162,9 @@ def check_memory(
         return
     say = shown if line.unit else (lambda value: f"{value:g}")
     peak = peak_of(rank, layout, layers, known.schedule, costs, slots)
-    message = (
-        f"rank {rank} holds {say(held[rank])} at {known.schedule.describe(peak.row)}, and the plan allows {say(limit)}"
-    )
+    op = known.schedule.op(peak.row)
+    name = f"{op.stage}{op.kind.name}{op.microbatch}"
+    message = f"rank {rank} holds {say(held[rank])} at {name}, and the plan allows {say(limit)}"
     notes = tuple(_notes(peak, known.schedule, say))
     less = _recompute_help(plan, peak)
     help = f"allow {say(held[rank])}, say `at auto`, {less}or use a schedule that holds fewer microbatches"

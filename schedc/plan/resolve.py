@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -15,23 +16,23 @@ from schedc.layout.parts import Layout
 from schedc.plan.checks import padded_pairs
 from schedc.plan.facts import chosen
 from schedc.plan.read import Attached, Request
-from schedc.plan.values import ExpertPlan, Method, Recompute
+from schedc.plan.values import CellPlan, ExpertPlan, Method, Recompute
 
 _SCOPES = ("all", "chunk", "stage")
 """The more special one is taken where two lines speak of a stage."""
 
 
 def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
-    """The plan with its method chosen and its recomputation per stage.
+    """The plan with its method chosen, its orders begun where they can run, and its recomputation per stage.
 
     found: of a checked plan. Raises `DiagnosticError` (S148, S149, S323) at the place in the plan.
     """
     findings = [*padded_pairs(found, schedule, layout), *_misplaced(found, schedule.placement)]
     if findings:
         raise DiagnosticError(findings)
-    _check_cells(found)
     choice = chosen(found.plan)
     found.give(
+        cells=tuple(_started(found, cell) for cell in found.plan.cells),
         method=Method(choice.method) if choice else found.plan.method,
         recompute=per_stage(found.requests, schedule.stages, schedule.placement),
     )
@@ -79,10 +80,25 @@ def per_stage(requests: list[Request], stages: int, placement: Placement | None 
     return tuple(levels) if requests else ()
 
 
-def _check_cells(found: Attached) -> None:
-    """Whether the orders by hand can run, on a MoE layer of standard segments; raises S323 with the line."""
+def _started(found: Attached, cell: CellPlan) -> CellPlan:
+    """The order with each lane begun where it can run, tried on a MoE layer of standard segments.
+
+    A lane goes round, layer after layer: where it is begun in the text says nothing. Raises `DiagnosticError` (S323)
+    with the line for an order that cannot run wherever it is begun.
+    """
     shared = bool(found.plan.experts and found.plan.experts.shared)
     shape = stage_shape(["moe"], shared=shared)
-    for cell in found.plan.cells:
-        order = PlanOrder(cell.compute, cell.communication, found.tree.source, found.span("cell"))
-        cell_program(cell.kind, shape, shape, CellCosts(), order)
+    source, span = found.tree.source, found.span("cell")
+    turns = product(range(max(len(cell.compute), 1)), range(max(len(cell.communication), 1)))
+    refused: DiagnosticError | None = None
+    for first, second in sorted(turns, key=sum):
+        compute = cell.compute[first:] + cell.compute[:first]
+        communication = cell.communication[second:] + cell.communication[:second]
+        try:
+            cell_program(cell.kind, shape, shape, CellCosts(()), PlanOrder(compute, communication, source, span))
+        except DiagnosticError as error:
+            refused = refused or error
+        else:
+            return CellPlan(cell.kind, compute, communication)
+    assert refused is not None
+    raise refused
