@@ -29,11 +29,18 @@ class Part(NamedTuple):
     call: name of a submodule or of a method of the block. inputs: names of values, or None for a None.
     outputs: names of what it returns: of a tuple's elements in order where there are several.
     An Exchange always returns a tuple, so that one name means its first element.
+    uses: of a method, the submodules and parameters that it works with; left out, all that no part is a call of.
+    Weight gradients of what several parts use are computed when all of these are done.
     """
 
     call: str
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
+    uses: tuple[str, ...] | None = None
+
+
+USES = "schedc_uses"
+"""Key in a node's meta: paths of the submodules and parameters that a declared method works with."""
 
 
 def declares(module: nn.Module) -> bool:
@@ -48,6 +55,9 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
     if not parts:
         raise PartitionError(f"`{path}`: segments() gives no part", "list every part of the block, see docs/overlap.md")
     values: dict[str, Any] = {**dict(zip(_arguments(parts), node.args, strict=False)), **node.kwargs}
+    calls = {part.call for part in parts}
+    own = [*dict(block.named_children()), *dict(block.named_parameters(recurse=False))]
+    others = [name for name in own if name not in calls]
     result: Any = None
     with graph.inserting_before(node):
         owner = graph.create_node("get_attr", path)
@@ -58,6 +68,7 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
                 made = graph.create_node("call_module", f"{path}.{part.call}", taken)
             elif callable(called):
                 made = graph.create_node("call_method", part.call, (owner, *taken))
+                made.meta[USES] = [f"{path}.{name}" for name in (others if part.uses is None else part.uses)]
             else:
                 raise PartitionError(
                     f"`{path}` has no submodule and no method `{part.call}`, a part of its segments()",

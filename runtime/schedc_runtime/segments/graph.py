@@ -17,6 +17,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.partition.graft import graft
 from schedc_runtime.segments.cut import Cut, Cutting, Group, cut, is_element
+from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.trace import trace_stage
 
 
@@ -247,7 +248,11 @@ class _Builder:
         given = [node for node in group.nodes if any(self._outside(user, inside) for user in node.users)]
         graph.output(tuple(here[node] for node in given))
         called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        used = [path for node in graph.nodes for path in node.meta.get(USES, ())]
+        modules = dict(self.module.named_modules())
+        called += [path for path in used if path in modules]
         read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+        read += [path for path in used if path not in modules]
         return Segment(
             group.name,
             _compiled(graph, f"{group.name} of {type(self.module).__name__}"),
