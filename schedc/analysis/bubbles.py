@@ -12,7 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Floats, Timeline, durations
 from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int64
+from schedc.ir.schedule import Int32, Int64
 
 CLASSES = ("warm-up", "cooldown", "dependency", "message", "imbalance")
 WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))
@@ -109,7 +109,7 @@ def _gaps(timeline: Timeline) -> tuple[Int64, Floats, Floats, Int64, npt.NDArray
     return rank[order], start[order], end[order], cell[order], cell[order] < 0
 
 
-def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int64) -> tuple[Floats, Floats]:
+def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int32) -> tuple[Floats, Floats]:
     """(time above the mean, message time) by which the chain to each producer's arrival exceeds that to the end of
     the cell before. What the two chains have in common cancels."""
     known = timeline.dependencies

@@ -174,17 +174,20 @@ def advance(table: Any, duration: Any, latency: Any, value: Any, begin: Any, end
         end[:, low : low + count] = value[:ranks, :count]
 
 
-def ends(order: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, end: Any) -> None:
-    """Fills ``end``, [cells], in an order in which every cell comes after all that it waits for.
+def ends(
+    order: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, start: Any, end: Any
+) -> None:
+    """Fills ``start`` and ``end``, [cells], in an order in which every cell comes after all that it waits for.
 
     order, previous, duration: [cells]; producers, remote: [2, cells]; -1 where a cell waits for nothing.
     """
     for step in range(order.size):
         cell = order[step]
-        start = end[previous[cell]] if previous[cell] >= 0 else 0.0
+        begin = end[previous[cell]] if previous[cell] >= 0 else 0.0
         for row in range(2):
             producer = producers[row, cell]
             if producer >= 0:
                 arrival = end[producer] + latency if remote[row, cell] else end[producer]
-                start = arrival if arrival > start else start
-        end[cell] = start + duration[cell]
+                begin = arrival if arrival > begin else begin
+        start[cell] = begin
+        end[cell] = begin + duration[cell]

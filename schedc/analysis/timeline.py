@@ -72,7 +72,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     known = dependencies or Dependencies.of(schedule)
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
-    end = _ends(known, duration, stage_costs.p2p)
+    _, end = _times(known, duration, stage_costs.p2p)
     return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
 
 
@@ -97,8 +97,7 @@ def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arriv
 def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]:
     """[cells] start and end of every cell: of `simulate`, for those who ask for nothing else."""
     stage_costs = costs.resolved(dependencies.schedule.stages)
-    end = _ends(dependencies, durations(dependencies, stage_costs), stage_costs.p2p)
-    return np.asarray(np.maximum.reduce(_arrivals(dependencies, end, stage_costs.p2p))), end
+    return _times(dependencies, durations(dependencies, stage_costs), stage_costs.p2p)
 
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
@@ -114,30 +113,32 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     return result
 
 
-def _ends(dependencies: Dependencies, duration: Floats, latency: float) -> Floats:
-    """[cells] end of every cell; level by level, or cell by cell where that loop is compiled."""
+def _times(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
+    """[cells] start and end of every cell; level by level, or cell by cell where that loop is compiled."""
     levels = dependencies.levels
     order, cells = levels.order, len(dependencies)
     if levels.stuck.size:
         raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
     if loops := kernels(len(levels) * _NUMPY_LEVEL):
-        ends = np.zeros(cells)
+        start, end = np.empty(cells), np.empty(cells)
         known = dependencies
-        loops.ends(order, known.previous, known.producers, known.remote, duration, latency, ends)
-        return ends
+        loops.ends(order, known.previous, known.producers, known.remote, duration, latency, start, end)
+        return start, end
     position = np.empty(cells + 1, np.int64)
     position[order] = np.arange(cells)
     position[-1] = cells  # where "nothing to wait for" is: it ended at 0
     waits = position[np.stack([dependencies.previous, *dependencies.producers])[:, order]]
     delay = dependencies.remote[:, order] * latency if latency else None
     spent = duration[order]
-    end = np.zeros(cells + 1)
+    start, end = np.empty(cells), np.zeros(cells + 1)
     for low, high in pairwise(levels.start.tolist()):
         arrival = end.take(waits[:, low:high])
         if delay is not None:
             arrival[1:] += delay[:, low:high]
-        np.add(np.maximum.reduce(arrival, axis=0), spent[low:high], out=end[low:high])
-    return end[position[:-1]]
+        begin = np.maximum.reduce(arrival, axis=0, out=start[low:high])
+        np.add(begin, spent[low:high], out=end[low:high])
+    place = position[:-1]
+    return start[place], end[place]
 
 
 def _arrivals(dependencies: Dependencies, end: Floats, latency: float) -> Floats:
