@@ -25,6 +25,7 @@ from schedc.analysis.formulas.measure import linear_forms
 from schedc.analysis.formulas.pieces import Failure, Piece, Samples, verify_piece
 from schedc.analysis.formulas.regions import REGIONS
 from schedc.analysis.formulas.report import to_json, to_text
+from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import legal_schedule
@@ -94,6 +95,26 @@ def test_latencies_are_those_of_the_zero_bubble_paper() -> None:
     assert equal(split["formula"], "(P-1)*(F+I-W) + 4*(P-1)*p2p")
 
 
+def test_dualpipes_latencies_follow_the_rounds_of_its_microbatches() -> None:
+    found = pieces("dualpipe", "bubble", latency=True)
+    assert len(found) == 4
+    for sizes in ({"P": 16, "M": 54}, {"P": 20, "M": 40}):
+        P, M = sizes.values()
+        schedule = legal_schedule(open_schedule("dualpipe"), sizes)
+        costs = Costs(F=50.0, I=50.0, W=40.0, FB=130.0, p2p=2.0)
+        said = 2 * (M - (M - 4) // P + 3 * P // 2 - 4) + (P - 2) * (50 + 130 - 80) // 2
+        assert simulate(schedule, costs).bubble.max() == said
+    assert found[0]["formula"] == "p2p*(-((M - 4)//P) + M + 3*P/2 - 4) + (P - 2)*(F + FB - 2*W)/2"
+
+
+def test_v_mins_bubble_is_that_of_the_reference() -> None:
+    """4P-7 chunk times where 3 divides P, else 4P-5."""
+    (piece,) = pieces("vmin", "bubble", costs=["F == I, I == W"])
+    assert piece["when"] == ["M >= P"]
+    values = [eval(piece["formula"], {"P": P, "F": 1}) for P in range(3, 40)]
+    assert values == [4 * P - (5 if P % 3 else 7) for P in range(3, 40)]
+
+
 @pytest.mark.parametrize(
     ("name", "quantity", "formulas"),
     [
@@ -106,6 +127,8 @@ def test_latencies_are_those_of_the_zero_bubble_paper() -> None:
         ("1f1b", "messages_sent", ["M", "2*M", "M"]),
         ("1f1b", "messages", ["2*M*(P - 1)"]),
         ("zbv", "busiest_link", ["4*M"]),
+        ("interleaved_1f1b", "peak_activations", ["min(P*v + P - 2*r - 1, M*v)"]),
+        ("vmin", "peak_activations", ["2*(((P + 1)//3) + 1)"]),
     ],
 )
 def test_counts(name: str, quantity: str, formulas: list[str]) -> None:
@@ -157,7 +180,39 @@ def test_what_no_formula_of_ours_describes_is_unknown() -> None:
     report = to_json(derive(tree))
     (peaks,) = (q for q in report["quantities"] if q["quantity"] == "peak_activations")
     assert (peaks["pieces"], peaks["complete"]) == ([], False)
-    assert "unknown: no formula of the kinds tried" in to_text(report)
+    example = peaks["example"]
+    schedule = legal_schedule(tree, {name: example["sizes"][name] for name in ("P", "M")})
+    measured = measure_memory(schedule).peak_activations
+    assert measured.max() == example["simulated"]
+    assert f"unknown: no formula of the kinds tried gives it, such as {example['simulated']:g} at" in to_text(report)
+
+
+def test_whatever_is_unknown_comes_with_a_value_or_a_reason() -> None:
+    for name in ("zbv", "vmin", "zb_greedy", "looped_bfs"):
+        for quantity in facts(name)["quantities"]:
+            assert quantity["complete"] == (quantity["example"] is None), (name, quantity["quantity"])
+            for unknown in quantity["unknown"]:
+                assert (unknown["counterexample"] is None) == bool(unknown.get("untried"))
+
+
+def test_what_few_ranks_allow_is_not_taken_for_a_formula() -> None:
+    """Parabolas go through three numbers of ranks, whatever the values: this order knows no more than four of them."""
+    bumps = "let e = (P % 4 == 3) + 2*(P == 4)"
+    tree = tree_of(
+        f"require P >= 2, P <= 4\n{bumps}\nplace linear\nrank r {{\n"
+        "let w = min(P-1-r + e, M) phase a repeat w { F } phase b repeat M-w { F B } phase c repeat w { B } }"
+    )
+    report = to_json(derive(tree))
+    for quantity in report["quantities"]:
+        for piece in quantity["pieces"]:
+            if piece["when"][:1] != ["P == 2"]:
+                assert "P" not in piece["formula"], (quantity["quantity"], piece)
+    assert "fits, but was not tried with P > 4, and not fitted there" in to_text(report)
+
+
+def test_what_an_order_rests_on_is_said() -> None:
+    assert (facts("zb_greedy")["order"], facts("1f1b")["order"]) == ("unit costs", None)
+    assert "all of the order for unit costs" in to_text(facts("zb_greedy"))
 
 
 def test_a_refuted_formula_comes_with_a_true_counterexample() -> None:

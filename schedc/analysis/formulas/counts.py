@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Bools
-from schedc.analysis.formulas.fit import Floats, Form, Monomial, Table, families, fit
-from schedc.analysis.formulas.regions import REGIONS, Region
+from schedc.analysis.formulas.fit import Floats, Form, Monomial, Table, beyond, families, fit
+from schedc.analysis.formulas.pieces import Example, Untried
+from schedc.analysis.formulas.regions import REGIONS, REMAINDERS, Region
 
 RANK = "r"
 
@@ -83,30 +84,47 @@ class CountFailure:
 def find_counts(
     targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str, others: tuple[str, ...]
 ) -> list[CountPiece]:
-    """Pieces that give every target, for all sizes or else for the first region where there are some; else none.
+    """Pieces that give every target, for all sizes, or else for the first region where there are some and, if there
+    are, for one of the sizes that it leaves; else none.
 
     targets: [n]; table: [n] columns, with `RANK` where the count is of a rank.
     """
     by_rank = RANK in table
     monomials = list(families(ranks, microbatches, others, RANK if by_rank else None))
-    for region in REGIONS:
+
+    def _in_region(region: Region) -> list[CountPiece]:
         for split in SPLITS if by_rank else ((None,),):
             pieces = []
             for part in split:
                 blank = CountPiece(part, region, ())
                 rows = blank.applies(table, ranks, microbatches)
                 part_table = {name: column[rows] for name, column in table.items()}
-                found = _single(targets[rows], part_table, monomials, part_table[microbatches] >= 2 * part_table[ranks])
+                found = _single(
+                    targets[rows],
+                    part_table,
+                    monomials,
+                    part_table[microbatches] >= 2 * part_table[ranks],
+                    microbatches,
+                )
                 if found is None:
                     break
                 pieces.append(CountPiece(part, region, *found))
             if len(pieces) == len(split):
                 return pieces
+        return []
+
+    for region in REGIONS:
+        if pieces := _in_region(region):
+            if not region.texts:
+                return pieces
+            inside = region.of(table, ranks, microbatches)
+            rest = [r for r in REMAINDERS if not (inside & r.of(table, ranks, microbatches)).any()]
+            return pieces + next((more for r in rest if (more := _in_region(r))), [])
     return []
 
 
 def _single(
-    targets: npt.NDArray[np.int64], table: Table, monomials: list[list[Monomial]], ample: Bools
+    targets: npt.NDArray[np.int64], table: Table, monomials: list[list[Monomial]], ample: Bools, microbatches: str
 ) -> tuple[tuple[Form, ...], str] | None:
     """One form, or two and how they combine: one fitted where there are ample microbatches, one where that fails."""
     if targets.size < _LEAST_ROWS:
@@ -115,8 +133,8 @@ def _single(
     for family in plain:
         if (form := _fit(targets, table, family)) is not None:
             return (form,), ""
-    for family in plain:
-        if (two := _two(targets, table, family, ample)) is not None:
+    for family in (*plain, *monomials[3:4]):
+        if (two := _two(targets, table, family, ample, microbatches)) is not None:
             return two
     for family in monomials[2:]:
         if (form := _fit(targets, table, family)) is not None:
@@ -124,30 +142,61 @@ def _single(
     return None
 
 
+def _rows(table: Table, chosen: Bools) -> Table:
+    return {name: column[chosen] for name, column in table.items()}
+
+
 def _fit(targets: npt.NDArray[np.int64], table: Table, family: list[Monomial]) -> Form | None:
     return fit(targets[:, None, None].astype(np.float64), table, family)[0] if targets.size >= _LEAST_ROWS else None
 
 
 def _two(
-    targets: npt.NDArray[np.int64], table: Table, family: list[Monomial], ample: Bools
+    targets: npt.NDArray[np.int64], table: Table, family: list[Monomial], ample: Bools, microbatches: str
 ) -> tuple[tuple[Form, ...], str] | None:
-    def part(rows: Bools) -> Form | None:
+    """The second form is also looked for in microbatches first: at few sizes those may equal ranks, and be meant."""
+
+    def part(rows: Bools, family: list[Monomial]) -> Form | None:
         return _fit(targets[rows], {name: column[rows] for name, column in table.items()}, family)
 
-    first = part(ample)
+    first = part(ample, family)
     if first is None:
         return None
-    second = part(first.at(table)[:, 0] != targets)
-    if second is None:
+    for ordered in (family, sorted(family, key=lambda m: microbatches not in [atom.text for atom in m])):
+        second = part(first.at(table)[:, 0] != targets, ordered)
+        if second is None:
+            return None
+        values = first.at(table)[:, 0], second.at(table)[:, 0]
+        if how := next((name for name, how in COMBINE.items() if (how(*values) == targets).all()), ""):
+            return (first, second), how
+    return None
+
+
+def count_left_out(
+    pieces: Sequence[CountPiece], targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str
+) -> Example | None:
+    """A value that no piece speaks of, at the smallest size that has one."""
+    open_ = np.ones(targets.size, bool)
+    for piece in pieces:
+        open_ &= ~piece.applies(table, ranks, microbatches)
+    order = np.lexsort([table[microbatches], table[ranks]])
+    row = next((int(row) for row in order if open_[row]), None)
+    if row is None:
         return None
-    values = first.at(table)[:, 0], second.at(table)[:, 0]
-    return next((((first, second), name) for name, how in COMBINE.items() if (how(*values) == targets).all()), None)
+    return Example({name: int(column[row]) for name, column in table.items()}, {}, float(targets[row]))
 
 
 def verify_count(
-    piece: CountPiece, targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str
-) -> CountPiece | CountFailure:
-    """The piece with the number of held-out values that it gave, or the first that it did not."""
+    piece: CountPiece,
+    targets: npt.NDArray[np.int64],
+    table: Table,
+    ranks: str,
+    microbatches: str,
+    fitted: Table | None = None,
+) -> CountPiece | CountFailure | Untried:
+    """The piece with the number of held-out values that it gave, or the first that it did not.
+
+    `Untried`: it depends on ranks or microbatches, and was not tried with more of them than in ``fitted``.
+    """
     applies = piece.applies(table, ranks, microbatches)
     values = piece.at(table)
     wrong = np.flatnonzero(applies & (np.abs(values - targets) > 1e-6))
@@ -155,4 +204,11 @@ def verify_count(
         row = int(wrong[0])
         sizes = {name: int(column[row]) for name, column in table.items()}
         return CountFailure(piece.forms[0], sizes, float(values[row]), float(targets[row]))
+    if fitted is not None and applies.any():
+        there, inside = _rows(table, applies), piece.applies(fitted, ranks, microbatches)
+        most = {name: int(fitted[name][inside].max()) for name in (ranks, microbatches)}
+        if piece.region.bounds(most[ranks]):
+            del most[ranks]
+        if names := beyond(piece.forms, there, most):
+            return Untried(piece.forms[0], names, tuple(most[name] for name in names))
     return replace(piece, tested=int(applies.sum()))

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.analysis.dependencies import Bools
-from schedc.analysis.formulas.counts import RANK, CountFailure, CountPiece, find_counts, verify_count
+from schedc.analysis.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
 from schedc.analysis.formulas.domains import Domain, domains_of
 from schedc.analysis.formulas.fit import Table
 from schedc.analysis.formulas.grid import Grid, Size, columns, size_grid
 from schedc.analysis.formulas.measure import COUNTS, TIMES, TOTALS, Floats, counts, linear_forms, times
-from schedc.analysis.formulas.pieces import Failure, Piece, Samples, coverage, find_pieces, verify_piece
+from schedc.analysis.formulas.pieces import (
+    Example,
+    Failure,
+    Piece,
+    Samples,
+    Untried,
+    coverage,
+    find_pieces,
+    left_out,
+    verify_piece,
+)
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree
@@ -39,25 +49,30 @@ DEFINITIONS: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class TimeResult:
-    """A time in one domain of costs: pieces that were verified, those that were refuted, and what is covered.
+    """A time in one domain of costs: pieces that were verified, those that were not, and what is covered.
 
     covered: share of the samples at held-out sizes that some piece speaks of; 1 where nothing is left out.
+    example: one of the other samples.
     """
 
     quantity: str
     domain: Domain
     pieces: tuple[Piece, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure | Untried, ...]
     covered: float
+    example: Example | None
 
 
 @dataclass(frozen=True, eq=False)
 class CountResult:
-    """A count: pieces that were verified (none if it is unknown), and those that were refuted."""
+    """A count: pieces that were verified (none if it is unknown), those that were not, a value that none speaks of."""
 
     quantity: str
     pieces: tuple[CountPiece, ...]
-    failures: tuple[CountFailure, ...]
+    failures: tuple[CountFailure | Untried, ...]
+    example: Example | None
+    largest: bool
+    """Whether it is the largest over the ranks, where no formula gives that of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +150,9 @@ def _times(grid: Grid, domain: Domain, number: int, tick: Callable[[], None]) ->
             again.exact,
         )
         tests = _without_forms(columns(grid.held_out, grid.names), fresh, [h[quantity] for h in held_out])
-        results.append(_verified(quantity, grid, domain, find_pieces(samples, both, many, domain, _names(grid)), tests))
+        results.append(
+            _verified(quantity, grid, domain, find_pieces(samples, both, many, domain, _names(grid)), tests, table)
+        )
     return results
 
 
@@ -149,11 +166,15 @@ def _without_forms(table: Table, vectors: Int64, measured: Sequence[tuple[Floats
     return Samples(table, vectors, values, even, nothing, nothing.astype(bool))
 
 
-def _verified(quantity: str, grid: Grid, domain: Domain, pieces: list[Piece], tests: Samples) -> TimeResult:
-    outcomes = [verify_piece(piece, tests, domain, grid.ranks, grid.microbatches) for piece in pieces]
+def _verified(
+    quantity: str, grid: Grid, domain: Domain, pieces: list[Piece], tests: Samples, fitted: Table
+) -> TimeResult:
+    names = grid.ranks, grid.microbatches
+    outcomes = [verify_piece(piece, tests, domain, *names, fitted) for piece in pieces]
     good = tuple(o for o in outcomes if isinstance(o, Piece))
-    failures = tuple(o for o in outcomes if isinstance(o, Failure))
-    return TimeResult(quantity, domain, good, failures, coverage(good, tests, grid.ranks, grid.microbatches))
+    failures = tuple(o for o in outcomes if isinstance(o, Failure | Untried))
+    example = left_out(good, tests, domain, *names)
+    return TimeResult(quantity, domain, good, failures, coverage(good, tests, *names), example)
 
 
 # Counts.
@@ -166,21 +187,25 @@ def _counts(grid: Grid) -> tuple[CountResult, ...]:
 
 
 def _count(name: str, grid: Grid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
-    targets, table = _rows(name, grid.fitted, fitted, grid.names)
-    pieces = find_counts(targets, table, *_names(grid))
-    targets, table = _rows(name, grid.held_out, held_out, grid.names)
-    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches) for piece in pieces]
+    for largest in (False, True):
+        targets, known = _rows(name, grid.fitted, fitted, grid.names, largest)
+        if (pieces := find_counts(targets, known, *_names(grid))) or name in TOTALS:
+            break
+    targets, table = _rows(name, grid.held_out, held_out, grid.names, largest)
+    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, known) for piece in pieces]
     good = tuple(o for o in outcomes if isinstance(o, CountPiece) and o.tested)
-    return CountResult(name, good, tuple(o for o in outcomes if isinstance(o, CountFailure)))
+    failures = tuple(o for o in outcomes if isinstance(o, CountFailure | Untried))
+    example = count_left_out(good, targets, table, grid.ranks, grid.microbatches)
+    return CountResult(name, good, failures, example, largest)
 
 
 def _rows(
-    name: str, sizes: Sequence[Size], measured: list[dict[str, Int64]], names: tuple[str, ...]
+    name: str, sizes: Sequence[Size], measured: list[dict[str, Int64]], names: tuple[str, ...], largest: bool
 ) -> tuple[Int64, Table]:
-    """The values of a count, a row per size, or per size and rank, and the columns that belong to them."""
-    values = [m[name] for m in measured]
+    """The values of a count, a row per size (``largest`` over the ranks), or per size and rank, and their columns."""
+    values = [m[name].max(keepdims=True) if largest else m[name] for m in measured]
     table = columns(sizes, names)
-    if name in TOTALS:
+    if largest or name in TOTALS:
         return np.concatenate(values), table
     lengths = [v.size for v in values]
     table = {key: np.repeat(column, lengths) for key, column in table.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -30,6 +30,8 @@ class Atom:
     value: Callable[[Table], Int64]
     rank: bool = False
     """Whether it speaks of the rank."""
+    of: str = ""
+    """The only column that it depends on, if there is one."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Atom) and self.text == other.text
@@ -68,6 +70,19 @@ class Form:
         return Form(tuple((m, factors) for m, factors in merged.items() if any(factors)))
 
 
+def beyond(forms: Sequence[Form], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
+    """The sizes of ``most`` that the forms depend on, where no row of ``table`` has one that is larger.
+
+    A polynomial through the few values of a size that it was fitted to says nothing of others.
+    """
+
+    def follows(name: str) -> bool:
+        moved = ({**table, name: table[name] + step} for step in range(1, 7))
+        return any((form.at(other) != form.at(table)).any() for other in moved for form in forms)
+
+    return tuple(name for name, value in most.items() if not (table[name] > value).any() and follows(name))
+
+
 def monomial_values(monomial: Monomial, table: Table) -> Floats:
     rows = len(next(iter(table.values())))
     result = np.ones(rows)
@@ -77,16 +92,16 @@ def monomial_values(monomial: Monomial, table: Table) -> Floats:
 
 
 def size_atom(name: str, rank: bool = False) -> Atom:
-    return Atom(name, name, lambda table: table[name], rank)
+    return Atom(name, name, lambda table: table[name], rank, name)
 
 
 def families(
     ranks: str, microbatches: str, others: tuple[str, ...], rank: str | None = None
 ) -> Iterator[list[Monomial]]:
-    """Sets of monomials to try, from the plainest; each holds those before it.
+    """Sets of monomials to try, from the plainest; each holds the first two.
 
     Linear; products and squares; the parity of the number of ranks, and the distance of a rank to the nearer end;
-    whole rounds of microbatches, which latencies count.
+    thirds of the number of ranks; whole rounds of microbatches, which latencies count.
     """
     P, M = size_atom(ranks), size_atom(microbatches)
     extra = [size_atom(name) for name in others]
@@ -97,8 +112,12 @@ def families(
     products: list[Monomial] = [*combinations(single, 2), (P, P)]
     products += [(P, M, a) for a in extra]
     yield (bilinear := linear + products)
-    odd = Atom(f"({ranks} % 2)", rf"({ranks} \bmod 2)", lambda table: table[ranks] % 2)
+    odd = Atom(f"({ranks} % 2)", rf"({ranks} \bmod 2)", lambda table: table[ranks] % 2, of=ranks)
     shaped: list[Monomial] = [(odd,), (odd, P)]
+    thirds = [
+        Atom(f"({text}//3)", rf"\lfloor {text.strip('()')}/3 \rfloor", value, of=ranks)
+        for text, value in _thirds(ranks)
+    ]
     if rank:
         end = Atom(
             f"min({rank}, {ranks} - 1 - {rank})",
@@ -108,9 +127,15 @@ def families(
         )
         shaped += [(end,), *((end, a) for a in extra)]
     yield bilinear + shaped
+    yield bilinear + [(a,) for a in thirds]
     if not rank:
-        rounds = [_rounds(ranks, microbatches, behind) for behind in (0, 1, 2)]
+        rounds = [_rounds(ranks, microbatches, behind) for behind in (0, 1, 2, 4)]
         yield bilinear + shaped + [(a,) for a in rounds] + [(a, b) for a in rounds[:1] for b in (P, *extra)]
+
+
+def _thirds(ranks: str) -> tuple[tuple[str, Callable[[Table], Int64]], ...]:
+    """With the number of ranks itself, all that depends on its remainder by 3."""
+    return (ranks, lambda table: table[ranks] // 3), (f"({ranks} + 1)", lambda table: (table[ranks] + 1) // 3)
 
 
 def _rounds(ranks: str, microbatches: str, behind: int) -> Atom:
@@ -130,7 +155,7 @@ def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Form |
     """
     rows, count, symbols = targets.shape
     kept, design = _independent(monomials, table)
-    if rows < SPARE * len(kept):
+    if rows < SPARE * len(kept) or _interpolates(kept, table):
         return [None] * count
     flat = targets.reshape(rows, -1)
     solution, *_ = np.linalg.lstsq(design, flat, rcond=None)
@@ -138,6 +163,12 @@ def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Form |
     right = (worst.reshape(count, symbols) < 1e-6).all(axis=1).tolist()
     cubes: Floats = np.asarray(solution.reshape(len(kept), count, symbols), np.float64)
     return [_exact(kept, design, cubes[:, k], targets[:, k]) if right[k] else None for k in range(count)]
+
+
+def _interpolates(monomials: list[Monomial], table: Table) -> bool:
+    """Whether there are as many monomials of one column as it has values: then they fit whatever there is."""
+    alone = [{atom.of for atom in monomial} for monomial in monomials]
+    return any(sum(of <= {name} for of in alone) >= len(np.unique(column)) > 1 for name, column in table.items())
 
 
 def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: Floats) -> Form | None:

@@ -18,7 +18,7 @@ from schedc.elaborate.sizes import meets, role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
-_FITTED, _HELD_OUT = 84, 36
+_AS_MANY, _FITTED, _HELD_OUT = 12, 84, 48
 _RANKS = range(2, 11)
 _LARGER_RANKS = (2, 3, 4, 5, 8, 11, 12, 13, 14, 16, 18, 22)
 _OTHERS = (1, 2, 3, 4)
@@ -60,12 +60,18 @@ def columns(sizes: Iterable[Size], names: Iterable[str]) -> dict[str, Int64]:
 
 
 def size_grid(tree: ScheduleTree) -> Grid:
-    """Up to `_FITTED` and `_HELD_OUT` legal sizes, chosen by a fixed shuffle of the candidates."""
+    """Up to `_FITTED` and `_HELD_OUT` legal sizes, chosen by a fixed shuffle of the candidates.
+
+    Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
+    """
     ranks, microbatches = role(tree, "ranks"), role(tree, "microbatches")
     others = [p for p in tree.parameters if p not in (ranks, microbatches)]
     illegal: list[Diagnostic] = []
+    few = _candidates(ranks.name, microbatches.name, others, _RANKS, _as_many)
+    fitted = _legal(tree, few, _AS_MANY, set(), illegal)
+    seen = {tuple(size.values.values()) for size in fitted}
     near = _candidates(ranks.name, microbatches.name, others, _RANKS, _microbatches)
-    fitted = _legal(tree, near, _FITTED, set(), illegal)
+    fitted += _legal(tree, near, _FITTED, seen, illegal)
     seen = {tuple(size.values.values()) for size in fitted}
     far = _candidates(ranks.name, microbatches.name, others, _LARGER_RANKS, _more_microbatches)
     held_out = _legal(tree, far, _HELD_OUT, seen, illegal)
@@ -77,18 +83,31 @@ def _microbatches(ranks: int) -> Iterable[int]:
     return range(1, 4 * ranks + 4)
 
 
+def _as_many(ranks: int) -> Iterable[int]:
+    return (ranks,)
+
+
 def _more_microbatches(ranks: int) -> Iterable[int]:
-    return sorted({2, 4, *(k * ranks + j for k in (1, 2, 3, 4, 5, 6) for j in (-2, 0, 1, 3, 4))})
+    few = (ranks // 2, ranks - 1, ranks + ranks // 2, 2 * ranks - 1)
+    return sorted(
+        {2, 4, *(m for m in few if m), *(k * ranks + j for k in (1, 2, 3, 4, 5, 6) for j in (-2, 0, 1, 3, 4))}
+    )
 
 
 def _candidates(
     ranks: str, microbatches: str, others: list[SizeParameter], some: Iterable[int], of_ranks: object
 ) -> Iterator[dict[str, int]]:
-    choices = [sorted({*_OTHERS, *([p.default] if p.default else [])}) for p in others]
     for P in some:
+        choices = [_values(parameter, P) for parameter in others]
         for M in of_ranks(P):  # type: ignore[operator]
             for values in product(*choices):
                 yield {ranks: P, microbatches: M, **{p.name: v for p, v in zip(others, values, strict=True)}}
+
+
+def _values(parameter: SizeParameter, ranks: int) -> list[int]:
+    """What is tried for another parameter: a few small values and its default; a count may be meant per rank."""
+    by_ranks = (ranks, ranks + 1, 2 * ranks) if parameter.role == "count" else ()
+    return sorted({*_OTHERS, *by_ranks, *([parameter.default] if parameter.default else [])})
 
 
 def _legal(

@@ -12,7 +12,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import Bools
 from schedc.analysis.formulas.domains import Domain
-from schedc.analysis.formulas.fit import Floats, Form, Monomial, Table, families, fit
+from schedc.analysis.formulas.fit import Floats, Form, Monomial, Table, beyond, families, fit
 from schedc.analysis.formulas.regions import NOWHERE, REGIONS, REMAINDERS, Region
 from schedc.ir.schedule import Int64
 
@@ -94,6 +94,27 @@ class Failure:
     measured: float
 
 
+@dataclass(frozen=True)
+class Untried:
+    """A fitted formula that held wherever it was tried, but at no size above those that it was fitted to.
+
+    names: those sizes; most: the largest of each.
+    """
+
+    form: Form
+    names: tuple[str, ...]
+    most: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One value that no piece speaks of."""
+
+    sizes: dict[str, int]
+    costs: dict[str, int]
+    measured: float
+
+
 def find_pieces(samples: Samples, more: Samples, many: Int64, domain: Domain, names: _Names) -> list[Piece]:
     """The pieces of the first region of sizes that they explain whole, else of that of which they explain most.
 
@@ -106,9 +127,12 @@ def find_pieces(samples: Samples, more: Samples, many: Int64, domain: Domain, na
     pieces = _pieces_of(forms, samples, more, many, chosen, names)
     if chosen.texts and not domain.latency:  # with latency the formulas of few microbatches fill pages
         inside = chosen.of(samples.table, ranks, microbatches)
-        rest = [r for r in REMAINDERS if not (inside & r.of(samples.table, ranks, microbatches)).any()]
-        other, forms = _best_region(samples, rest, names)
-        pieces += _pieces_of(forms, samples, more, many, other, names)
+        while rest := [r for r in REMAINDERS if not (inside & r.of(samples.table, ranks, microbatches)).any()]:
+            other, forms = _best_region(samples, rest, names)
+            if not forms:
+                break
+            inside |= other.of(samples.table, ranks, microbatches)
+            pieces += _pieces_of(forms, samples, more, many, other, names)
     unique = {(piece.form, piece.conditions, piece.region.texts): piece for piece in pieces}
     return sorted(unique.values(), key=lambda p: (not _typical(p, domain, names), -p.share))[:MOST_PIECES]
 
@@ -281,11 +305,12 @@ def _separate(right: Bools, candidates: list[Form], samples: Samples) -> tuple[F
 
 
 def verify_piece(
-    piece: Piece, samples: Samples, domain: Domain, ranks: str, microbatches: str
-) -> Piece | Failure | None:
+    piece: Piece, samples: Samples, domain: Domain, ranks: str, microbatches: str, fitted: Table | None = None
+) -> Piece | Failure | Untried | None:
     """The piece with the number of samples at held-out sizes that it was right at, or the first at which it was wrong.
 
-    None where too few samples at held-out sizes satisfy its conditions.
+    None where too few samples at held-out sizes satisfy its conditions; `Untried` where it depends on ranks or
+    microbatches, and none of those samples has more of them than the sizes of ``fitted`` that it was fitted to.
     """
     samples = samples.rows(piece.region.of(samples.table, ranks, microbatches))
     held = samples.satisfy(piece.conditions)
@@ -303,13 +328,42 @@ def verify_piece(
     tested = int(held.sum())
     if tested < LEAST_TESTED:
         return None
+    if fitted is not None:
+        there = {name: values[held.any(axis=1)] for name, values in samples.table.items()}
+        inside = piece.region.of(fitted, ranks, microbatches)
+        most = {name: int(fitted[name][inside].max()) for name in (ranks, microbatches)}
+        if piece.region.bounds(most[ranks]):
+            del most[ranks]
+        if names := beyond((piece.form,), there, most):
+            return Untried(piece.form, names, tuple(most[name] for name in names))
     even = piece.even and bool(samples.even[held].all())
     return replace(piece, even=even, tested=tested)
 
 
 def coverage(pieces: Sequence[Piece], samples: Samples, ranks: str, microbatches: str) -> float:
     """The share of samples at which the conditions of some piece hold."""
+    return float(_covered(pieces, samples, ranks, microbatches).mean())
+
+
+def _covered(pieces: Sequence[Piece], samples: Samples, ranks: str, microbatches: str) -> Bools:
     covered = np.zeros(samples.values.shape, bool)
     for piece in pieces:
         covered |= samples.satisfy(piece.conditions) & piece.region.of(samples.table, ranks, microbatches)[:, None]
-    return float(covered.mean())
+    return covered
+
+
+def left_out(
+    pieces: Sequence[Piece], samples: Samples, domain: Domain, ranks: str, microbatches: str
+) -> Example | None:
+    """A sample that no piece speaks of, at the smallest size that has one."""
+    open_ = ~_covered(pieces, samples, ranks, microbatches)
+    order = np.lexsort([samples.table[microbatches], samples.table[ranks]])
+    rows = [int(row) for row in order if open_[row].any()]
+    if not rows:
+        return None
+    row, column = rows[0], int(np.argmax(open_[rows[0]]))
+    return Example(
+        {name: int(values[row]) for name, values in samples.table.items()},
+        dict(zip(domain.symbols, samples.vectors[column].tolist(), strict=True)),
+        float(samples.values[row, column]),
+    )

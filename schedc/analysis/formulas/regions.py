@@ -22,6 +22,11 @@ class Region:
         """[n] which rows of the table are in the region."""
         return np.asarray(self.holds(table[ranks], table[microbatches]), bool)
 
+    def bounds(self, ranks: int) -> bool:
+        """Whether it has no size with more than so many ranks."""
+        P, M = (side.ravel() for side in np.mgrid[ranks + 1 : 2 * ranks + 3, 1 : 8 * ranks + 8])
+        return not np.any(self.holds(P, M))
+
     def conditions(self, ranks: str, microbatches: str) -> tuple[str, ...]:
         return tuple(text.format(P=ranks, M=microbatches) for text in self.texts)
 
@@ -44,6 +49,7 @@ NOWHERE = Region((), lambda P, M: P < 0)
 REMAINDERS = (
     Region(("{M} < {P}",), lambda P, M: M < P),
     Region(("{M} < 2*{P}",), lambda P, M: M < 2 * P),
+    Region(("{P} <= {M}", "{M} < 2*{P}"), lambda P, M: (P <= M) & (M < 2 * P)),
     Region(("{P} == 2",), lambda P, M: P == 2),
     Region(("{P} <= 3",), lambda P, M: P <= 3),
     Region(("{M} % {P} != 0",), lambda P, M: M % P != 0),

@@ -7,7 +7,7 @@ from typing import Any
 from schedc.analysis.formulas.counts import CountFailure, CountPiece
 from schedc.analysis.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
 from schedc.analysis.formulas.grid import columns
-from schedc.analysis.formulas.pieces import Failure, Piece
+from schedc.analysis.formulas.pieces import Example, Failure, Piece, Untried
 from schedc.analysis.formulas.text import (
     atoms_of,
     condition,
@@ -18,11 +18,14 @@ from schedc.analysis.formulas.text import (
     latex,
     text,
 )
+from schedc.elaborate.choose import has_policy
 
 SCHEMA, VERSION = "schedc.report", 1
 
 _EVERY, _LARGEST = "every rank", "largest over the ranks"
 _WHOLE = 0.9999
+_SHOWN = 4
+"""Formulas that were not kept that the text tells, per quantity."""
 
 
 def to_json(derivation: Derivation) -> dict[str, Any]:
@@ -31,13 +34,16 @@ def to_json(derivation: Derivation) -> dict[str, Any]:
     ``quantities``: for each its ``definition``; ``costs``, the conditions under which costs were drawn (times only);
     ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank`` (of which ranks), ``when`` (all
     conditions, of sizes and costs) and ``tested`` (values at held-out sizes that it gave); ``complete``: whether the
-    pieces leave nothing out; ``unknown``: formulas that were fitted and refuted, each with its counterexample.
+    pieces leave nothing out; if not, ``example``: sizes and costs that they leave out, and the ``simulated`` value;
+    ``unknown``: formulas that were fitted and not kept, each with its ``counterexample``, or with ``untried``: sizes
+    that it depends on and was not tried above, and how far it was fitted. ``order``: the costs that chose it, if any.
     """
     grid = derivation.grid
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "schedule": derivation.tree.name,
+        "order": "unit costs" if has_policy(derivation.tree) else None,
         "parameters": {"ranks": grid.ranks, "microbatches": grid.microbatches, "others": list(grid.others)},
         "sizes_fitted": len(grid.fitted),
         "sizes_held_out": len(grid.held_out),
@@ -58,6 +64,7 @@ def _time(derivation: Derivation, result: TimeResult) -> dict[str, Any]:
         "costs": list(domain.conditions),
         "pieces": [_time_piece(derivation, result, piece) for piece in result.pieces],
         "complete": result.covered > _WHOLE,
+        "example": _left_out(result.example),
         "unknown": [_time_failure(result, failure) for failure in result.failures],
     }
 
@@ -79,9 +86,22 @@ def _time_piece(derivation: Derivation, result: TimeResult, piece: Piece) -> dic
     }
 
 
-def _time_failure(result: TimeResult, failure: Failure) -> dict[str, Any]:
+def _left_out(example: Example | None) -> dict[str, Any] | None:
+    if example is None:
+        return None
+    return {"sizes": example.sizes, "costs": example.costs, "simulated": example.measured}
+
+
+def _untried(failure: Untried) -> dict[str, Any]:
+    return {"counterexample": None, "untried": dict(zip(failure.names, failure.most, strict=True))}
+
+
+def _time_failure(result: TimeResult, failure: Failure | Untried) -> dict[str, Any]:
+    formula = text(expression(failure.form, result.domain.symbols))
+    if isinstance(failure, Untried):
+        return {"formula": formula, **_untried(failure)}
     return {
-        "formula": text(expression(failure.form, result.domain.symbols)),
+        "formula": formula,
         "counterexample": {
             "sizes": failure.sizes,
             "costs": failure.costs,
@@ -95,15 +115,16 @@ def _count(derivation: Derivation, result: CountResult) -> dict[str, Any]:
     return {
         "quantity": result.quantity,
         "definition": DEFINITIONS[result.quantity],
-        "pieces": [_count_piece(derivation, piece) for piece in result.pieces],
-        "complete": bool(result.pieces) and not result.failures and not result.pieces[0].region.texts,
+        "pieces": [_count_piece(derivation, result, piece) for piece in result.pieces],
+        "complete": result.example is None,
+        "example": _left_out(result.example),
         "unknown": [_count_failure(failure) for failure in result.failures],
     }
 
 
-def _count_piece(derivation: Derivation, piece: CountPiece) -> dict[str, Any]:
+def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece) -> dict[str, Any]:
     grid = derivation.grid
-    where = piece.part.text.format(P=grid.ranks) if piece.part else "all together"
+    where = piece.part.text.format(P=grid.ranks) if piece.part else _LARGEST if result.largest else "all together"
     return {
         "formula": count_text(piece),
         "latex": count_latex(piece),
@@ -113,9 +134,12 @@ def _count_piece(derivation: Derivation, piece: CountPiece) -> dict[str, Any]:
     }
 
 
-def _count_failure(failure: CountFailure) -> dict[str, Any]:
+def _count_failure(failure: CountFailure | Untried) -> dict[str, Any]:
+    formula = text(count_expression(failure.form))
+    if isinstance(failure, Untried):
+        return {"formula": formula, **_untried(failure)}
     return {
-        "formula": text(count_expression(failure.form)),
+        "formula": formula,
         "counterexample": {"sizes": failure.sizes, "formula": failure.said, "simulated": failure.measured},
     }
 
@@ -133,6 +157,8 @@ def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
         f"verified at {facts['sizes_held_out']} others",
         "times per chunk" + (", one p2p per message" if any(q.get("latency") for q in facts["quantities"]) else ""),
     ]
+    if facts["order"]:
+        lines.append(f"all of the order for {facts['order']}: other costs would choose other orders")
     for quantity in facts["quantities"]:
         lines += ["", *_described(quantity, as_latex)]
     return "\n".join(lines)
@@ -148,13 +174,25 @@ def _described(quantity: dict[str, Any], as_latex: bool) -> list[str]:
         when = f"  when {' and '.join(piece['when'])}" if piece["when"] else ""
         lines.append(f"    {formula:<{width}}  ({piece['rank']}){when}")
     if not quantity["complete"]:
-        lines.append("    unknown elsewhere" if quantity["pieces"] else "    unknown: no formula of the kinds tried")
-    for refuted in quantity["unknown"]:
-        lines.append(f"    unknown: {refuted['formula']} fits, but not at {_example(refuted['counterexample'])}")
-    return lines
+        said = "unknown elsewhere" if quantity["pieces"] else "unknown: no formula of the kinds tried gives it"
+        lines.append(f"    {said}{_such_as(quantity['example'])}")
+    told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
+    lines += [f"    unknown: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN]]
+    return lines + [f"    unknown: {len(told) - _SHOWN} formulas more, which --json tells"] * (len(told) > _SHOWN)
 
 
-def _example(example: dict[str, Any]) -> str:
+def _such_as(example: dict[str, Any] | None) -> str:
+    return "" if example is None else f", such as {example['simulated']:g} at {_where(example)}"
+
+
+def _why(unknown: dict[str, Any]) -> str:
+    if (example := unknown["counterexample"]) is not None:
+        said = f"{example['formula']:g} instead of {example['simulated']:g}"
+        return f"fits, but not at {_where(example)}: {said}"
+    sizes = " and ".join(f"{name} > {most}" for name, most in unknown["untried"].items())
+    return f"fits, but was not tried with {sizes}, and not fitted there"
+
+
+def _where(example: dict[str, Any]) -> str:
     values = {**example["sizes"], **example.get("costs", {})}
-    where = ", ".join(f"{name} = {value}" for name, value in values.items())
-    return f"{where}: {example['formula']:g} instead of {example['simulated']:g}"
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
