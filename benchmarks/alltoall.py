@@ -103,7 +103,12 @@ def measure(rate: str, repetitions: int) -> dict[str, Any]:
     """Run all ranks in their namespaces; what rank 0 has found."""
     with network(rate) as nodes:
         workers: list[subprocess.Popen[str]] = []
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
         try:
             for rank in range(NODES * PER_NODE):
                 words = ["ip", "netns", "exec", nodes[rank // PER_NODE], sys.executable, str(Path(__file__).resolve())]

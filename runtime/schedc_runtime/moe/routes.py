@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ from schedc_runtime.moe.exchange import ABSENT, Hop
 from schedc_runtime.moe.trees import Ints, Places, Tree, bounds, on, places, simple_tree, tree
 
 Flags = NDArray[np.bool_]
+Choices = NDArray[np.integer[Any]]
+"""Experts by number, negative where there is none, of whatever width they travelled in."""
 
 Method = Literal["flat", "hierarchical", "allgather"]
 
@@ -105,7 +107,7 @@ def plan_route(everyone: Tensor, shape: Shape) -> Route:
 
     Copies the routing to the host once. ValueError if the routing does not fit the shape.
     """
-    routing = everyone.detach().cpu().numpy().astype(np.int64)
+    routing: Choices = everyone.detach().cpu().numpy()
     if routing.shape[0] != shape.ranks or shape.experts % shape.ranks:
         raise ValueError(
             f"a routing of {routing.shape[0]} ranks and {shape.experts} experts for a group of {shape.ranks} ranks"
@@ -161,10 +163,9 @@ def _relaying(route: Route) -> tuple[Tree, Tree]:
     return route.relaying
 
 
-def _plan_flat(routing: Ints, shape: Shape) -> Route:
+def _plan_flat(routing: Choices, shape: Shape) -> Route:
     """One copy per (token, expert), in the order of expert and token."""
-    size, local, mine = shape.ranks, shape.local, routing[shape.rank]
-    owner = np.where(routing >= 0, routing // local, -1)
+    size, local, mine = shape.ranks, shape.local, routing[shape.rank].astype(np.int64)
 
     token, slot = np.nonzero(mine >= 0)
     order = np.argsort(mine[token, slot], kind="stable")
@@ -172,11 +173,12 @@ def _plan_flat(routing: Ints, shape: Shape) -> Route:
     expert = mine[token, slot]
     laid = places(expert, shape.experts, shape.capacity)
     tokens = _tokens(mine)
-    rows = tree(_flat_levels(token, expert, laid, owner[shape.rank], shape, tokens), token, laid)
+    rows = tree(_flat_levels(token, expert, laid, _owners(mine, local), shape, tokens), token, laid)
     gates = simple_tree(token * mine.shape[1] + slot, laid, (0, len(token)), tokens * mine.shape[1])
 
-    source, token, slot = np.nonzero(owner == shape.rank)
-    expert = routing[source, token, slot] % local
+    held = _held(routing, shape)
+    source, token, slot = np.nonzero(held)
+    expert = routing[held].astype(np.int64) % local
     order = np.lexsort((token, expert, source))
     source, token, expert = source[order], token[order], expert[order]
     landed = places(source * local + expert, size * local, shape.capacity)
@@ -214,37 +216,36 @@ def _flat_levels(
     ]  # fmt: skip
 
 
-def _plan_hierarchical(routing: Ints, shape: Shape) -> Route:
+def _plan_hierarchical(routing: Choices, shape: Shape) -> Route:
     """One copy per (token, node) on the rail, one per (token, rank) inside the node."""
     local, nodes, per_node = shape.local, shape.nodes, shape.per_node
     node, position = divmod(shape.rank, per_node)
     count, top = routing.shape[1:]
     tokens = _tokens(routing[shape.rank])
-    owner = np.where(routing >= 0, routing // local, -1).reshape(nodes, per_node, count, top)
     on_rail, on_node = _capacities(shape, count, top)
 
     # Masks are [targets, ..., N] of rows and [targets, ..., N, k] of gate weights. To each node, of this rank:
-    wanted = owner[node, position] // per_node == np.arange(nodes)[:, None, None]
+    wanted = _owners(routing[shape.rank], per_node * local) == np.arange(nodes)[:, None, None]
     masks = _masks(wanted, routing[shape.rank], shape)
     numbers = np.arange(count), np.arange(count * top).reshape(count, top)
     packing, send = _forks(masks, 1, numbers, on_rail, (tokens, tokens * top))
 
     # From each node, of the ranks on this rail; and from here to each rank of the node:
-    passing = owner[:, position]
-    inside = passing // per_node == node
-    at, sizes = _landings(_masks(inside, routing[position::per_node], shape), 1, on_rail)
-    targets = inside & (passing % per_node == np.arange(per_node)[:, None, None, None])
+    passing = routing[position::per_node]
+    targets = _owners(passing, local) == np.arange(node * per_node, (node + 1) * per_node)[:, None, None, None]
+    inside: Flags = np.any(targets, axis=0)
+    at, sizes = _landings(_masks(inside, passing, shape), 1, on_rail)
     relaying, onward = _forks((targets.any(-1), targets), 2, at, on_node, tuple(int(x.sum()) for x in sizes))
     rail = HopSplits(send[0], _sums(sizes[0], nodes), send[1], _sums(sizes[1], nodes))
 
     # From each rank of the node and every node behind it, for the experts of this rank:
-    mine = owner.swapaxes(0, 1) == shape.rank
+    mine = np.ascontiguousarray(_held(routing, shape).reshape(nodes, per_node, count, top).swapaxes(0, 1))
     at, sizes = _landings((mine.any(-1), mine), 2, on_node)
     passer, source, token, slot = np.nonzero(mine)
     rank = source * per_node + passer
-    expert = routing[rank, token, slot] % local
+    expert = routing[rank, token, slot].astype(np.int64) % local
     order, grouped = _grouped(expert, rank, token, shape)
-    row, pair = at[0][passer, source, token][order], at[1][mine][order]
+    row, pair = at[0][passer, source, token][order], at[1][passer, source, token, slot][order]
     arriving = (
         simple_tree(row, grouped, bounds(expert[order], local), int(sizes[0].sum())),
         simple_tree(pair, grouped, (0, len(order)), int(sizes[1].sum())),
@@ -265,7 +266,19 @@ def _capacities(
     return (shape.bound(experts, count), shape.bound(experts, count * top)), on_node
 
 
-def _masks(pairs: Flags, routing: Ints, shape: Shape) -> tuple[Flags, Flags]:
+def _owners(routing: Choices, each: int) -> Ints:
+    """Which of the holders of ``each`` experts has an expert; negative for none."""
+    owners: Ints = np.floor_divide(routing, each, dtype=np.int64)
+    return owners
+
+
+def _held(routing: Choices, shape: Shape) -> Flags:
+    """Which choices fall on this rank. Compared, not divided: this looks at the routing of all ranks."""
+    first = shape.rank * shape.local
+    return (routing >= first) & (routing < first + shape.local)
+
+
+def _masks(pairs: Flags, routing: Choices, shape: Shape) -> tuple[Flags, Flags]:
     """Which rows and which gate weights cross the rail: those that are wanted there, or all that there are."""
     if shape.method == "allgather":
         pairs = np.broadcast_to((routing[..., :1] != ABSENT), pairs.shape)
@@ -333,7 +346,7 @@ def _numbered(mask: Flags) -> Ints:
     return (np.cumsum(mask) - 1).reshape(mask.shape)
 
 
-def _tokens(mine: Ints) -> int:
+def _tokens(mine: Choices) -> int:
     return int((mine[:, 0] != ABSENT).sum())
 
 
@@ -341,7 +354,7 @@ def _sums(sizes: Ints, groups: int) -> tuple[int, ...]:
     return tuple(sizes.reshape(groups, -1).sum(1).tolist())
 
 
-_PLANS: dict[Method, Callable[[Ints, Shape], Route]] = {
+_PLANS: dict[Method, Callable[[Choices, Shape], Route]] = {
     "flat": _plan_flat,
     "hierarchical": _plan_hierarchical,
     "allgather": _plan_hierarchical,

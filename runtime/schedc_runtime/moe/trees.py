@@ -95,15 +95,23 @@ def bounds(chunks: Ints, count: int) -> tuple[int, ...]:
 
 def tree(levels: Sequence[tuple[Ints, Ints | None, tuple[int, ...], int]], direct: Ints, laid: Places) -> Tree:
     """A tree from the columns of its `Level`s; ``direct`` has an entry for each leaf that is not padding."""
-    made = tuple(
-        Level(torch.from_numpy(of), None if at is None else torch.from_numpy(at), cuts, small)
+    made = [
+        Level(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
         for of, at, cuts, small in levels
-    )
+    ]
+    # A level of one copy per row, in order, adds nothing; the last stays, so that a sum always begins from zero.
+    kept = tuple(x for x in made[:-1] if x.at is not None or len(x.of) != x.small or not _counts_up(x.of.numpy()))
     if laid.full:
-        return Tree(made, torch.from_numpy(direct))
+        return Tree((*kept, made[-1]), torch.from_numpy(direct))
     whole = np.zeros(laid.total, dtype=np.int64)
     whole[laid.at] = direct
-    return Tree(made, torch.from_numpy(whole), torch.from_numpy(np.setdiff1d(np.arange(laid.total), laid.at)))
+    return Tree(
+        (*kept, made[-1]), torch.from_numpy(whole), torch.from_numpy(np.setdiff1d(np.arange(laid.total), laid.at))
+    )
+
+
+def _counts_up(numbers: Ints) -> bool:
+    return bool((numbers == np.arange(len(numbers))).all())
 
 
 def simple_tree(of: Ints, laid: Places, cuts: tuple[int, ...], small: int) -> Tree:
