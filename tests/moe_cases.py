@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any]
         y = layer(x.view(2, 5, WIDTH)).view_as(x)
         (y.sin().mean() * 0.5).backward()
         found[method] = (y.detach(), x.grad, *(p.grad for p in layer.parameters()))  # type: ignore[assignment]
-        joined = full_state_dict(layer)
+        joined = full_state_dict(copy.deepcopy(layer))
         assert all(torch.equal(joined[name], whole[name]) for name in whole)
         layer.load_state_dict(local_state(layer, whole))
         assert [name for name, p in layer.named_parameters() if is_expert(p)] == ["experts.gate_up", "experts.down"]

@@ -10,6 +10,7 @@ combine are one exchange each (``flat``), or two, between nodes and inside a nod
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,13 @@ class MoELayer(nn.Module):
     def _outline(self, x: Tensor) -> Tensor:
         """Shape, type and dependence of the result: fake tensors have no values by which tokens could be routed."""
         return x + self.router.weight.sum().to(x.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        memo[id(self.planner.group)] = self.planner.group  # a place among ranks, of which there is no other
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
 
     @property
     def statistics(self) -> Statistics:

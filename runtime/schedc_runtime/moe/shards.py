@@ -58,12 +58,12 @@ def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dic
     }
 
 
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the whole model on every rank of its expert group. A collective of real processes.
+def full_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The whole model's state dict, of this rank's ``state`` (by default that of ``model``) and its expert group's.
 
-    For ranks in one process use `join_shards`.
+    A collective of all ranks of the group, in processes of their own; for ranks in one process use `join_shards`.
     """
-    state = dict(model.state_dict())
+    state = dict(model.state_dict() if state is None else state)
     for name, layer in moe_layers(model):
         if not layer.experts.sharded:
             continue
@@ -72,9 +72,9 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
             raise RuntimeFault(
                 f"`{name}` shares this process with other ranks", "use join_shards with all their states"
             )
-        for own, parameter in layer.experts.named_parameters():
+        for own, _ in layer.experts.named_parameters():
             key = f"{name}.experts.{own}" if name else f"experts.{own}"
-            handle = members.all_gather(parameter.detach().contiguous(), f"all of {key}")
+            handle = members.all_gather(state[key].detach().contiguous(), f"all of {key}")
             state[key] = members.wait(handle).flatten(0, 1)
     return state
 
