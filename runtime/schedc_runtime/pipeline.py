@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns, time_ns
 from typing import Any
@@ -11,20 +11,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from schedc.cell import CellCosts
+from schedc.cell.collectives import Cell
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
-from schedc_runtime.cells import CellSource, serial
+from schedc.plan import ExpertPlan, plan_of
+from schedc_runtime.cells import CellSource
 from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
 from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.mesh import Mesh, Place
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
 from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
+from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for
 from schedc_runtime.prepared import Prepared
+from schedc_runtime.router_bias import update_biases
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
 from schedc_runtime.surroundings import evaluating, this_step_alone
@@ -59,8 +66,11 @@ class Pipeline:
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     release_others: free the memory of the stages that other ranks hold; the model is then whole no longer.
+    plan: what is attached to the schedule - expert ranks, how rows travel, overlap; that of the program if it was
+        compiled from a plan, and nothing is said here.
+    cell_costs: times of segments and exchanges by which overlapped cells are ordered, the same on all ranks.
     overlap: run stages in segments even in a model without expert layers.
-    cells: the order of segments and exchanges inside an instruction; by default one after the other.
+    cells: the order of segments and exchanges inside an instruction; by default as the plan says.
     """
 
     def __init__(
@@ -80,14 +90,17 @@ class Pipeline:
         timeout: float = 300.0,
         check_finite: bool = True,
         release_others: bool = False,
+        plan: ExpertPlan | None = None,
+        cell_costs: CellCosts | None = None,
         overlap: bool = False,
-        cells: CellSource = serial,
+        cells: CellSource | None = None,
     ) -> None:
         self.program = program
         self.check_finite = check_finite
         # First, since other ranks take part in it: whatever fails below then fails on its own.
         self._device = device_of(model)
-        self.mesh = mesh or Mesh(program.ranks)
+        self.plan = plan or plan_of(program)
+        self.mesh = mesh_for(self.plan, program, mesh)
         if self.mesh.pipeline != program.ranks:
             raise RuntimeFault(
                 f"the program is for {program.ranks} ranks, the mesh has {self.mesh.pipeline} in a pipeline"
@@ -105,10 +118,17 @@ class Pipeline:
         )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
-        self._stages = make_stages(self.partition, program, self._local, loss_fn, overlap=overlap)
+        self._stages = make_stages(self.partition, program, self._local, loss_fn, attach=self._attach, overlap=overlap)
+        self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
         self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
         """The stages here that another rank holds, too."""
         self._evaluation: Program | None = None
+        cells = cells or cells_for(self.plan, cell_costs)
+        self._cells: dict[str, Cell] = {}
+        for place in (place for place in self._local if place.replica == self.replica):
+            made = cells_of(program, place.pipeline, self._stages[place], cells)
+            check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
+            self._cells |= made
         self._prepared = Prepared(self.partition, self._stages, self._device, cells)
         self._running: list[Executor] = []
         self._activity = "idle, between steps"
@@ -182,11 +202,11 @@ class Pipeline:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the stages held here, under the model's own names."""
+        """Parameters and buffers of the stages held here, under the model's own names; of experts the part held here."""
         return {name: value for stage in self._held() for name, value in stage.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
-        """Load the local part of a state dict of the whole model, or of this rank.
+        """Load the local part of a state dict of the whole model: of experts, too, that of the whole.
 
         strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
         """
@@ -196,7 +216,7 @@ class Pipeline:
             raise RuntimeFault(f"state dict does not fit: missing {missing}, unknown {unknown}", "or pass strict=False")
         for stage in self._held():
             part = {name: state[name] for name in stage.module.state_dict() if name in state}
-            stage.module.load_state_dict(part, strict=False)
+            stage.module.load_state_dict(local_state(stage.module, part), strict=False)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU of rank 0, under the model's own names and in its order; {} elsewhere.
@@ -208,14 +228,25 @@ class Pipeline:
             for stage, module in enumerate(self.partition.modules)
             for name in module.state_dict()
         }
-        mine = self.state_dict()
         if self._network.in_process:
+            mine = self._joined()
             return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
         with self._guarded("gathering the state dict"):
             self.control.gather("full_state_dict", None)
-            return self._network.gather_tensors(
+            mine = {name: value for stage in self._held() for name, value in full_state_dict(stage.module).items()}
+            gathered = self._network.gather_tensors(
                 {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
             )
+            return gathered if self.replica == 0 else {}
+
+    def update_biases(self) -> None:
+        """Move the routers' biases against the load since the last call, as loss-free balancing has it.
+
+        Once per optimizer step, on all ranks: loads are summed over all replicas and copies of a stage. The layers'
+        statistics begin anew.
+        """
+        with self._guarded("updating the routers' biases"):
+            update_biases(self.program, self._stages, self._network)
 
     def trace(self) -> dict[int, list[Interval]]:
         """When each instruction of the last traced step ran, on every rank, by one clock. A collective.
@@ -241,6 +272,15 @@ class Pipeline:
     def _held(self) -> Iterator[Stage]:
         return (stage for place in self._local for stage in self._stages[place].values())
 
+    def _joined(self) -> dict[str, Tensor]:
+        """All in one process: the state of the first replicas, the parts of their experts put together."""
+        joined: dict[str, Tensor] = {}
+        for place in (place for place in self._local if place.replica == 0):
+            for index, stage in self._stages[place].items():
+                sharing = [self._stages[place._replace(replica=e)][index] for e in range(self.mesh.experts)]
+                joined |= join_shards(stage.module, [dict(each.module.state_dict()) for each in sharing])
+        return joined
+
     def _shared_stages(self, place: Place) -> list[Stage]:
         """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
         held = self._stages[place]
@@ -250,9 +290,12 @@ class Pipeline:
             else [held[i] for i in copied_stages(self.program, place.pipeline)]
         )
 
+    def _attach(self, place: Place, modules: Iterable[nn.Module]) -> None:
+        attach(modules, self.plan, self._network.neighbours[place].experts, self.mesh)
+
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        mine = fingerprint(self.program, self._names, self.partition.blocks, self._copied)
+        mine = fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
         check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(
@@ -271,6 +314,8 @@ class Pipeline:
             parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
         with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
             self._running = executors
+            for layer in self._experts:
+                layer.loss_scale = scale / (program.microbatches * self.mesh.replicas)
             for place, executor in placed.items():
                 inputs, expected = parts[place.replica - self.replica]
                 executor.start(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any
@@ -41,11 +41,17 @@ def stages_on(program: Program, rank: int) -> list[int]:
 
 
 def make_stages(
-    parts: Partition, program: Program, places: Iterable[Place], loss_fn: LossFunction, *, overlap: bool = False
+    parts: Partition,
+    program: Program,
+    places: Iterable[Place],
+    loss_fn: LossFunction,
+    *,
+    attach: Callable[[Place, Iterable[nn.Module]], None],
+    overlap: bool = False,
 ) -> dict[Place, Held]:
     """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
 
-    overlap: see `new_stage`.
+    attach: spreads the experts of a place's modules. overlap: see `new_stage`.
     """
     taken: set[int] = set()
     own: dict[Place, dict[int, nn.Module]] = {}
@@ -54,6 +60,8 @@ def make_stages(
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
         own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
+    for place, held in own.items():
+        attach(place, held.values())
     return {
         place: {i: new_stage(parts, i, module, program, loss_fn, overlap=overlap) for i, module in held.items()}
         for place, held in own.items()
@@ -104,11 +112,16 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def fingerprint(
-    program: Program, names: Mapping[str, Any], blocks: Sequence[Sequence[str]], copies: Sequence[Stage]
+    program: Program,
+    names: Mapping[str, Any],
+    blocks: Sequence[Sequence[str]],
+    copies: Sequence[Stage],
+    cells: Mapping[str, Any],
 ) -> dict[str, str]:
     """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
 
     Of the experts each rank of an expert group has others: they are not compared.
+    cells: the orders inside the instructions of each stage held here, which expert ranks must have in common.
 
     names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
     """
@@ -128,6 +141,7 @@ def fingerprint(
         "layout of blocks on stages": _digest(repr(blocks).encode()),
         **frozen,
         **weights,
+        **{f"cell {name}": _digest(repr(cell).encode()) for name, cell in cells.items()},
     }
 
 

@@ -1,0 +1,150 @@
+"""What a plan attaches, carried out on the model of one process: experts spread, rows exchanged, cells in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from schedc.cell import CellCosts, CellProgram, PlanOrder, StageShape, Times, cell_program
+from schedc.cell.collectives import Cell, ExpertRanks, verify_collectives
+from schedc.cell.verify import verify
+from schedc.cost import exchange
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.plan import ExpertPlan, Method
+from schedc_runtime.cells import CellSource, serial
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.mesh import Mesh
+from schedc_runtime.moe.capacity import Capacity
+from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage import Stage
+
+TYPICAL = CellCosts.of(
+    {
+        "attention": Times(20, 20, 18),
+        "experts": Times(20, 20, 26),
+        "shared": Times(6, 6, 6),
+        "post": Times(2, 2),
+        "dense": Times(30, 30, 30),
+    },
+    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine") for lane in ("rail", "node")},
+)
+"""Times that cells are ordered by where none are given: their proportions, as measured of DeepSeek-V3-like blocks
+(attention and experts alike, an All-to-All of a bit more than half as long)."""
+
+
+def mesh_for(plan: ExpertPlan, program: Program, mesh: Mesh | None) -> Mesh:
+    """The mesh: as given, or as the plan's topology asks; raises `RuntimeFault` where the two differ."""
+    topology = plan.topology
+    if topology is None or mesh is None:
+        asked = (topology.ranks, topology.per_node) if topology else (1, 0)
+        return mesh or Mesh(program.ranks, asked[0], per_node=asked[1])
+    if (topology.ranks, topology.per_node) != (mesh.experts, mesh.per_node or mesh.experts):
+        raise RuntimeFault(
+            f"the plan's topology is {topology.nodes} nodes x {topology.per_node} ranks, in the mesh {mesh.experts}"
+            f" ranks share the experts, {mesh.per_node or mesh.experts} in each node",
+            "give both the same sizes, or leave the mesh out",
+        )
+    return mesh
+
+
+def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
+    """How rows travel: what the plan says, or for `auto` the method that its closed forms choose."""
+    if plan.method is not Method.AUTO:
+        return plan.method.value
+    routing = layer.router.routing
+    wanted = exchange.Routing(routing.experts, routing.k, routing.groups, routing.kept_groups)
+    rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
+    per_node = mesh.per_node or mesh.experts
+    row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
+    return exchange.choose(wanted, exchange.Mesh(mesh.experts // per_node, per_node, rail, node), row).method
+
+
+def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, mesh: Mesh) -> None:
+    """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says."""
+    capacity = None if plan.capacity is None else Capacity(plan.capacity.factor, plan.capacity.drop.value)
+    for module in modules:
+        for name, layer in moe_layers(module):
+            _check_model(plan, name, layer)
+        layers = [layer for _, layer in moe_layers(module)]
+        if not layers:
+            continue
+        method = next(known for known in METHODS if known == method_for(plan, layers[0], mesh))
+        if group.size > 1:
+            shard_experts(module, group, method, capacity)
+        else:
+            for layer in layers:
+                layer.attach(group, method, capacity)
+
+
+def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:
+    routing = layer.router.routing
+    wanted = plan.experts
+    if wanted is not None and (wanted.count, wanted.top) != (routing.experts, routing.k):
+        raise RuntimeFault(
+            f"the plan says `experts {wanted.count} top {wanted.top}`, `{name}` of the model routes to the top"
+            f" {routing.k} of {routing.experts}",
+            "write the model's numbers into the plan: its checks and bytes follow from them",
+        )
+
+
+def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
+    """The order inside cells: by the plan's own lines, or by ``costs``; one after the other where nothing overlaps."""
+    if not plan.overlap and not plan.cells:
+        return serial
+    orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
+    known = costs or TYPICAL
+
+    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+        return cell_program(kind, forward, backward, known, orders.get(kind))
+
+    return source
+
+
+def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, Cell]:
+    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``."""
+    shapes = {index: stage.shape for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
+    found: dict[str, Cell] = {}
+    for item in program.instructions(rank):
+        if item.kind <= InstructionKind.CELL and {item.stage, max(item.stage2, item.stage)} <= shapes.keys():
+            name = _name(item)
+            if name not in found:
+                forward, backward = _halves(item, shapes)
+                found[name] = Cell(forward, backward, cells(_kind(item), forward, backward))
+    return found
+
+
+def check_cells(program: Program, rank: int, cells: Mapping[str, Cell], group: ExpertGroup) -> None:
+    """Refuse cells in which a step comes before what it needs, or whose collectives would not meet on all ranks.
+
+    Raises `DiagnosticError` (S320 to S322).
+    """
+    findings = [found for cell in cells.values() for found in verify(cell.program, cell.forward, cell.backward)]
+    idle = Cell(None, None, CellProgram((), -1, -1, "F"))
+
+    def cell_of(at: int, expert: int, item: Instruction) -> Cell:
+        return cells.get(_name(item), idle) if at == rank else idle
+
+    if not findings and cells:
+        findings = verify_collectives(program, ExpertRanks(group.nodes, group.per_node), cell_of)
+    if findings:
+        raise DiagnosticError(findings)
+
+
+def _kind(item: Instruction) -> str:
+    return f"F{OpKind(item.backward).name}" if item.kind is InstructionKind.CELL else item.kind.name
+
+
+def _name(item: Instruction) -> str:
+    return f"{_kind(item)} of {item.stage}" + (f" and {item.stage2}" if item.stage2 >= 0 else "")
+
+
+def _halves(item: Instruction, shapes: Mapping[int, StageShape]) -> tuple[StageShape | None, StageShape | None]:
+    if item.kind is InstructionKind.CELL:
+        return shapes[item.stage], shapes[item.stage2]
+    return (shapes[item.stage], None) if item.kind is InstructionKind.F else (None, shapes[item.stage])
