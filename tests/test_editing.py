@@ -18,6 +18,7 @@ from schedc.library import names
 from schedc.lsp.findings import findings
 from schedc.lsp.hover import WORDS, explain
 from schedc.source import Source
+from schedc.syntax.tokens import PLAN_LINES
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,7 @@ def test_both_highlighters_know_the_words_of_the_grammar() -> None:
     assert by_name["keyword.control.sched"] == set(keywords())
     assert by_name["storage.type.sched"] == {*ROLES, *PLACEMENTS}
     assert by_name["support.function.sched"] == {*BUILTINS, *METRICS}
+    assert by_name["keyword.other.sched"] >= set(PLAN_LINES)
     assert all(re.compile(rule["match"]) for rule in rules)
 
 
@@ -81,6 +83,8 @@ def test_pygments_leaves_nothing_of_the_library_unknown(path: Path) -> None:
     assert "".join(value for _, value in tokens) == text
     assert (Name.Function, path.stem) in tokens
     assert (Keyword, "rank") in tokens
+    planned = list(pygments.lex("plan a = x {\n  hot 3  cell F & B { comm F.dispatch }\n}", SchedLexer()))
+    assert {(Keyword, "hot"), (Keyword, "cell"), (Name.Builtin.Pseudo, "F.dispatch")} <= set(planned)
     assert get_lexer_for_filename
 
 
@@ -98,7 +102,7 @@ schedule mine(P: ranks = 2, M: microbatches = 4) {
 
 
 def test_every_word_of_the_language_is_explained() -> None:
-    assert set(WORDS) == {*ROLES, *PLACEMENTS, *BUILTINS, *METRICS, *COST_SYMBOLS} - OP_LETTERS
+    assert set(WORDS) == {*ROLES, *PLACEMENTS, *BUILTINS, *METRICS, *COST_SYMBOLS, *PLAN_LINES} - OP_LETTERS
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,21 @@ WORDS: dict[str, str] = {
     "ops": "metric: how many ops a rank runs",
     "FB": "cost: time of an overlapped pair, F & B",
     "p2p": "cost: latency of one message between two ranks",
+    "layers": "line of a plan: layers 61 dense 3 mtp 1 pad 3 at last",
+    "layout": "line of a plan: the parts of every stage, as Megatron writes them",
+    "costs": "line of a plan: time of an embedding, a dense or moe layer, a prediction (mtp), the head",
+    "parameters": "line of a plan: memory that a part of each kind holds all the time",
+    "activations": "line of a plan: memory of one microbatch in a part of each kind",
+    "memory": "line of a plan: the most that a rank may hold, 80 or 80 GB",
+    "experts": "line of a plan: experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",
+    "topology": "line of a plan: topology nodes 4 x 8 rail 50 GB/s node 400 GB/s",
+    "tokens": "line of a plan: tokens of a microbatch on a rank, and dtype bf16, fp16, fp32 or fp8",
+    "alltoall": "line of a plan: flat, hierarchical, allgather or auto, chosen by copies and link speeds",
+    "overlap": "line of a plan: auto runs pairs as cell programs, off as one op after the other",
+    "capacity": "line of a plan: capacity 1.25 drop probs; rows of an expert over their mean, the others are dropped",
+    "hot": "line of a plan: hot 3 until imbalance < 1.2; experts copied to all ranks while their rows are many",
+    "recompute": "line of a plan: recompute chunk 0 light; none, norm, act, light, medium, full, adaptive(2.0)",
+    "cell": "line of a plan: cell F & B { compute ... comm ... }; the order inside a pair by hand",
 }
 """Every name that the language defines, besides the op letters."""
 

@@ -1,0 +1,442 @@
+"""What plans attach: values from text and back, closed forms against enumeration, checks at their place, reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import schedc
+from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
+from schedc.cli import main
+from schedc.compiler import analyse, priced, report
+from schedc.cost.exchange import (
+    MARGIN,
+    METHODS,
+    Mesh,
+    Routing,
+    arrivals,
+    capacity_rows,
+    choose,
+    hot_break_even,
+    rows,
+    time,
+    untouched,
+)
+from schedc.diagnostics import DiagnosticError, render
+from schedc.inputs import open_input
+from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
+from schedc.lsp.findings import findings
+from schedc.plan import (
+    By,
+    Capacity,
+    CellPlan,
+    Drop,
+    ExpertPlan,
+    Experts,
+    Hot,
+    Level,
+    Method,
+    Recompute,
+    Topology,
+    plan_of,
+)
+from schedc.plan.levels import kept_share, layer_bytes, saving
+from schedc.plan.writer import read_plan, write_plan
+from schedc.source import Source
+from schedc.syntax.formatter import format_source
+
+FULL = """plan a = dualpipev(P = 2, M = 8) {
+  layers 8 dense 1
+  experts 64 top 8 groups 8 limit 4 shared 1 width 1408 hidden 2048
+  topology nodes 4 x 2 rail 50 GB/s node 400 Gbit/s
+  tokens 4096 dtype fp16
+  alltoall auto
+  cell F & B {
+    compute B.mlp.I B.mlp.W F.mlp B.attn.I B.attn.W F.attn
+    comm F.dispatch B.dispatch F.combine B.combine
+  }
+  capacity 1.25 drop position
+  hot 3 until imbalance < 1.2
+  recompute all medium adaptive(2.0)
+  recompute chunk 1 light
+  recompute stage [3] full
+}
+"""
+
+
+def written(folder: Path, lines: str, head: str = "1f1b(P = 2, M = 4)") -> str:
+    path = folder / "x.sched"
+    path.write_text(f"plan a = {head} {{\n  {lines}\n}}\n", encoding="utf-8")
+    return str(path)
+
+
+def test_a_plan_becomes_the_values_that_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    plan = plan_of(schedc.compile(path))
+    light = Recompute(Level.LIGHT)
+    assert plan == ExpertPlan(
+        experts=Experts(64, 8, 8, 4, 1, 1408, 2048),
+        topology=Topology(4, 2, 50e9, 50e9),
+        tokens=4096,
+        dtype="fp16",
+        method=Method.HIERARCHICAL,
+        overlap=True,
+        cells=(
+            CellPlan(
+                "FB",
+                ("F.attention", "B.experts.I", "B.experts.W", "F.experts", "B.attention.I", "B.attention.W"),
+                ("B.combine", "F.dispatch", "B.dispatch", "F.combine"),
+            ),
+        ),
+        capacity=Capacity(1.25, Drop.POSITION),
+        hot=Hot(3, 1.2),
+        recompute=(Recompute(Level.MEDIUM, 2.0, By.RANK),) * 2 + (light, Recompute(Level.FULL)),
+    )
+
+
+def test_an_order_by_hand_goes_round(tmp_path: Path) -> None:
+    """The order of the language's design begins its compute lane in the middle of a layer; begun elsewhere it runs."""
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    (cell,) = plan_of(schedc.compile(path)).cells
+    shape = stage_shape(["moe", "moe"])
+    program = cell_program("FB", shape, shape, CellCosts(()), PlanOrder(cell.compute, cell.communication))
+    assert len(program.steps) > 2 * len(shape)
+
+
+def test_everything_that_carries_a_plan_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    program = schedc.compile(path)
+    assert program_from_json(program_to_json(program)) == program
+    assert parse_program(print_program(program)) == replace(program, source=None)
+    schedule, _ = priced(open_input(path), {})
+    assert parse_schedule(print_schedule(schedule)) == schedule
+    assert plan_of(schedule) == plan_of(program)
+    bare = schedc.compile(written(tmp_path, "layers 4"))
+    assert (bare.plan, plan_of(bare)) == ("", ExpertPlan())
+    with pytest.raises(DiagnosticError):
+        read_plan("recompute stage [4] light", 4)
+
+
+experts = st.builds(
+    lambda parts, size, top, limit, shared, width, hidden: Experts(
+        parts * size, min(top, limit * size), parts, min(limit, parts), shared, width, hidden
+    ),
+    st.integers(1, 8), st.integers(8, 32), st.integers(1, 8), st.just(8), st.integers(0, 2), st.integers(0, 4096),
+    st.integers(0, 8192),
+)  # fmt: skip
+levels = st.builds(
+    Recompute, st.sampled_from(Level)
+) | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), st.floats(1, 9), st.just(By.GROUP))  # fmt: skip
+factors = st.floats(1, 1e4, exclude_min=True)
+
+
+@given(
+    st.builds(
+        ExpertPlan,
+        experts=experts,
+        tokens=st.integers(1, 1 << 20),
+        dtype=st.sampled_from(("bf16", "fp32")),
+        method=st.sampled_from(Method),
+        overlap=st.booleans(),
+        capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
+        hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
+        recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
+    )
+)
+def test_the_canonical_text_says_the_same(plan: ExpertPlan) -> None:
+    text = write_plan(plan)
+    assert read_plan(text, 4) == plan
+    assert write_plan(read_plan(text, 4)) == text
+
+
+@given(st.integers(1, 400), st.sampled_from(("GB", "Gbit", "MiB")), st.integers(0, 99))
+def test_speeds_survive_the_text(number: int, unit: str, hundredths: int) -> None:
+    text = f"topology nodes 2 x 4 rail {number}.{hundredths:02} {unit}/s"
+    plan = read_plan(text, 1)
+    assert read_plan(write_plan(plan), 1) == plan
+
+
+# ---- closed forms
+
+
+@pytest.mark.parametrize(
+    ("nodes", "top", "count", "flat", "dedup", "allgather"),
+    [(2, 8, 256, 4.0, 1.0, 1), (4, 8, 256, 6.0, 2.71, 3), (8, 8, 256, 7.0, 4.63, 7), (16, 8, 256, 7.5, 6.12, 15),
+     (4, 2, 64, 1.5, 1.32, 3)],
+)  # fmt: skip
+def test_the_published_table_of_copies(
+    nodes: int, top: int, count: int, flat: float, dedup: float, allgather: float
+) -> None:
+    moved = [rows(method, Routing(count, top), Mesh(nodes, 4)) for method in ("flat", "hierarchical", "allgather")]
+    assert [round(row.rail, 2) for row in moved if row] == [flat, dedup, allgather]
+
+
+def enumerated(routing: Routing, parts: int) -> float:
+    """The probability that no expert of a token is in the first part, over every draw that there is."""
+    size, held = routing.experts // routing.groups, routing.experts // parts
+    missed = total = 0.0
+    for groups in combinations(range(routing.groups), routing.limit):
+        allowed = [group * size + at for group in groups for at in range(size)]
+        draws = list(combinations(allowed, routing.top))
+        missed += sum(min(draw) >= held for draw in draws) / len(draws)
+        total += 1
+    return missed / total
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 6, 12])
+@pytest.mark.parametrize(("groups", "limit"), [(1, 1), (3, 2), (6, 2), (2, 1), (4, 4)])
+def test_missed_parts_are_those_of_every_draw(groups: int, limit: int, parts: int) -> None:
+    routing = Routing(12, 3, groups, limit)
+    found = untouched(routing, parts)
+    if groups > limit and groups % parts and parts % groups:
+        assert found is None
+    else:
+        assert found == pytest.approx(enumerated(routing, parts))
+
+
+def test_rows_of_a_drawn_routing() -> None:
+    """Counted on drawn routings, 3 nodes of 2 ranks: within 3 % of the closed forms."""
+    mesh, routing, tokens = Mesh(3, 2), Routing(24, 4), 4000
+    draw = np.random.default_rng(1).permuted(np.tile(np.arange(24), (tokens, 1)), axis=1)[:, :4]
+    rank = draw // 4  # of each copy; the token is on rank 0
+    node = rank // 2
+    touched = np.stack([(node == n).any(1) for n in range(3)], 1)
+    reached = np.stack([(rank == r).any(1) for r in range(6)], 1)
+    counted = {
+        "flat": ((node != 0).sum() / tokens, (rank == 1).sum() / tokens),
+        "hierarchical": (touched[:, 1:].sum() / tokens, reached[:, 1::2].sum() / tokens),
+        "allgather": (2.0, reached[:, 1::2].sum() / tokens),
+    }
+    for method, (rail, inside) in counted.items():
+        found = rows(method, routing, mesh)
+        assert found is not None
+        assert (found.rail, found.node) == (pytest.approx(rail, rel=0.03), pytest.approx(inside, rel=0.03))
+    assert arrivals("hierarchical", routing, mesh) == pytest.approx(reached.sum() / tokens, rel=0.03)
+    assert arrivals("flat", routing, mesh) == 4
+
+
+@given(st.integers(2, 16), st.integers(1, 8), st.sampled_from((1, 2, 4, 8)), st.floats(1e8, 1e12), st.floats(1e8, 1e12))
+def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, rail: float, node: float) -> None:
+    routing, mesh = Routing(nodes * per * 8, top), Mesh(nodes, per, rail, node)
+    choice = choose(routing, mesh, 4096.0)
+    times = {method: time(method, routing, mesh, 4096.0) for method in METHODS}
+    best = min(value for value in times.values() if value is not None)
+    assert choice.times == times
+    assert times[choice.method] <= best * (1 + MARGIN) * (1 + 1e-9)
+    assert choice.method == next(m for m in METHODS if times[m] <= best * (1 + MARGIN) * (1 + 1e-9))
+
+
+def test_choices_and_their_reasons() -> None:
+    assert choose(Routing(64, 8), Mesh(1, 8)).method == "flat"
+    assert [choose(Routing(64, top), Mesh(4, 2)).method for top in (1, 2, 4, 8)] == [
+        "flat", "hierarchical", "hierarchical", "allgather"
+    ]  # fmt: skip
+    slow_inside = choose(Routing(64, 2), Mesh(4, 8, 1e9, 1e9))
+    assert slow_inside.method == "flat"
+    assert "copies of a token that leave its node: flat 1.50, allgather 3.00, hierarchical 1.32" in slow_inside.why
+    assert choose(Routing(96, 8, 6, 2), Mesh(4, 1)).times.keys() == {"flat"}  # groups and nodes do not nest
+
+
+def test_break_even_and_capacity() -> None:
+    saved, cost = 4 * 7168 * 2, 3 * 7168 * 2048 * (2 + 4)  # bytes of a row in its four ways; of a copy and its gradient
+    assert hot_break_even(2048, 2) == ceil(cost / saved) == 4608
+    assert capacity_rows(4096, Routing(256, 8), 1.25) == 160
+    assert capacity_rows(10, Routing(256, 8), 100.0) == 10
+    assert capacity_rows(100, Routing(3, 1), 1.0) == 34
+
+
+def test_levels_save_more_and_more() -> None:
+    moe = Experts(256, 8, 8, 4, 1, 2048, 7168)
+    saved = [saving(moe, "bf16", level, 6.5).bytes for level in Level]
+    assert saved == sorted(saved)
+    assert saved[0] == 0
+    assert [saving(moe, "bf16", level).flops for level in (Level.NONE, Level.NORM, Level.ACT)] == [0, 0, 0]
+    assert saving(moe, "bf16", Level.ACT).bytes - saved[1] == 2 * 9 * 2048  # the activations' outputs
+    full = saving(moe, "bf16", Level.FULL)
+    assert full.bytes == layer_bytes(moe, "bf16") - 2 * 6 * 7168  # all but attention's
+    assert full.flops == 9 * 6 * 7168 * 2048 + 2 * 7168 * 256  # two products of 2 F and F columns, and the router
+    assert kept_share(Experts(8, 2), "bf16", Level.FULL) == 1.0
+
+
+# ---- what is wrong, and where
+
+
+MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("layers 4  experts 64", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 65", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 9 groups 8 limit 1", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 groups 7", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 limit 7", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 widht 7", [("S144", 2, 30)]),
+        ("layers 4  experts 60 top 8\n  topology nodes 2 x 4", [("S145", 3, 3)]),
+        ("layers 4  topology nods 2 by 4", [("S144", 2, 22), ("S144", 2, 29)]),
+        ("layers 4  topology nodes 2 x 0", [("S146", 2, 13)]),
+        ("layers 4  topology nodes 2 x 4 rail 50 node 4 GB", [("S146", 2, 34), ("S146", 2, 42)]),
+        ("layers 4  tokens 0  alltoall flt  overlap yes", [("S146", 2, 13), ("S144", 2, 32), ("S144", 2, 45)]),
+        ("layers 4  tokens 8 dtype int8", [("S144", 2, 28)]),
+        ("layers 4  hot auto  hot 2", [("S144", 2, 23)]),
+        (f"{MOE}\n  hot 9", [("S151", 3, 3)]),
+        (f"{MOE}\n  hot 0", [("S151", 3, 3)]),
+        (f"{MOE}\n  hot 2 until balance > 1.2", [("S144", 3, 15)]),
+        (f"{MOE}\n  hot 2 until imbalance < 0.5", [("S146", 3, 3)]),
+        (f"{MOE}\n  tokens 8  capacity 0.5 drop probs", [("S152", 3, 13)]),
+        (f"{MOE}\n  capacity 0", [("S152", 3, 3)]),
+        (f"{MOE}\n  capacity 1 drop prob", [("S144", 3, 19)]),
+        (f"{MOE}\n  recompute all full adaptive(2.0) by rank", [("S150", 3, 3)]),
+        (f"{MOE}\n  recompute all full adaptive(0.5)", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute lite", [("S144", 3, 13)]),
+        (f"{MOE}\n  recompute layer 3 light", [("S144", 3, 13)]),
+        (f"{MOE}\n  recompute chunk 0", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute chunk 1 light\n  recompute stage [0, 2] light", [("S149", 3, 3), ("S149", 4, 3)]),
+        (f"{MOE}\n  recompute light\n  recompute all full", [("S149", 4, 3)]),
+        ("layers 4  cell B & F auto", [("S147", 2, 22)]),
+        ("layers 4  cell F & B { compute F.atn F.experts.I comm F.dispatch F.dispatch }",
+         [("S147", 2, 34), ("S147", 2, 40), ("S147", 2, 68)]),
+        ("layers 4  cell F & B { comput F.attn }", [("S144", 2, 26)]),
+        ("layers 4  overlap off  cell F & B { compute F.attn }", [("S144", 2, 13)]),
+        ("layers 4  cell F & B { compute F.experts F.attention B.experts B.attention }", None),
+        ("layers 4\n  cell F & B { compute F.attention F.experts comm F.routing F.combine F.dispatch }",
+         [("S323", 3, 3)]),
+        ("layers 4  memory 4 GB", [("S146", 2, 13)]),
+        ("layers 4  memory 4  activations dense 3 GB", [("S146", 2, 35)]),
+        ("layers 4  memory 4 Gbit", [("S146", 2, 13)]),
+        ("layers 4  costs dense 3 GB", [("S146", 2, 19)]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_and_where(tmp_path: Path, lines: str, expected: list[tuple[str, int, int]] | None) -> None:
+    path = written(tmp_path, lines)
+    if expected is None:
+        analyse(path, {})
+        return
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(path, {})
+    assert [d.position for d in caught.value.diagnostics] == expected
+    assert all(d.help for d in caught.value.diagnostics if d.code not in ("S144",))
+    assert [d.position for d in findings(Source("x", Path(path).read_text()))] == expected
+
+
+def test_a_rank_may_decide_where_there_is_no_collective(tmp_path: Path) -> None:
+    for lines in (
+        "recompute all medium adaptive(2.0) by rank",
+        "topology nodes 1 x 1 recompute full adaptive(2) by rank",
+    ):
+        plan = plan_of(schedc.compile(written(tmp_path, f"layers 4 experts 64 top 8 {lines}")))
+        assert {level.by for level in plan.recompute} == {By.RANK}
+    plan = plan_of(schedc.compile(written(tmp_path, f"{MOE} recompute adaptive(2.0)")))
+    assert set(plan.recompute) == {Recompute(Level.FULL, 2.0, By.GROUP)}
+
+
+def test_paddings_and_pairs(tmp_path: Path) -> None:
+    head = "dualpipev(P = 2, M = 8)"
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "overlap auto\n  layers 3 pad 1 at [2]", head), {})
+    (found,) = caught.value.diagnostics
+    assert (found.position, found.secondary[0].span.line) == (("S148", 3, 3), 2)
+    for lines, schedule in [("layers 3 pad 1 at [2]", head), ("overlap auto layers 3 pad 1", "1f1b(P = 4, M = 8)"),
+                            ("overlap auto layers 7 pad 1 at last", head)]:  # fmt: skip
+        analyse(written(tmp_path, lines, schedule), {})
+
+
+BYTES = "layers 8 dense 1 experts 64 top 8 shared 1 width 1408 hidden 2048 topology nodes 2 x 4 tokens 4096 "
+BYTES += "parameters moe 1200 MB dense 200 MB activations dense 300 MB"
+
+
+def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
+    """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
+    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    layer, slots = 4096 * layer_bytes(moe, "bf16"), 2 * 3 * 2048 * 1408 * (2 + 4)
+    held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
+    assert 4 * layer + 4.8e9 + slots < held
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) - 1} MB"), {})
+    (found,) = caught.value.diagnostics
+    assert found.position == ("S406", 3, 3)
+    assert found.message.startswith(f"rank 0 holds {held / 1e9:.4g} GB at 0F1, and the plan allows ")
+    activations, parameters = 2 * 3 * layer / 1e9, 3 * 1.2
+    assert found.notes[0] == (
+        f"most of it: parameters of MoE layers {parameters:.4g} GB, activations of MoE layers {activations:.4g} GB, "
+        "activations of dense layers 600 MB"
+    )
+    assert "1f1b.sched:" in render(found)
+    analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) + 1} MB"), {})
+    less = held - 2 * 3 * 4096 * saving(moe, "bf16", Level.MEDIUM).bytes
+    fits = f"{BYTES} hot 2\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
+    analyse(written(tmp_path, fits), {})
+    for wrong in (fits.replace("medium", "light"), fits.replace("medium", "medium adaptive(2.0)")):
+        with pytest.raises(DiagnosticError, match="S406"):
+            analyse(written(tmp_path, wrong), {})
+
+
+def test_deferred_weight_gradients_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "layers 8 memory 1", "zbh2(P = 4, M = 8)"), {})
+    (found,) = caught.value.diagnostics
+    known = analyse("zbh2", {"P": 4, "M": 8})
+    assert f"holds {2 * known.memory.peak_memory.max():g} at" in found.message
+    assert found.notes[0].startswith("most of it: activations of dense layers ")
+
+
+# ---- what the commands tell
+
+
+def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    facts = report(analyse(path, {}))["plan"]
+    moved = rows("hierarchical", Routing(64, 8, 8, 4), Mesh(4, 2))
+    assert moved is not None
+    assert facts["alltoall"]["bytes_per_token"]["hierarchical"] == {
+        "rail": moved.rail * 4096,
+        "node": moved.node * 4096,
+    }
+    assert facts["capacity"] == {"factor": 1.25, "drop": "position", "rows": 640}
+    assert facts["hot"]["break_even_rows"] == 3168
+    assert [(row["level"], row["moe_layers"]) for row in facts["recompute"]] == [
+        ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
+    ]  # fmt: skip
+    moe = Experts(64, 8, 8, 4, 1, 1408, 2048)
+    assert facts["recompute"][3]["bytes_saved"] == 2 * 4096 * saving(moe, "fp16", Level.FULL).bytes
+    run = lambda *words: CliRunner().invoke(main, [*words])  # noqa: E731
+    said = run("check", str(path)).output
+    assert "alltoall hierarchical: a token's experts share nodes" in said
+    assert "overlap F & B in the order of the plan\ncapacity 1.25 drop position: 640 rows of an expert" in said
+    assert json.loads(run("check", str(path), "--json").output)["plan"] == facts
+    laid = run("layout", "--layers", "8", "--dense", "1", "--schedule", str(path), "--json")
+    assert json.loads(laid.output)["plan"]["recompute"] == facts["recompute"]
+    assert "plan" not in report(analyse(written(tmp_path, "layers 4"), {}))
+    refused = run("check", written(tmp_path, f"{MOE}\n  hot 9"), "--json")
+    assert json.loads(refused.stdout.splitlines()[0])["diagnostics"][0]["code"] == "S151"
+
+
+def test_an_unknown_topology_leaves_the_choice_to_the_runtime(tmp_path: Path) -> None:
+    analysis = analyse(written(tmp_path, "layers 4 experts 64 top 8 alltoall auto"), {})
+    assert plan_of(analysis.schedule).method is Method.AUTO
+    assert "when the ranks are known" in report(analysis)["plan"]["alltoall"]["why"]
+
+
+def test_plans_are_formatted() -> None:
+    loose = (
+        FULL.replace("compute B.mlp.I", "compute   B.mlp.I")
+        .replace("hot 3 until", "hot 3   until")
+        .replace("= d", "=d")
+    )
+    assert format_source(Source("x", loose)) == FULL
+    assert format_source(Source("x", FULL)) == FULL
