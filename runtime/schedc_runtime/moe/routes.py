@@ -235,12 +235,13 @@ def _plan_hierarchical(routing: Choices, shape: Shape) -> Route:
     targets = _owners(passing, local) == np.arange(node * per_node, (node + 1) * per_node)[:, None, None, None]
     inside: Flags = np.any(targets, axis=0)
     at, sizes = _landings(_masks(inside, passing, shape), 1, on_rail)
-    relaying, onward = _forks((targets.any(-1), targets), 2, at, on_node, tuple(int(x.sum()) for x in sizes))
+    relaying, onward = _forks((np.any(targets, axis=-1), targets), 2, at, on_node, tuple(int(x.sum()) for x in sizes))
     rail = HopSplits(send[0], _sums(sizes[0], nodes), send[1], _sums(sizes[1], nodes))
 
     # From each rank of the node and every node behind it, for the experts of this rank:
     mine = np.ascontiguousarray(_held(routing, shape).reshape(nodes, per_node, count, top).swapaxes(0, 1))
-    at, sizes = _landings((mine.any(-1), mine), 2, on_node)
+    rows: Flags = np.any(mine, axis=-1)
+    at, sizes = _landings((rows, mine), 2, on_node)
     passer, source, token, slot = np.nonzero(mine)
     rank = source * per_node + passer
     expert = routing[rank, token, slot].astype(np.int64) % local
