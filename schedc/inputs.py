@@ -80,7 +80,7 @@ def open_input(given: str | Path) -> Input:
 
 
 def open_family(given: str | Path) -> ScheduleTree:
-    """The tree of a schedule that has many sizes; of a plan, that of its schedule.
+    """The tree of a schedule that has many sizes; of a plan, that of its schedule (see `plan_at`).
 
     Raises `DiagnosticError` (S606) for an order, which has one size.
     """
@@ -89,6 +89,14 @@ def open_family(given: str | Path) -> ScheduleTree:
     message = f"{given} is the order of one size: nothing follows from it about others"
     help = "give a .sched file or the name of a library schedule"
     raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
+
+
+def plan_at(given: str | Path) -> str:
+    """What a plan leaves aside where only its schedule is spoken of, as one line; empty where it is no plan."""
+    found = None if is_order(given) else open_named(given)
+    if not isinstance(found, Plan):
+        return ""
+    return f"{found.name} is a plan: what follows is said of its schedule `{found.schedule.name}`, without its layers"
 
 
 def open_order(given: str | Path) -> Order:

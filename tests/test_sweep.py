@@ -104,6 +104,16 @@ def test_the_command_reports_and_exits_1_where_a_size_fails(tmp_path: Path) -> N
     assert CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<="]).exit_code == 1
 
 
+@pytest.mark.parametrize("arguments", [["check", "--sweep", "P<=2, M<=2"], ["report"]])
+def test_of_a_plan_its_schedule_is_spoken_of_and_that_is_said(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.sched"
+    path.write_text("plan large = 1f1b(P = 4, M = 8) { layers 11  costs head 3 }\n")
+    result = CliRunner().invoke(main, [arguments[0], str(path), *arguments[1:]])
+    assert result.exit_code == 0
+    assert result.stderr == "note: large is a plan: what follows is said of its schedule `1f1b`, without its layers\n"
+    assert CliRunner().invoke(main, [arguments[0], "1f1b", *arguments[1:]]).stderr == ""
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zbh1", "dualpipev", "interleaved_1f1b"])
 def test_library_schedules_hold_in_a_range(name: str) -> None:
     tree = open_schedule(name)

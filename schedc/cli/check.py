@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, schedule_arguments
+from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, note_plan, schedule_arguments
 
 if TYPE_CHECKING:
     from schedc.compiler import Analysis
@@ -101,6 +101,7 @@ def _sweep(name: str, sizes: dict[str, int], costs: Costs, size_range: str, as_j
     from schedc.inputs import open_family
 
     tree = open_family(name)
+    note_plan(name)
     listed = list(sizes_in(size_range, tree, sizes))
     label = f"checking {len(listed)} sizes"
     with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:

@@ -116,6 +116,14 @@ def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
     click.echo(f"{count} finding{'s' if count != 1 else ''}; `schedc explain CODE` tells more", err=True)
 
 
+def note_plan(given: str) -> None:
+    """Say on stderr, where a plan was given to a command that speaks of many sizes, that it speaks of the schedule."""
+    from schedc.inputs import plan_at
+
+    if said := plan_at(given):
+        click.echo(f"note: {said}", err=True)
+
+
 def finish(diagnostics: tuple[Diagnostic, ...]) -> None:
     if diagnostics:
         print_findings(diagnostics)

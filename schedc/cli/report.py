@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument
+from schedc.cli.common import EPILOG, json_argument, note_plan
 
 
 @click.command(epilog=EPILOG)
@@ -19,7 +19,7 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
     """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
 
     They are fitted to exact critical paths at many sizes and verified at sizes and costs that they were not fitted to;
-    what fails there is reported as unknown, with the counterexample.
+    what fails there is reported as unknown, with the counterexample. Of a plan, those of its schedule.
     """
     from schedc.analysis.formulas.derive import derive
     from schedc.analysis.formulas.report import to_json, to_text
@@ -27,6 +27,7 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
     from schedc.plan.report import to_text as plan_text
 
     tree = open_family(schedule)
+    note_plan(schedule)
     with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
