@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from schedc.analysis.dependencies import Dependencies
@@ -13,18 +14,21 @@ from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
+from schedc.layout.parts import DECODER, Kind, Layout
+from schedc.plan import Method, plan_of
+from schedc.plan.facts import chosen
 
 
 def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
     """A legal schedule priced from inside; None where the costs say nothing of cells.
 
-    The blocks of the stages are those of the plan's layout, if there is one; how rows travel and the orders by hand
-    are those of the plan. Raises `DiagnosticError` (S404) for blocks of another number of stages.
+    How rows travel and the orders by hand are those of the plan, if the schedule has one. Raises `DiagnosticError`
+    (S404) for blocks of another number of stages.
     """
     if costs.cell is None:
         return None
     schedule = dependencies.schedule
-    table = _laid_out(schedule, costs.cell)
+    table = costs.cell
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
@@ -33,14 +37,11 @@ def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
     return price(dependencies, table.shapes(schedule.stages), table.costs, costs.p2p, orders.get)
 
 
-def _laid_out(schedule: Schedule, table: CellTable) -> CellTable:
-    """With the blocks of a plan's layout. A multi-token prediction is a block as the last layer is."""
-    if not schedule.layout:
-        return table
-    from schedc.layout.parser import parse_layout
-    from schedc.layout.parts import DECODER, Kind
+def laid_out(table: CellTable, layout: Layout) -> CellTable:
+    """With the blocks that a layout gives each stage. A multi-token prediction is a MoE block if there are any.
 
-    layout = parse_layout(schedule.layout)
+    Embedding and head have no node of their own; their times belong to the first and the last segment.
+    """
     predicted = "moe" if layout.total(Kind.MOE) else "dense"
     names = {kind: kind.value for kind in DECODER} | {Kind.MTP: predicted}
     return table.with_blocks([[names[part.kind] for part in parts if part.kind in names] for parts in layout.stages])
@@ -50,11 +51,6 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     """The method that the plan chooses, and its orders by hand by kind of cell."""
     if not schedule.plan:
         return table, {}
-    from dataclasses import replace
-
-    from schedc.plan import Method, plan_of
-    from schedc.plan.facts import chosen
-
     plan = plan_of(schedule)
     choice = chosen(plan)
     method = choice.method if choice else plan.method

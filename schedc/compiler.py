@@ -26,6 +26,8 @@ from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
     from schedc.analysis.inside import Inside
+    from schedc.cell.table import CellTable
+    from schedc.layout.parts import Layout
 
 if TYPE_CHECKING:
     from schedc.layout.parts import Layout
@@ -114,7 +116,15 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Depend
     schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
     known = replace(known, schedule=schedule)
     check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
-    return known, replace(of_stages, cell=costs.cell, source=costs.source)
+    return known, replace(of_stages, cell=_laid_out(costs, layout), source=costs.source)
+
+
+def _laid_out(costs: Costs, layout: Layout) -> CellTable | None:
+    if costs.cell is None:
+        return None
+    from schedc.cell_report import laid_out
+
+    return laid_out(costs.cell, layout)
 
 
 def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:

@@ -17,6 +17,17 @@ schedule example(P: ranks = 2, M: microbatches = 4) {{
 """
 
 
+def _cell(lane: str) -> str:
+    return f"""sched 1
+plan example = dualpipev(P = 2, M = 4) {{
+  layers 8 dense 4
+  experts 16 top 2
+  overlap auto
+  cell F & B {{ {lane} }}
+}}
+"""
+
+
 _PROGRAM = "Raised when a program is loaded that was edited or made by another tool; never by what schedc compiles."
 
 S3: tuple[Code, ...] = (
@@ -133,6 +144,8 @@ S3: tuple[Code, ...] = (
         "backward layer, as F.attention, B.experts.I, B.experts.W, F.dispatch. Each lane runs strictly in that order. "
         "It cannot if a name is unknown or stands twice, or if a part stands before one that it needs: the message "
         "then lists what waits for each other.",
+        wrong=_cell("compute F.mlp F.attention"),
+        right=_cell("compute F.attention F.mlp"),
     ),
     Code(
         "S390",
