@@ -144,8 +144,8 @@ S3: tuple[Code, ...] = (
         "backward layer, as F.attention, B.experts.I, B.experts.W, F.dispatch. Each lane runs strictly in that order. "
         "It cannot if a name is unknown or stands twice, or if a part stands before one that it needs: the message "
         "then lists what waits for each other.",
-        wrong=_cell("compute F.mlp F.attention"),
-        right=_cell("compute F.attention F.mlp"),
+        wrong=_cell("compute F.post F.mlp F.attention"),
+        right=_cell("compute F.attention F.mlp F.post"),
     ),
     Code(
         "S390",
