@@ -2,11 +2,16 @@
 
 Both sides go from a schedule's name and sizes to instruction streams with sends and receives. Ours parses the
 file, elaborates it, checks completeness, order and deadlock, and inserts communication; torch's generates the
-order in its schedule class and lowers it. Instrument: wall clock of one warm process, the best of five for schedc and
-of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope is the
-exponent of time against the number of ops over the sizes of one schedule.
+order in its schedule class and lowers it. A Program works out its columns when they are first read: `schedc` is
+`schedc.compile` alone, `and read` the same with every column read. Instrument: wall clock of one warm process, in
+which the compiled loops are loaded where numba is installed (`--numpy`: as where it is not), the best of ten for
+schedc and of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope
+is the exponent of time against the number of ops over the sizes of one schedule.
 
-    python benchmarks/compile.py [--json] [--largest 128]
+With `--scale`, instead, how compiling grows to ten million ops: every size in a new process, which imports, loads and
+compiles once; wall clock, CPU time and the largest memory that the process ever held (`ru_maxrss`).
+
+    python benchmarks/compile.py [--json] [--numpy] [--largest 128] [--scale]
 """
 
 from __future__ import annotations
@@ -16,13 +21,20 @@ import contextlib
 import io
 import json
 import math
+import resource
+import subprocess
+import sys
 import time
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import schedc
+from schedc.analysis import compiled
 from schedc.compiler import legal_schedule
+from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.library import open_schedule
 
 CASES = {
@@ -32,6 +44,12 @@ CASES = {
     "zbh1": ("ScheduleInterleavedZeroBubble", 1, "loop"),
 }
 MICROBATCHES_PER_RANK = 8
+
+SCALE = {
+    "1f1b": [(128, microbatches) for microbatches in (390, 3_900, 39_000)],
+    "dualpipev": [(64, microbatches) for microbatches in (512, 5_120, 38_000)],
+}
+"""(P, M) of each schedule, up to ten million ops."""
 
 
 def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microbatches: int) -> Any:
@@ -57,6 +75,13 @@ def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microba
         return getattr(schedules, class_name)(stages, microbatches, loss_fn=lambda *_: None)
 
 
+def read(program: Program) -> Program:
+    """The program with every column worked out."""
+    for name in COLUMNS:
+        getattr(program, name)
+    return program
+
+
 def best_of(*contenders: tuple[int, Callable[[], Any]]) -> list[float]:
     """Seconds of the fastest run of each (repetitions, function), the functions taking turns."""
     best = [math.inf] * len(contenders)
@@ -72,8 +97,9 @@ def best_of(*contenders: tuple[int, Callable[[], Any]]) -> list[float]:
 def measure(name: str, ranks: int) -> dict[str, Any]:
     class_name, chunks, style = CASES[name]
     microbatches = MICROBATCHES_PER_RANK * ranks
-    ours, theirs = best_of(
-        (5, lambda: schedc.compile(name, P=ranks, M=microbatches)),
+    ours, whole, theirs = best_of(
+        (10, lambda: schedc.compile(name, P=ranks, M=microbatches)),
+        (10, lambda: read(schedc.compile(name, P=ranks, M=microbatches))),
         (3 if ranks <= 32 else 1, lambda: torch_schedule(class_name, chunks, style, ranks, microbatches)),
     )
     return {
@@ -82,8 +108,10 @@ def measure(name: str, ranks: int) -> dict[str, Any]:
         "M": microbatches,
         "ops": len(legal_schedule(open_schedule(name), {"P": ranks, "M": microbatches})),
         "schedc_s": ours,
+        "schedc_read_s": whole,
         "torch_s": theirs,
         "ratio": theirs / ours,
+        "ratio_read": theirs / whole,
     }
 
 
@@ -93,40 +121,103 @@ def slope(rows: list[dict[str, Any]], column: str) -> float:
     return math.log(last[column] / first[column]) / math.log(last["ops"] / first["ops"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--largest", type=int, default=128, help="largest number of ranks (default 128)")
-    arguments = parser.parse_args()
-    sizes = [ranks for ranks in (8, 16, 32, 64, 128) if ranks <= arguments.largest]
+def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every case at every size up to ``largest`` ranks."""
     import torch.distributed.pipelining  # noqa: F401  # outside the timing
 
-    schedc.compile("1f1b")
-
+    with_numba = compiled.kernels(math.inf) is not None
+    say(f"compiled loops: {'numba' if with_numba else 'none, numpy'}")
     table: list[dict[str, Any]] = []
     slopes: dict[str, dict[str, float]] = {}
     for name in CASES:
-        rows = [measure(name, ranks) for ranks in sizes]
+        rows = [measure(name, ranks) for ranks in (8, 16, 32, 64, 128) if ranks <= largest]
         table += rows
         slopes[name] = {"schedc": slope(rows, "schedc_s"), "torch": slope(rows, "torch_s")}
+        for row in rows:
+            say(
+                f"{row['schedule']:<17} P={row['P']:<4} M={row['M']:<5} {row['ops']:>8} ops  schedc "
+                f"{row['schedc_s']:8.4f} s, and read {row['schedc_read_s']:8.4f} s  torch {row['torch_s']:8.3f} s"
+                f"  ratio {row['ratio']:6.1f}, and read {row['ratio_read']:6.1f}"
+            )
+        say(f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), ops^{slopes[name]['torch']:.2f} (torch)")
+    return {
+        "instrument": "wall clock, best of repetitions",
+        "numba": with_numba,
+        "ratio": {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio"] for row in table},
+        "ratio_read": {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio_read"] for row in table},
+        "rows": table,
+        "slope": slopes,
+    }
+
+
+def compile_once(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
+    """One compilation of this process, then the reading of its columns; memory in MiB."""
+    start, cpu = time.perf_counter(), time.process_time()
+    program = schedc.compile(name, P=ranks, M=microbatches)
+    compiled_s, compiled_cpu, compiled_mib = time.perf_counter() - start, time.process_time() - cpu, _peak()
+    read(program)
+    read_s, read_mib = time.perf_counter() - start, _peak()
+    compute = program.kind <= InstructionKind.CELL
+    return {
+        "schedule": name,
+        "P": ranks,
+        "M": microbatches,
+        "ops": int(np.count_nonzero(compute) + np.count_nonzero(program.kind == InstructionKind.CELL)),
+        "instructions": len(program),
+        "schedc_s": compiled_s,
+        "schedc_cpu_s": compiled_cpu,
+        "peak_mib": compiled_mib,
+        "schedc_read_s": read_s,
+        "peak_read_mib": read_mib,
+    }
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def scale(numpy: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every size of `SCALE` in a new process, the smallest first: it leaves the machine code of the loops on disk."""
+    table: list[dict[str, Any]] = []
+    slopes: dict[str, float] = {}
+    for name, sizes in SCALE.items():
+        rows = []
+        for ranks, microbatches in sizes:
+            command = [sys.executable, __file__, "--once", name, str(ranks), str(microbatches), *["--numpy"] * numpy]
+            row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            rows.append(row)
+            say(
+                f"{name:<10} P={ranks:<4} M={microbatches:<6} {row['ops']:>9} ops {row['instructions']:>9} "
+                f"instructions  schedc {row['schedc_s']:6.2f} s ({row['schedc_cpu_s']:.2f} s CPU), {row['peak_mib']} "
+                f"MiB; and read {row['schedc_read_s']:6.2f} s, {row['peak_read_mib']} MiB"
+            )
+        table += rows
+        slopes[name] = slope(rows[1:], "schedc_cpu_s")
+    return {"instrument": "one new process each; ru_maxrss", "scale": table, "slope": slopes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--numpy", action="store_true", help="without the compiled loops")
+    parser.add_argument("--largest", type=int, default=128, help="largest number of ranks (default 128)")
+    parser.add_argument("--scale", action="store_true", help="time and memory up to ten million ops, without torch")
+    parser.add_argument("--once", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.numpy:
+        compiled.load = lambda: None  # type: ignore[assignment]
+    if arguments.once:
+        name, *sizes = arguments.once
+        print(json.dumps(compile_once(name, *map(int, sizes))))
+        return
+
+    def say(line: str) -> None:
         if not arguments.json:
-            for row in rows:
-                print(
-                    f"{row['schedule']:<17} P={row['P']:<4} M={row['M']:<5} {row['ops']:>8} ops  "
-                    f"schedc {row['schedc_s']:8.4f} s  torch {row['torch_s']:8.3f} s  ratio {row['ratio']:7.1f}",
-                    flush=True,
-                )
-            print(
-                f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), ops^{slopes[name]['torch']:.2f} (torch)",
-                flush=True,
-            )
+            print(line, flush=True)
+
+    found = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
     if arguments.json:
-        ratio = {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio"] for row in table}
-        print(
-            json.dumps(
-                {"instrument": "wall clock, best of repetitions", "ratio": ratio, "rows": table, "slope": slopes}
-            )
-        )
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

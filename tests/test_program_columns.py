@@ -15,14 +15,13 @@ from schedc.analysis import compiled, dependencies, timeline
 from schedc.compiler import compile as compile_schedule
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.library import open_schedule
 from schedc.passes import insert_communication as insertion
 from schedc.passes.insert_communication import insert_communication
 
-COLUMNS = ("rank_start", "kind", "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel",
-           "message", "batch", "op", "phase", "span")  # fmt: skip
+ALL = ("rank_start", "kind", *COLUMNS)
 
 
 def both_ways(monkeypatch: pytest.MonkeyPatch, schedule: Schedule, costs: Costs) -> list[Program]:
@@ -39,7 +38,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, schedule: Schedule, costs: Costs)
 
 
 def assert_same_bits(one: Program, other: Program) -> None:
-    for name in COLUMNS:
+    for name in ALL:
         column, same = getattr(one, name), getattr(other, name)
         assert (name, column.dtype, column.tobytes()) == (name, same.dtype, same.tobytes())
 
@@ -79,7 +78,7 @@ def test_loops_are_loaded_when_the_work_left_to_numpy_has_cost_as_much(monkeypat
 
 def copied(program: Program) -> Program:
     """The same program with every column given to it."""
-    return replace(program, **{name: getattr(program, name).copy() for name in COLUMNS})
+    return replace(program, **{name: getattr(program, name).copy() for name in ALL})
 
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
@@ -95,7 +94,7 @@ def test_a_program_whose_columns_are_read_late_is_a_plain_value(name: str) -> No
         assert_same_bits(made, fresh())
     assert replace(fresh(), name="other") != whole
     assert replace(fresh(), stage=whole.stage + 1) != whole
-    assert {f.name for f in fields(whole)} >= set(COLUMNS)
+    assert {f.name for f in fields(whole)} >= set(ALL)
     assert list(fresh().instructions(1)) == list(whole.instructions(1))
     assert len(fresh()) == len(whole)
 
@@ -103,9 +102,9 @@ def test_a_program_whose_columns_are_read_late_is_a_plain_value(name: str) -> No
 def test_what_was_made_for_the_columns_is_given_up_when_all_are_read() -> None:
     program = compile_schedule("1f1b", P=2, M=3)
     before = set(vars(program))
-    for name in COLUMNS:
+    for name in ALL:
         assert getattr(program, name).shape == ((3,) if name == "rank_start" else (len(program),))
-    assert set(vars(program)) - before == set(COLUMNS) - {"kind", "rank_start"}
+    assert set(vars(program)) - before == set(COLUMNS)
     assert len(before - set(vars(program))) == 1
 
 
@@ -125,7 +124,7 @@ def test_a_column_without_values_takes_no_memory_and_cannot_be_written() -> None
 
 def test_columns_are_as_wide_as_what_they_hold() -> None:
     program = compile_schedule("dualpipe", P=4, M=8)
-    narrow = {name: getattr(program, name).dtype.itemsize for name in COLUMNS}
+    narrow = {name: getattr(program, name).dtype.itemsize for name in ALL}
     assert narrow["peer"] == narrow["phase"] == narrow["span"] == 2
     assert narrow["stage"] == narrow["microbatch"] == narrow["message"] == narrow["op"] == 4
     waits = program.kind == InstructionKind.WAIT

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import COLUMNS, InstructionKind, Program
 from schedc.source import NOWHERE, Source, Span
 
 SCHEMA, VERSION = "schedc.program", 1
@@ -29,11 +29,7 @@ PLAN_FIELDS = ("layout", "layers")
 """Fields that are there together, or not at all."""
 OPTIONAL_FIELDS = ("plan",)
 _PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
-_COLUMNS = (
-    "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
-    "span",
-)  # fmt: skip
-_STREAM_FIELDS = ("kind", *_COLUMNS)
+_STREAM_FIELDS = ("kind", *COLUMNS)
 _INT8 = ("backward", "channel")
 _LONGEST_TEXT = 1 << 29
 _KIND_NAMES = [kind.name for kind in InstructionKind]
@@ -74,7 +70,7 @@ def _compact(value: object) -> str:
 def _stream(program: Program, rank: int) -> dict[str, list[Any]]:
     rows = slice(int(program.rank_start[rank]), int(program.rank_start[rank + 1]))
     kinds = {"kind": [_KIND_NAMES[kind] for kind in program.kind[rows].tolist()]}
-    return kinds | {name: getattr(program, name)[rows].tolist() for name in _COLUMNS}
+    return kinds | {name: getattr(program, name)[rows].tolist() for name in COLUMNS}
 
 
 def program_from_json(text: str, file: str = "<json>") -> Program:
@@ -250,7 +246,7 @@ def _columns(reader: _Reader, value: Any, path: str) -> dict[str, npt.NDArray[An
         reader.fail(f"{path}.kind[{at}]", f"{_short(wrong)} is no kind of instruction",
                     help=f"known: {', '.join(_KIND_NAMES)}")  # fmt: skip
     out: dict[str, npt.NDArray[Any]] = {"kind": np.array([_KIND_VALUES[kind] for kind in kinds], np.int8)}
-    for name in _COLUMNS:
+    for name in COLUMNS:
         limit, dtype = (2**7, np.int8) if name in _INT8 else (2**31, np.int32)
         numbers = reader.integers(fields[name], f"{path}.{name}", -1, limit)
         if len(numbers) != len(kinds):

@@ -75,6 +75,8 @@ class Placement:
 
     def rank_of(self, stage: IntArray, microbatch: IntArray) -> IntArray:
         """The rank that must run the ops of ``stage`` for ``microbatch``, elementwise."""
+        if self.pipes == 1:
+            return np.asarray(self.rank_of_stage[0][stage], np.int32)
         return np.asarray(self.rank_of_stage[self.pipe_of_microbatch(microbatch), stage], np.int32)
 
     def __eq__(self, other: object) -> bool:

@@ -62,6 +62,13 @@ class Instruction(NamedTuple):
     op: int
 
 
+COLUMNS = (
+    "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
+    "span",
+)  # fmt: skip
+"""The columns of a `Program` besides its ``kind``."""
+
+
 class Deferred(Protocol):
     """What can work out the columns of a Program, each by its name."""
 
@@ -134,11 +141,11 @@ class Program(Columns):
 
         def __getattr__(self, name: str) -> Any:
             """A column that is read for the first time; only asked for what is not there."""
-            if name not in _DEFERRED or "_deferred" not in vars(self):
+            if name not in COLUMNS or "_deferred" not in vars(self):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             columns = vars(self)
             columns[name] = columns["_deferred"].column(name)
-            if columns.keys() >= _DEFERRED:
+            if columns.keys() >= set(COLUMNS):
                 del columns["_deferred"]  # all are there
             return columns[name]
 
@@ -168,12 +175,6 @@ class Program(Columns):
         span, phase = self.spans[self.span[row]], self.phases[self.phase[row]]
         place = f"{self.source_name or self.name}:{span}" if span != NOWHERE else (self.source_name or self.name)
         return f"{place} (phase {phase})" if phase else place
-
-
-_DEFERRED = frozenset(
-    ("stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
-     "span")
-)  # fmt: skip
 
 
 def computation(program: Program) -> tuple[Schedule, Int64]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
 from schedc.ir.ops import FACTS, LETTERS, OpKind
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Int32, Int64, Schedule
 from schedc.source import NOWHERE, Span
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
@@ -55,15 +55,15 @@ class _Table:
         return min(self.slots, len(self.schedule) + 1)
 
     @cached_property
-    def row(self) -> Int64:
+    def row(self) -> Int32:
         """[kinds, covered] row of the op of each kind, -1 where there is none; of several the first."""
-        rows = np.full((len(OpKind), self.covered), -1)
+        rows = np.full((len(OpKind), self.covered), -1, np.int32)
         known = np.flatnonzero(self.slot < self.covered)[::-1]  # the last that is stored stays
         rows[self.schedule.kind[known], self.slot[known]] = known
         return rows
 
     @cached_property
-    def backward(self) -> Int64:
+    def backward(self) -> Int32:
         """[covered] row of the B or I of each slot, else -1."""
         return np.asarray(np.maximum(self.row[B], self.row[I]))
 
@@ -222,7 +222,7 @@ def _is_complete(table: _Table) -> list[Diagnostic]:
     return [d for what, (lacks, other) in lacking.items() for d in _lacking(table, what, lacks, other)]
 
 
-def _lacking(table: _Table, what: str, lacks: Bools, other: Int64) -> list[Diagnostic]:
+def _lacking(table: _Table, what: str, lacks: Bools, other: Int32) -> list[Diagnostic]:
     """other: [covered] an op of the same slot that does run, else -1."""
     schedule, slots = table.schedule, np.flatnonzero(lacks)
     if not slots.size:
@@ -288,7 +288,7 @@ def _in_order(table: _Table) -> list[Diagnostic]:
     return found + _misordered(table, backward[1:].ravel(), backward[:-1].ravel(), "the backward of the stage after it")
 
 
-def _misordered(table: _Table, needed: Int64, comes: Int64, what: str) -> list[Diagnostic]:
+def _misordered(table: _Table, needed: Int32, comes: Int32, what: str) -> list[Diagnostic]:
     """needed, comes: rows of two ops, elementwise, -1 where there is none; the second takes the result of the first."""
     schedule = table.schedule
     rank, pair = schedule.rank, schedule.pair
