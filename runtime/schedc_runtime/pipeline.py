@@ -202,7 +202,7 @@ class Pipeline:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the stages held here, under the model's own names; of experts the part held here."""
+        """Parameters and buffers of the stages held here, under the model's own names; of experts their part."""
         return {name: value for stage in self._held() for name, value in stage.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool = True) -> None:

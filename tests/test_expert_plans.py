@@ -1,0 +1,88 @@
+"""From the lines of a plan to a training step: experts over ranks, methods, overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expert_cases import batch_of, compiled, in_process, model, train
+from runtime_cases import next_token_loss, plain
+
+from schedc.diagnostics import DiagnosticError
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.replicas import is_expert
+from schedc_runtime.testing import pool
+
+TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
+ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
+CASES = [
+    ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto"),
+    ("1f1b", {"P": 2, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto"),
+    ("zbv", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall auto\n  overlap auto"),
+    ("dualpipe", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall allgather\n  overlap auto"),
+    ("1f1b_overlap", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall flat\n  overlap auto\n  capacity 1.25 drop probs"),
+]
+
+
+def test_processes() -> None:
+    for wrong in pool(4).run("expert_cases:parity", cases=CASES, timeout=240):
+        assert wrong == [[]] * len(CASES)
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
+def test_sharing_experts_trains_the_undivided_model(method: str) -> None:
+    """Against autograd of the whole model, all its experts in place, on the batches of all replicas."""
+    lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
+    program = compiled("1f1b", {"P": 2, "M": 2}, lines)
+    pipe = Pipeline(model(balance=0.0), program, loss_fn=next_token_loss, in_process=True)
+    batch, targets = batch_of(program, pipe.mesh.replicas)
+    loss = pipe.step(batch, targets)
+    whole = model(balance=0.0)
+    expected, wanted = plain(whole, batch, targets, program.microbatches * pipe.mesh.replicas)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-14)
+    compared = set()
+    for place, held in pipe._stages.items():
+        for name, parameter in [named for stage in held.values() for named in stage.module.named_parameters()]:
+            grad = wanted[name]
+            if is_expert(parameter):
+                grad = grad.chunk(pipe.mesh.experts)[place.replica]
+            torch.testing.assert_close(parameter.grad, grad, rtol=1e-9, atol=1e-13)
+            compared.add(name)
+    assert compared == {name for name, _ in whole.named_parameters()}
+
+
+def test_methods_agree_bit_by_bit_over_steps() -> None:
+    states = []
+    for method in ("flat", "hierarchical", "allgather"):
+        lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
+        program = compiled("zbh1", {"P": 2, "M": 3}, lines)
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+        losses = train(pipe, 3)
+        states.append({**pipe.full_state_dict(), "losses": torch.stack(losses)})
+    for other in states[1:]:
+        assert [name for name, value in states[0].items() if not torch.equal(value, other[name])] == []
+
+
+def test_a_state_dict_of_the_whole_model_is_spread_and_put_together() -> None:
+    case = ("1f1b", {"P": 2, "M": 2}, f"{TWO_NODES}  alltoall flat\n  overlap auto")
+    pipe, _ = in_process(*case)
+    whole = model().state_dict()
+    pipe.load_state_dict(whole)
+    state = pipe.full_state_dict()
+    assert state.keys() == whole.keys()
+    assert all(torch.equal(state[name], value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (TWO_NODES.replace("8", "16"), {}, "the plan says `experts 16 top 2`"),
+        (TWO_NODES, {"mesh": Mesh(2, 4)}, "the plan's topology is 2 nodes x 1 ranks"),
+        ("  experts 8 top 2\n  topology nodes 3 x 1\n", {}, "experts"),
+    ],
+)
+def test_a_plan_that_does_not_fit(lines: str, options: dict[str, Mesh], message: str) -> None:
+    with pytest.raises((RuntimeFault, DiagnosticError), match=message):
+        Pipeline(
+            model(), compiled("1f1b", {"P": 2, "M": 2}, lines), loss_fn=next_token_loss, in_process=True, **options
+        )
