@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import combinations
 from math import ceil
@@ -55,6 +56,7 @@ from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
 
+ROOT = Path(__file__).resolve().parent.parent
 FULL = """plan a = dualpipev(P = 2, M = 8) {
   layers 8 dense 1
   experts 64 top 8 groups 8 limit 4 shared 1 width 1408 hidden 2048
@@ -440,3 +442,18 @@ def test_plans_are_formatted() -> None:
     )
     assert format_source(Source("x", loose)) == FULL
     assert format_source(Source("x", FULL)) == FULL
+
+
+def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```sched\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / "x.sched"
+    path.write_text(block, encoding="utf-8")
+    plan = plan_of(schedc.compile(path))
+    assert plan == plan_of(schedc.compile(ROOT / "examples" / "dsv3.sched"))
+    (console,) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    command, *expected = console.splitlines()
+    printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
+    assert [line for line in expected if line not in printed] == []
+    for nodes, top, count, method in re.findall(r"^\| (\d+), (\d+), (\d+) \|.*\| (\w+) \|$", text, re.MULTILINE):
+        assert choose(Routing(int(count), int(top)), Mesh(int(nodes), 8)).method == method

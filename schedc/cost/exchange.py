@@ -9,7 +9,7 @@ that leave its node are those of docs/plans.md: flat k(N-1)/N, all-gather N-1, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, comb
+from math import ceil, comb, prod
 
 MARGIN = 0.10
 """A simpler method is taken where it is within this of the least time: fewer hops, or one that waits for nothing."""
@@ -81,7 +81,10 @@ def untouched(routing: Routing, parts: int) -> float | None:
 
 def _missed(experts: int, held: int, top: int) -> float:
     """Probability that a draw of ``top`` different ones of ``experts`` avoids ``held`` of them."""
-    return comb(experts - held, top) / comb(experts, top)
+    if held + top > experts:
+        return 0.0
+    fewer, more = sorted((held, top))  # C(E-h, k) / C(E, k) is symmetric in h and k
+    return prod((experts - more - at) / (experts - at) for at in range(fewer))
 
 
 def rows(method: str, routing: Routing, mesh: Mesh) -> Rows | None:

@@ -19,7 +19,7 @@ def check_directives(found: Attached) -> list[Diagnostic]:
     """The findings of the lines, and of the lines beside each other, before any size is known."""
     for check in _CHECKS:
         check(found)
-    return found.findings
+    return sorted(found.findings, key=lambda finding: finding.primary.span)
 
 
 def _experts_divide(found: Attached) -> None:

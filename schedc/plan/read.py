@@ -130,8 +130,9 @@ def _misfit(experts: Experts, said: dict[str, int]) -> tuple[str, str] | None:
     count, top, groups, limit = experts.count, experts.top, experts.groups, experts.limit
     if not 1 <= top <= count <= MOST_EXPERTS:
         return f"the top {top} of {count} experts", f"a token takes from 1 to all of up to {MOST_EXPERTS:,} experts"
-    if groups < 1 or count % groups:
-        return f"{count} experts in {groups} groups", "groups are equal: take a number that divides the experts"
+    if not 1 <= groups <= MOST_GROUPS or count % groups:
+        help = f"groups are equal: take a number up to {MOST_GROUPS:,} that divides the experts"
+        return f"{count} experts in {groups} groups", help
     if not 1 <= limit <= groups:
         return f"{limit} of {groups} groups", "a token may use from 1 to all of the groups"
     if top > count // groups * limit:
@@ -143,6 +144,7 @@ def _misfit(experts: Experts, said: dict[str, int]) -> tuple[str, str] | None:
 
 
 MOST_EXPERTS = 65_536
+MOST_GROUPS = 1_024
 MOST_RANKS = 65_536
 
 
