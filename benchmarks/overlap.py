@@ -1,0 +1,222 @@
+"""How much of the communication of expert layers a cell program hides, measured and predicted.
+
+    python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85]
+
+Four processes over gloo: a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a
+shared expert. Instrument: emulated device time (see `schedc_runtime.emulate`). Segments and exchanges take the times
+of a table, in the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward: experts 20
+and their weights 26, attention 20 and its weights 18, shared expert 6); the collectives that run underneath are real
+and asynchronous. A ratio is the time of all exchanges over that of all segments.
+
+    hidden         1 - exposed / carried, over all ranks: seconds that devices stood still in waits for exchanges, over
+                   the seconds that the exchanges took
+    hidden_steady  over the overlapped pairs alone
+    hidden_step    over the whole step: with a share s of the exchanges in pairs,
+                   s * hidden_steady + (1 - s) * hidden in warm-up and cool-down, where a stage has only its own shared
+                   expert and weight gradients to compute meanwhile
+
+Of several steps the one that hides most counts: what else runs on the machine can only delay a real collective.
+
+predicted_* are the same by `schedc.cell.predict`, cell by cell, from the same table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+import schedc
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.graph import StageShape
+from schedc.cell.predict import predict
+from schedc.cell.program import CellProgram
+from schedc.cell.schedule import cell_program
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc_runtime.binding import bind
+from schedc_runtime.boundary import infer_boundaries
+from schedc_runtime.emulate import Device
+from schedc_runtime.executor import Executor
+from schedc_runtime.mesh import Mesh, neighbours
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
+from schedc_runtime.partition import partition
+from schedc_runtime.placing import new_stage, stages_on
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage import Stage
+from schedc_runtime.testing import pool
+from schedc_runtime.transport import TorchTransport
+
+RANKS, EXPERT_RANKS = 2, 2
+SEGMENTS = {
+    "attention": Times(20, 20, 18), "shared": Times(6, 6, 0), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
+}  # fmt: skip
+"""Milliseconds of one layer; the shared expert's weight gradient counts with its backward."""
+COMPUTE = sum(sum(times) for times in SEGMENTS.values())
+ROUTING = 1.0
+"""Milliseconds of the exchange of the routing, forward only."""
+PAIRED = (InstructionKind.CELL,)
+
+
+def costs_at(ratio: float) -> CellCosts:
+    """Times at which a layer's exchanges, forward and backward, take ``ratio`` of the time of its segments."""
+    rows = (ratio * COMPUTE - ROUTING) / 4
+    return CellCosts.of(SEGMENTS, {"routing.node": Times(ROUTING), "dispatch.node": rows, "combine.node": rows})
+
+
+def programs(costs: CellCosts) -> Any:
+    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+        return cell_program(kind, forward, backward, costs)
+
+    return source
+
+
+def rank_of_step(
+    rank: int, world_size: int, ratio: float, microbatches: int, layers: int, unit: float, repetitions: int
+) -> dict[str, Any]:
+    """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
+    program = schedc.compile("dualpipev", P=RANKS, M=microbatches)
+    mesh = Mesh(RANKS, EXPERT_RANKS)
+    place = mesh.place(rank)
+    groups = [dist.new_group(processes) for processes in mesh.pipelines()]
+    near = neighbours(mesh, place, 60.0)
+    costs = costs_at(ratio)
+    torch.manual_seed(0)
+    parts = partition(model_of(layers * program.stages), program.stages, placement=program.placement)
+    tokens = torch.randint(0, 32, (microbatches, 1, 8))
+    boundaries = infer_boundaries(parts, (tokens[0],))
+    held: dict[int, Stage] = {}
+    for index in stages_on(program, place.pipeline):
+        shard_experts(parts.modules[index], near.experts)
+        held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
+        held[index].bind(boundaries[index], boundaries[index + 1])
+    device = Device(program, costs, unit)
+    code = device.code(bind(program, place.pipeline, held, boundaries, cells=programs(costs)))
+    executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
+    steps = []
+    for _ in range(1 + repetitions):  # the first one warms up connections and allocations
+        executor.start([(x,) for x in tokens], list(tokens), 1 / microbatches, probing=False)
+        dist.barrier()
+        device.begin()
+        began = perf_counter()
+        executor.advance()
+        executor.finish()
+        wall = perf_counter() - began
+        measured = {kind.name: [spent.carried, spent.exposed] for kind, spent in device.spent.items()}
+        steps.append({"measured": measured, "wall": wall, "busy": device.busy})
+    return {"steps": steps[1:], "predicted": predictions(program, place.pipeline, held, costs, unit)}
+
+
+def model_of(layers: int) -> MoETransformer:
+    narrow = {"width": 8, "heads": 2, "inner": 8, "expert_inner": 4, "query_rank": 4, "key_value_rank": 4}
+    config = MoEConfig(
+        vocab=32,
+        dense_blocks=0,
+        moe_blocks=layers,
+        plain=4,
+        rotary=2,
+        value=4,
+        routing=Routing(experts=8, k=2),
+        **narrow,
+    )
+    return MoETransformer(config)
+
+
+def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def predictions(
+    program: Program, rank: int, held: dict[int, Stage], costs: CellCosts, unit: float
+) -> dict[str, list[float]]:
+    """Carried and exposed seconds of this rank's instructions by kind, as `predict` has them."""
+    total: dict[str, list[float]] = {}
+    for x in program.instructions(rank):
+        if x.kind > InstructionKind.CELL:
+            continue
+        kind, forward, backward = halves(x, held)
+        found = predict(cell_program(kind, forward, backward, costs), forward, backward, costs)
+        carried, exposed = total.get(x.kind.name, (0.0, 0.0))
+        total[x.kind.name] = [carried + found.communication * unit, exposed + found.exposed * unit]
+    return total
+
+
+def halves(x: Instruction, held: dict[int, Stage]) -> tuple[str, StageShape | None, StageShape | None]:
+    """Kind of an instruction's cell, and the graphs of its stages."""
+
+    def shape(stage: int) -> StageShape:
+        found = held[stage]
+        assert isinstance(found, SegmentedStage)
+        return found.shape
+
+    if x.kind is InstructionKind.CELL:
+        return f"F{OpKind(x.backward).name}", shape(x.stage), shape(x.stage2)
+    if x.kind is InstructionKind.F:
+        return "F", shape(x.stage), None
+    return x.kind.name, None, shape(x.stage)
+
+
+def hidden(tables: list[dict[str, list[float]]], kinds: tuple[InstructionKind, ...]) -> float:
+    """1 - exposed / carried over all ranks and these kinds."""
+    names = {kind.name for kind in kinds}
+    pairs = [pair for table in tables for name, pair in table.items() if name in names]
+    carried, exposed = (sum(column) for column in zip(*pairs, strict=True))
+    return 1 - exposed / carried
+
+
+def measure(ratio: float, options: argparse.Namespace) -> dict[str, float]:
+    ranks = pool(RANKS * EXPERT_RANKS).run(
+        "overlap:rank_of_step", timeout=600, ratio=ratio, microbatches=options.microbatches, layers=options.layers,
+        unit=options.unit * 1e-3, repetitions=options.repetitions,
+    )  # fmt: skip
+    every = tuple(InstructionKind)
+    steps = [list(step) for step in zip(*(rank["steps"] for rank in ranks), strict=True)]
+    best = max(steps, key=lambda step: hidden([rank["measured"] for rank in step], every))
+    measured, predicted = [rank["measured"] for rank in best], [rank["predicted"] for rank in ranks]
+    carried = sum(pair[0] for table in measured for pair in table.values())
+    paired = sum(table[kind.name][0] for table in measured for kind in PAIRED if kind.name in table)
+    return {
+        "comm_over_compute": carried / sum(rank["busy"] for rank in best),
+        "hidden_steady": hidden(measured, PAIRED),
+        "hidden_step": hidden(measured, every),
+        "predicted_steady": hidden(predicted, PAIRED),
+        "predicted_step": hidden(predicted, every),
+        "share_in_pairs": paired / carried,
+        "wall_s": max(rank["wall"] for rank in best),
+        "compute_s": max(rank["busy"] for rank in best),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How much communication cells hide, in emulated device time.")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--ratios", default="0.2,0.5,0.85", help="communication over compute, the last one reported")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=2, help="MoE blocks per stage")
+    parser.add_argument("--repetitions", type=int, default=3, help="steps, of which the least disturbed counts")
+    parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
+    options = parser.parse_args()
+    results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]
+    if options.json:
+        print(json.dumps({**results[-1], "ratios": results}))
+        return
+    print("emulated device time, 2 pipeline x 2 expert ranks over gloo; hidden = 1 - exposed / carried")
+    print(
+        f"{'comm/compute':>12} {'in pairs':>9} {'predicted':>10} {'step':>9} {'predicted':>10} {'share in pairs':>15}"
+    )
+    for x in results:
+        columns = [x[name] for name in ("hidden_steady", "predicted_steady", "hidden_step", "predicted_step")]
+        shown = " ".join(f"{100 * value:{width}.1f}%" for value, width in zip(columns, (8, 9, 8, 9), strict=True))
+        print(f"{x['comm_over_compute']:12.2f} {shown} {100 * x['share_in_pairs']:14.1f}%")
+
+
+if __name__ == "__main__":
+    main()
