@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,45 +13,52 @@ Placed = list[tuple[int, float, float]]
 """Tasks with start and end, in the order in which they were chosen."""
 
 
+COMPUTE = LANES.index(Lane.COMPUTE)
+
+
 class Machine:
-    """The lanes at one time. ``missing``: [tasks] how many tasks each still waits for."""
+    """The lanes at one time.
+
+    lane: [tasks] number of its lane in `LANES`; missing: [tasks] how many tasks each still waits for.
+    """
 
     def __init__(self, tasks: Tasks, duration: Sequence[float]) -> None:
         self.tasks, self.duration = tasks, duration
         self.now = 0.0
-        self.missing = [len(task.after) for task in tasks.all]
-        self.ready: dict[Lane, list[int]] = {lane: [] for lane in LANES}
-        self.free = dict.fromkeys(LANES, 0.0)
+        self.lane, self._chained = tasks.lane_numbers, tasks.chained
+        self.missing = list(tasks.needs)
+        self.ready: tuple[list[int], ...] = tuple([] for _ in LANES)
+        self.free = [0.0] * len(LANES)
         self.running: list[tuple[float, int]] = []
         self.placed: Placed = []
-        self._chained = [
-            task.exchange and any(tasks.all[before].exchange for before in task.after) for task in tasks.all
-        ]
         for at, count in enumerate(self.missing):
             if not count:
-                self.ready[tasks.all[at].lane].append(at)
+                self.ready[self.lane[at]].append(at)
 
     def run(self, rule: Rule) -> Placed:
         """Until nothing runs; fewer tasks than there are if the rule takes none of those that are left."""
         while True:
-            taken = [lane for lane in LANES if self.free[lane] <= self.now and self._take(lane, rule)]
+            taken = False
+            for lane, ready in enumerate(self.ready):
+                if ready and self.free[lane] <= self.now:
+                    taken |= self._take(lane, ready, rule)
             if not self.running:
                 return self.placed
             if not taken or self.running[0][0] <= self.now:
                 self._advance()
 
-    def _take(self, lane: Lane, rule: Rule) -> bool:
+    def _take(self, lane: int, ready: list[int], rule: Rule) -> bool:
         """An exchange that needs another one directly is only started where compute is between two segments."""
-        between = self.free[Lane.COMPUTE] <= self.now
-        able = [at for at in self.ready[lane] if between or not self._chained[at]]
+        able = ready
+        if self._chained and self.free[COMPUTE] > self.now:
+            able = [at for at in ready if at not in self._chained]
         chosen = rule(self, able) if able else None
         if chosen is None:
             return False
-        self.ready[lane].remove(chosen)
+        ready.remove(chosen)
         self.free[lane] = self.now + self.duration[chosen]
         self.placed.append((chosen, self.now, self.free[lane]))
-        self.running.append((self.free[lane], chosen))
-        self.running.sort()
+        insort(self.running, (self.free[lane], chosen))
         return True
 
     def _advance(self) -> None:
@@ -60,7 +68,7 @@ class Machine:
             for follower in self.tasks.followers[self.running.pop(0)[1]]:
                 self.missing[follower] -= 1
                 if not self.missing[follower]:
-                    self.ready[self.tasks.all[follower].lane].append(follower)
+                    self.ready[self.lane[follower]].append(follower)
 
 
 Rule = Callable[[Machine, list[int]], int | None]
@@ -81,27 +89,30 @@ class Priority:
     courtesy: float
 
     def __call__(self, machine: Machine, ready: list[int]) -> int | None:
-        for at in sorted(ready, key=lambda at: (-self.priority[at], at)):
-            coming = self._coming(machine, at)
-            if coming is None:
-                return at
-            time = machine.duration[at]
-            if machine.tasks.all[at].exchange:
-                give_way = coming - machine.now <= self.courtesy * time
-            else:
-                give_way = machine.now + time - coming > self.patience * time
-            if not give_way:
-                return at
-        return None
+        if len(ready) == 1:
+            return ready[0] if self._may_take(machine, ready[0]) else None
+        order = sorted(ready, key=lambda at: (-self.priority[at], at))
+        return next((at for at in order if self._may_take(machine, at)), None)
+
+    def _may_take(self, machine: Machine, at: int) -> bool:
+        coming = self._coming(machine, at)
+        if coming is None:
+            return True
+        if machine.lane[at] != COMPUTE:
+            return coming - machine.now > self.courtesy * machine.duration[at]
+        return machine.now + machine.duration[at] - coming <= self.patience * machine.duration[at]
 
     def _coming(self, machine: Machine, at: int) -> float | None:
         """When, while this task would run, what runs now makes one of higher priority ready for the same lane."""
-        end, lane = machine.now + machine.duration[at], machine.tasks.all[at].lane
+        end, lane, priority = machine.now + machine.duration[at], machine.lane[at], self.priority[at]
         for ready_at, running in machine.running:
             if ready_at >= end:
                 break
             for follower in machine.tasks.followers[running]:
-                higher = self.priority[follower] > self.priority[at] and machine.missing[follower] == 1
-                if higher and machine.tasks.all[follower].lane is lane:
+                if (
+                    self.priority[follower] > priority
+                    and machine.missing[follower] == 1
+                    and machine.lane[follower] == lane
+                ):
                     return ready_at
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import Lane, StageShape
+from schedc.cell.graph import LANES, Lane, StageShape
 from schedc.cell.program import KINDS, Half
 from schedc.diagnostics import CompilerBug
 
@@ -68,6 +68,25 @@ class Tasks:
             for before in task.after:
                 found[before].append(at)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def lane_numbers(self) -> tuple[int, ...]:
+        """[tasks] the place of each task's lane in `schedc.cell.graph.LANES`."""
+        return tuple(LANES.index(task.lane) for task in self.all)
+
+    @cached_property
+    def needs(self) -> tuple[int, ...]:
+        """[tasks] how many tasks each waits for."""
+        return tuple(len(task.after) for task in self.all)
+
+    @cached_property
+    def chained(self) -> frozenset[int]:
+        """Exchanges that need another one directly."""
+        return frozenset(
+            at
+            for at, task in enumerate(self.all)
+            if task.exchange and any(self.all[before].exchange for before in task.after)
+        )
 
 
 def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None, again: Collection[int] = ()) -> Tasks:
