@@ -40,6 +40,7 @@ RUNTIME_MAY_USE = (
     "schedc.source",
     "schedc.layout",
     "schedc.cell",
+    "schedc.plan",
 )
 
 

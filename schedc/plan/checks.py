@@ -9,8 +9,8 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
+from schedc.plan.attached import Attached
 from schedc.plan.quantities import bytes_of
-from schedc.plan.read import Attached
 from schedc.plan.values import By, Level
 from schedc.syntax.plan import LayersLine, LayoutLine, MemoryLine, PlanTree, SettingLine, TableLine
 

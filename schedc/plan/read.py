@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 from schedc.cell.hand import ALIASES, EXCHANGES, SEGMENTS
-from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.diagnostics import did_you_mean
+from schedc.plan.attached import Attached, Request
 from schedc.plan.quantities import speed_of
 from schedc.plan.values import (
     BYTES,
@@ -15,7 +15,6 @@ from schedc.plan.values import (
     Capacity,
     CellPlan,
     Drop,
-    ExpertPlan,
     Experts,
     Hot,
     Level,
@@ -39,53 +38,6 @@ from schedc.syntax.plan import (
     TopologyLine,
     Word,
 )
-
-
-@dataclass(frozen=True)
-class Request:
-    """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``; numbers: which ones."""
-
-    scope: str
-    numbers: tuple[int, ...]
-    recompute: Recompute
-    span: Span
-
-
-@dataclass
-class Attached:
-    """What the directives of a plan say, while it is read.
-
-    plan: without `recompute`, which is in ``requests`` until the stages are known. spans: of lines, by their word.
-    """
-
-    tree: PlanTree
-    plan: ExpertPlan = field(default_factory=ExpertPlan)
-    requests: list[Request] = field(default_factory=list)
-    spans: dict[str, Span] = field(default_factory=dict)
-    findings: list[Diagnostic] = field(default_factory=list)
-
-    def fault(self, code: str, message: str, span: Span, help: str = "", notes: tuple[str, ...] = ()) -> None:
-        self.findings.append(Diagnostic(code, message, Label(span), notes=notes, help=help, source=self.tree.source))
-
-    def give(self, **values: Any) -> None:
-        self.plan = replace(self.plan, **values)
-
-    def span(self, word: str) -> Span:
-        return self.spans.get(word, self.tree.span)
-
-    def word(self, word: Word, known: Iterable[str], what: str) -> bool:
-        """Whether a word is one of ``known``; if not, it has been reported."""
-        names = tuple(known)
-        if word.text in names:
-            return True
-        help = did_you_mean(word.text, names)
-        help = (
-            help
-            if help.startswith("did")
-            else f"write {', '.join(names[:-1])} or {names[-1]}".removeprefix("write  or")
-        )
-        self.fault("S144", f"`{word.text}` is no {what}", word.span, help)
-        return False
 
 
 def attached(tree: PlanTree) -> Attached:

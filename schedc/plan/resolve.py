@@ -13,9 +13,9 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
+from schedc.plan.attached import Attached, Request
 from schedc.plan.checks import padded_pairs
 from schedc.plan.facts import chosen
-from schedc.plan.read import Attached, Request
 from schedc.plan.values import CellPlan, ExpertPlan, Method, Recompute
 
 _SCOPES = ("all", "chunk", "stage")
