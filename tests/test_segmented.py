@@ -21,6 +21,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
 from schedc_runtime.cells import part_of, serial
 from schedc_runtime.errors import PartitionError, StageError
+from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
 from schedc_runtime.moe.group import in_process_expert_groups
@@ -28,6 +29,7 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.segments import Part, SegmentedStage, stage_graph
 from schedc_runtime.testing import pool
+from schedc_runtime.trace import chrome_trace, compare, measured_costs
 
 # What cutting gives.
 
@@ -387,3 +389,33 @@ def test_what_a_cell_produces_is_sent_before_its_end() -> None:
             if program.kind[row] == InstructionKind.SEND and code.rows[at + 1] < row:
                 early += part_of(code.steps[at + 1]) != ""
     assert early > 0
+
+
+def test_traces_tell_the_parts_of_a_cell() -> None:
+    program = schedc.compile("dualpipev", P=2, M=4)
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    pipe.step(*tokens(4), trace=True)
+    intervals = pipe.trace()
+    parts = {x.part for spans in intervals.values() for x in spans}
+    assert {"run forward of 0.attention", "start backward of 0.combine.node", "run weight of 0.experts"} <= parts
+    cells = [x for spans in intervals.values() for x in spans if program.kind[x.row] == InstructionKind.CELL]
+    whole = compare(program, measured_costs(program, [intervals]), intervals)
+    assert len({x.row for x in cells}) < len(cells)
+    # What instructions took is at least what their micro-steps took.
+    computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part) / 1e6
+    assert sum(whole.measured_busy) >= computed
+    names = {event["name"] for event in chrome_trace(program, intervals)["traceEvents"]}
+    assert any(name.endswith("OVERLAP_F_B run backward of 0.experts") for name in names)
+
+
+def test_a_failure_inside_a_cell_names_its_part() -> None:
+    program = schedc.compile("dualpipev", P=1, M=4)
+    model = small_moe(4)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    model.blocks[1].mlp.experts.register_forward_hook(_fail)
+    with pytest.raises(InstructionError, match=r"0F0 \(run forward of 0.experts\)\n  --> dualpipev.sched"):
+        pipe.step(*tokens(4))
+
+
+def _fail(*_: Any) -> None:
+    raise ValueError("no")

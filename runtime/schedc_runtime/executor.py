@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 
 from schedc.ir.program import Program
 from schedc_runtime.binding import Code
+from schedc_runtime.cells import part_of
 from schedc_runtime.handlers import Compute, add_reduced
 from schedc_runtime.names import label, sentence
 from schedc_runtime.replicas import Bucket, Underway, finish_sum, ready, start_sum
@@ -23,11 +24,13 @@ class InstructionError(Exception):
     """An instruction failed. Names the rank, the instruction and its source line; the cause is chained.
 
     rank, row: which instruction, as a row of the program; the first of ``width`` that were posted as one batch.
+    part: which micro-step of it, if it has such.
     """
 
-    def __init__(self, program: Program, rank: int, row: int, width: int, cause: BaseException) -> None:
+    def __init__(self, program: Program, rank: int, row: int, width: int, cause: BaseException, part: str = "") -> None:
         self.rank, self.row = rank, row
         self.instruction = ", with ".join(sentence(program, batched) for batched in range(row, row + width))
+        self.instruction += f" ({part})" if part else ""
         self.where = program.where(row)
         self.reason = f"{type(cause).__name__}: {cause}"
         super().__init__(f"rank {rank} failed at {self.instruction}\n  --> {self.where}\n  {self.reason}")
@@ -38,12 +41,16 @@ class Deadlock(Exception):
 
 
 class Interval(NamedTuple):
-    """One executed step: rows ``row`` ..< ``row + rows`` of the program, and when it ran (perf_counter_ns)."""
+    """One executed step: rows ``row`` ..< ``row + rows`` of the program, and when it ran (perf_counter_ns).
+
+    part: which micro-step of a cell that runs from inside; "" for a whole instruction.
+    """
 
     row: int
     rows: int
     start: int
     end: int
+    part: str = ""
 
 
 class Executor:
@@ -141,7 +148,10 @@ class Executor:
                     blocked = handler(self, operands)
                 if blocked:
                     return False
-                intervals.append(Interval(rows[position], self.code.widths[position], self._started, perf_counter_ns()))
+                part = part_of(steps[position])
+                intervals.append(
+                    Interval(rows[position], self.code.widths[position], self._started, perf_counter_ns(), part)
+                )
                 self._started = 0
                 self.position = position + 1
         except Exception as error:
@@ -150,7 +160,8 @@ class Executor:
 
     def _failure(self, position: int, error: Exception) -> InstructionError:
         row, width = self.code.rows[position], self.code.widths[position]
-        return InstructionError(self.program, self.transport.rank, row, width, error)
+        part = part_of(self.code.steps[position])
+        return InstructionError(self.program, self.transport.rank, row, width, error, part)
 
     def finish(self) -> bool:
         """Complete the reductions and sums that the stream has started; False if one must still be waited for.
@@ -177,6 +188,12 @@ class Executor:
     def row(self) -> int:
         """The row of the program that is running, or -1."""
         return self.code.rows[self.position] if self.position < len(self.code.rows) else -1
+
+    @property
+    def standing(self) -> str:
+        """In words what is running, while something is."""
+        part = part_of(self.code.steps[self.position])
+        return sentence(self.program, self.row) + (f" ({part})" if part else "")
 
     def take(self, slot: int) -> Any:
         """The value of a slot, which is then empty: every value has one consumer."""
@@ -208,7 +225,7 @@ def run_together(executors: Sequence[Executor]) -> None:
             raise Deadlock(
                 "no rank can go on:\n"
                 + "\n".join(
-                    f"  rank {x.transport.rank} waits at {sentence(x.program, x.row)}\n    --> {x.program.where(x.row)}"
+                    f"  rank {x.transport.rank} waits at {x.standing}\n    --> {x.program.where(x.row)}"
                     for x, _ in still
                 )
             )

@@ -25,7 +25,6 @@ from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
-from schedc_runtime.names import sentence
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
@@ -255,7 +254,7 @@ class Pipeline:
         """
         shift = time_ns() - perf_counter_ns()
         mine = {
-            rank: [(row, rows, start + shift, end + shift) for row, rows, start, end in spans]
+            rank: [(x.row, x.rows, x.start + shift, x.end + shift, x.part) for x in spans]
             for rank, spans in self.intervals.items()
         }
         everyone = self.control.gather("collecting the trace", mine)
@@ -428,7 +427,7 @@ class Pipeline:
         """Where this rank stands; called from the watchdog's thread."""
         for executor in self._running:
             if (row := executor.row) >= 0:
-                return f"{sentence(executor.program, row)} --> {executor.program.where(row)}"
+                return f"{executor.standing} --> {executor.program.where(row)}"
         return self._activity
 
 

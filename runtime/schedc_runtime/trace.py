@@ -103,10 +103,13 @@ def compare(program: Program, costs: Costs, intervals: Intervals) -> Comparison:
 
 
 def _compute_rows(program: Program, intervals: Intervals) -> Iterator[tuple[int, Interval]]:
+    """The computing instructions, from the beginning of the first micro-step of each to the end of the last."""
     for spans in intervals.values():
+        whole: dict[int, Interval] = {}
         for interval in spans:
             if program.kind[interval.row] <= InstructionKind.CELL:
-                yield interval.row, interval
+                whole[interval.row] = whole.get(interval.row, interval)._replace(end=interval.end, part="")
+        yield from whole.items()
 
 
 def _latencies(program: Program, intervals: Intervals) -> list[float]:
@@ -141,7 +144,7 @@ def _events(program: Program, rank: int, interval: Interval, begin: int) -> Iter
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
     place = {"pid": rank, "tid": track}
-    name = " + ".join(label(program, r) for r in rows)
+    name = " + ".join(label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
     yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **place, "args": _arguments(program, row)}
     for r in rows:
         flow = {"name": "message", "cat": "message", "id": int(program.message[r]), **place}
