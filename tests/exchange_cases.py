@@ -135,6 +135,24 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
     yield Result((output, gradients[0], gradients[1], given(matrices.grad)), route, group.bytes_leaving_node())
 
 
+def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One rank's layer as one graph of autograd, whose exchanges block: output, and gradients as in `Result`."""
+    routing = RoutingExchange(case.experts, rows=max(case.tokens))
+    routing.group = group
+    (everyone,) = routing(None, data.index[group.rank])
+    route = plan_route(everyone, Shape(case.experts, case.nodes, case.per_node, group.rank, method, case.capacity))
+    x, weights, matrices = (
+        each.clone().requires_grad_()
+        for each in (data.x[group.rank], data.weights[group.rank], data.matrices.chunk(case.ranks)[group.rank])
+    )
+    values: tuple[Tensor, ...] = (x, weights)
+    for step in layer(method, matrices, group):
+        found = step(route, *values)
+        values = found if isinstance(found, tuple) else (found,)
+    values[0].backward(data.gradients[group.rank])
+    return values[0].detach(), given(x.grad), given(weights.grad), given(matrices.grad)
+
+
 def layer(method: Method, matrices: Tensor, group: ExpertGroup) -> list[Callable[..., Any]]:
     """What runs, in order: parts, which are functions of the route and values, and exchanges."""
 
@@ -189,7 +207,10 @@ def alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def over_gloo(rank: int, world_size: int, per_node: int, tokens: list[int], seed: int) -> dict[str, Any]:
-    """All methods over gloo, against all ranks in this process: names that differ, and bytes that left the node."""
+    """All methods over gloo, in steps and as one graph, against all ranks in this process.
+
+    What differs from that, and the bytes that left the node in steps, here and there.
+    """
     from schedc_runtime.moe.group import in_process_expert_groups
 
     case = Case(world_size // per_node, per_node, tuple(tokens), dtype=torch.float32, seed=seed)
@@ -202,6 +223,7 @@ def over_gloo(rank: int, world_size: int, per_node: int, tokens: list[int], seed
         expected = run_in_process(case, data, in_process_expert_groups(world_size, per_node), method)[rank]
         assert result is not None
         wrong += [method] * (not alike(result.tensors, expected.tensors))
+        wrong += [f"{method} whole"] * (not alike(whole(case, data, group, method), expected.tensors))
         counted[method] = [result.bytes, expected.bytes]
     return {"wrong": wrong, "bytes": counted}
 
