@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 
@@ -137,6 +138,14 @@ def test_a_graph_that_is_none_is_our_fault() -> None:
         StageShape((Node("0.a", Lane.COMPUTE, (0,)),), (0,))
     with pytest.raises(CompilerBug, match="no cell of kind BF"):
         tasks_of("BF", stage_shape(["moe"]), None)
+
+
+def test_shapes_and_costs_are_sent_to_other_processes_without_their_hashes() -> None:
+    for value in (stage_shape(["moe"]), reference_costs(5)):
+        hash(value)
+        again = pickle.loads(pickle.dumps(value))
+        assert again == value
+        assert "_hash" not in vars(again)
 
 
 # Orders: list scheduling.
@@ -491,6 +500,40 @@ def test_check_tells_what_is_hidden(tmp_path) -> None:  # type: ignore[no-untype
     assert run.exit_code == 1
     assert "S404" in run.stderr
     assert "cells.toml:3:1" in run.stderr
+
+
+PLAN = """\
+sched 1
+plan small = dualpipev(P = 2, M = 8) {
+  layers 8 dense 3
+  experts 16 top 4 shared 1
+  topology nodes 4 x 2 rail 50 GB/s node 400 GB/s
+  alltoall hierarchical
+  overlap auto
+  cell F & B { compute B.post F.attention B.mlp.I B.mlp.W F.mlp B.attention.I  comm B.combine F.dispatch }
+}
+"""
+
+
+def test_a_plan_says_what_the_stages_are_made_of_and_how_rows_travel(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "small.sched"
+    path.write_text(PLAN)
+    costs = CellCosts.of({**REFERENCE, "dense": Times(7, 7, 7)}, {"dispatch.rail": 12, "dispatch.node": 3})
+    inside = analyse(path, {}, Costs(cell=CellTable(costs))).inside
+    assert inside is not None
+    # Ett|tt|tt|ttL: three dense layers, then five MoE layers. An output of W has no time of its own.
+    microbatches, moe, dense = 8, 5, 3
+    work = moe * sum(sum(times) for times in REFERENCE.values()) + dense * 21
+    computed = sum(kind.count * kind.prediction.compute for kind in inside.kinds)
+    assert computed == microbatches * work
+    busy = {lane: busy for lane, (busy, _) in inside.lanes.items()}
+    assert busy == {"rail": microbatches * moe * 2 * 12, "node": microbatches * moe * 2 * 3}
+    pair = next(kind for kind in inside.kinds if kind.kind == "FB" and kind.stages == (3, 0))
+    back = stage_shape(["dense", "dense"])
+    forward = stage_shape(["moe", "moe"], "hierarchical")
+    starts = [forward.names[step.node] for step in pair.program.steps if step.action is Action.START]
+    assert verify(pair.program, forward, back) == []
+    assert starts.index("0.dispatch.rail") < starts.index("0.dispatch.node") < starts.index("1.dispatch.rail")
 
 
 # Collectives of a whole program.

@@ -147,8 +147,11 @@ def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> 
     The first collective that is not complete is the same on all of them, and all come to it.
     """
     compute = [item for item in program.instructions(rank) if item.kind <= InstructionKind.CELL]
+    lead = [cell_of(rank, 0, item) for item in compute]
     return all(
-        cell_of(rank, expert, item) == cell_of(rank, 0, item) for item in compute for expert in range(1, group.size)
+        cell_of(rank, expert, item) == cell
+        for expert in range(1, group.size)
+        for item, cell in zip(compute, lead, strict=True)
     )
 
 

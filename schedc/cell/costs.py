@@ -46,6 +46,16 @@ class CellCosts:
         }
         return cls(tuple(sorted(segments.items())), tuple(sorted(both.items())))
 
+    def __hash__(self) -> int:  # costs are keys wherever programs are kept
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.segments, self.exchanges))
+
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of texts are not those of another process
+        return CellCosts, (self.segments, self.exchanges)
+
     @cached_property
     def _table(self) -> dict[str, Times]:
         return {**dict(self.segments), **dict(self.exchanges)}

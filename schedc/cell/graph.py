@@ -75,6 +75,16 @@ class StageShape:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def __hash__(self) -> int:  # shapes are keys wherever programs are kept
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.outputs))
+
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of texts are not those of another process
+        return StageShape, (self.nodes, self.outputs)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.nodes)
