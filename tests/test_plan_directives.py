@@ -258,6 +258,7 @@ def test_break_even_and_capacity() -> None:
     assert capacity_rows(4096, Routing(256, 8), 1.25) == 160
     assert capacity_rows(10, Routing(256, 8), 100.0) == 10
     assert capacity_rows(100, Routing(3, 1), 1.0) == 34
+    assert capacity_rows(1000, Routing(10, 1), 1.1) == 110  # 1.1 * 100 is a bit more in floats
 
 
 def test_levels_save_more_and_more() -> None:

@@ -9,6 +9,7 @@ that leave its node are those of docs/plans.md: flat k(N-1)/N, all-gather N-1, o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil, comb, prod
 
 MARGIN = 0.10
@@ -170,5 +171,5 @@ def hot_break_even(width: int, bytes_of: int, bytes_of_gradient: int = 4) -> int
 
 
 def capacity_rows(tokens: int, routing: Routing, factor: float) -> int:
-    """Rows that an expert takes from one rank: ceil(T k / E * factor), at most all tokens."""
-    return min(tokens, ceil(tokens * routing.top / routing.experts * factor - 1e-9))
+    """Rows that an expert takes from one rank: ceil(T k / E * factor), at most all tokens; the factor as written."""
+    return min(tokens, ceil(Fraction(str(factor)) * tokens * routing.top / routing.experts))
