@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check bench figures clean
+.PHONY: setup browser demo test check bench figures clean
 
 setup: $(READY)
 
@@ -12,6 +12,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,dev]'
 	touch $(READY)
+
+browser:  ## for tests/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
+	@command -v chromium >/dev/null \
+	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev
