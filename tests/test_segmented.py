@@ -237,6 +237,13 @@ def test_misuse_is_refused() -> None:
         toy_stage(Writer, 1).forward(0, (x,))
 
 
+class Dropping(Toy):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(width)
+        self.shared = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5))  # type: ignore[assignment]
+        self.experts = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, width))  # type: ignore[assignment]
+
+
 class Shared(nn.Module):
     """Blocks that all use one linear layer and one norm, in different segments."""
 
@@ -281,7 +288,7 @@ def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(1, 2**32))
-@pytest.mark.parametrize("kind", ["apart", "shared", "loosely"])
+@pytest.mark.parametrize("kind", ["apart", "shared", "loosely", "dropping"])
 def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> None:
     if kind not in _EXPECTED:
         _EXPECTED[kind] = toy_results(_toys(kind), in_order(0))
@@ -295,7 +302,7 @@ _EXPECTED: dict[str, dict[str, Tensor]] = {}
 
 def _toys(kind: str) -> SegmentedStage:
     if kind != "shared":
-        return toy_stage(Loosely if kind == "loosely" else Toy)
+        return toy_stage({"apart": Toy, "loosely": Loosely, "dropping": Dropping}[kind])
     torch.manual_seed(0)
     return bound(Shared().double(), "blocks")
 

@@ -9,13 +9,14 @@
 
 Every segment is cut off from the others: its inputs are leaves of its own, and it has a backward of its own. A value
 that several segments use gets the sum of their gradients in ascending order of the segments, whatever order they ran
-in. Weight gradients of a parameter that several segments use are added in one order too. So any order of the steps in
-which nothing is used before it is there gives the same bits.
+in. Weight gradients of a parameter that several segments use are added in one order too, and every segment draws random
+numbers of its own. So any order of the steps in which nothing is used before it is there gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -71,6 +72,8 @@ class _Flight:
     """The values of the output with the leaves that stand for them there."""
     sent: Tensors = ()
     loss: GradientEdge | None = None
+    seed: int = 0
+    """Of the random numbers of its segments, where they draw any."""
 
 
 class SegmentedStage(Stage):
@@ -125,18 +128,32 @@ class SegmentedStage(Stage):
         values = dict(enumerate(self._input.unpack(leaves)))
         uses = [len(nodes) for nodes in self.graph.consumers]
         device = leaves[0].device if leaves else torch.device("cpu")
-        self._flights[microbatch] = _Flight(values, uses, target, loss_scale, device)
+        self._flights[microbatch] = flight = _Flight(values, uses, target, loss_scale, device)
+        if self.module.training and self._draws:
+            flight.seed = int(torch.randint(2**62, (), dtype=torch.int64))
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
         flight, segment = self._flight(microbatch), self._segment(node)
         taken = [_leaf(self._value(flight, value, node)) for value in segment.takes]
-        made = self._called(segment, [value for value, _ in taken])
+        with self._random(flight, node):
+            made = self._called(segment, [value for value, _ in taken])
         if torch.is_grad_enabled():
             edges = tuple([tuple(map(_edge, _tensors(value))) for value in made])
             flight.done[node] = _Ran(tuple([leaves for _, leaves in taken]), edges)
         flight.values |= {value: _detached(result) for value, result in zip(segment.gives, made, strict=True)}
         self._took(flight, segment.takes)
+
+    @contextmanager
+    def _random(self, flight: _Flight, node: int) -> Iterator[None]:
+        """Random numbers of a segment's own, which do not depend on what ran before it."""
+        if not (self.module.training and self._draws):
+            yield
+            return
+        devices = [flight.device] if flight.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(flight.seed + node)
+            yield
 
     def start(self, microbatch: int, node: int) -> None:
         """Start an exchange; returns at once."""
@@ -340,6 +357,15 @@ class SegmentedStage(Stage):
             self.run_weight(microbatch, node)
 
     # Values and gradients.
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether a layer has a dropout: a module of that kind, or a probability that it passes on."""
+        return any(
+            "dropout" in f"{type(layer).__name__}.{name}".lower() and isinstance(value, float) and value > 0
+            for layer in self.module.modules()
+            for name, value in vars(layer).items()
+        )
 
     @cached_property
     def _shared(self) -> dict[int, tuple[nn.Parameter, ...]]:
