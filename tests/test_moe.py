@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,3 +407,26 @@ def test_tied_multi_token_embedding_and_plain_logits() -> None:
     assert tied.multi_token.embedding.weight is tied.embedding.weight
     single = MoETransformer(replace(CONFIG, multi_token=False, shared=0))
     assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
+
+
+def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    sizes = {"microbatches": 2, "blocks": 2, "experts": 8, "top": 2, "tokens": 8, "steps": 10, "learning-rate": 0.02}
+    options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    expert = ["--experts-over", "2", "--per-node", "1", "--method", "hierarchical", "--capacity", "1"]
+    done = subprocess.run(
+        [*launcher, "examples/train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
+        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(
+        r"^step (\d+): loss (\d+\.\d+), imbalance \d\.\d+, dropped (\d+\.\d)%$", done.stdout, re.MULTILINE
+    )
+    assert [int(step) for step, _, _ in shown] == [1, 10]
+    assert float(shown[1][1]) < float(shown[0][1])
+    assert float(shown[0][2]) > 0.0
+    state = torch.load(saved, weights_only=True)
+    assert state["blocks.1.mlp.experts.gate_up"].shape == (8, 64, 32)
+    assert len(state["blocks.1.mlp.experts.down"].flatten(1).unique(dim=0)) == 8

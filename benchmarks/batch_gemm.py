@@ -1,0 +1,220 @@
+"""Experts as one batched product over padded rows, against a loop of products and torch's grouped product.
+
+    python benchmarks/batch_gemm.py [--json] [--repetitions N]
+
+All three do the same useful work: tokens are routed with a skew, a capacity drops what is too much, and the rows that
+stay are given to each. The batched product alone also computes the padding; its time is that of the useful rows all the
+same. Forward and backward with weight gradients, the three taking turns in one process, wall clock around synchronised
+runs; a ratio is the median over neighbouring runs. Errors are the largest difference from the same rows in float64,
+relative to the largest value. On a GPU, where there is one, in bfloat16 at the sizes of one rank of DeepSeek-V3; on a
+CPU in float32 at sizes that a CPU can do: then the ratios are a CPU's, and say nothing about a GPU.
+
+All weights and tokens are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.router import choose
+
+COMMAND = "python benchmarks/batch_gemm.py --json"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one comparison. skew: standard deviation of what is added to an expert's scores for all tokens."""
+
+    tokens: int
+    experts: int
+    k: int
+    width: int
+    inner: int
+    skew: float
+    capacity: float
+
+
+CPU_CASES = [
+    Case(tokens, experts, 4, 256, 128, skew, capacity)
+    for tokens, experts in ((512, 16), (512, 64), (2048, 16))
+    for skew, capacity in ((0.0, 1.25), (0.5, 1.0))
+]
+GPU_CASES = [
+    Case(tokens, experts, 8, 7168, 2048, skew, capacity)
+    for tokens, experts in ((1024, 8), (4096, 8), (4096, 32))
+    for skew, capacity in ((0.0, 1.25), (0.5, 1.0))
+]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The same kept rows twice: packed [kept, width] with ``counts`` per expert, and padded [experts * slots, width].
+
+    at: where in the padded rows each packed one lies.
+    """
+
+    packed: Tensor
+    counts: list[int]
+    padded: Tensor
+    at: Tensor
+    dropped: float
+
+
+def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(case.tokens, case.width, generator=generator)
+    scores = torch.randn(case.tokens, case.experts, generator=generator)
+    scores += case.skew * torch.randn(case.experts, generator=generator)
+    index = choose(scores, case.k)
+    weight = scores.gather(1, index)
+    capacity = Capacity(case.capacity, "probs")
+    slots = capacity.slots(case.tokens, case.k, case.experts)
+    token, slot = kept(index, weight, slots, "probs").nonzero(as_tuple=True)
+    expert, order = index[token, slot].sort(stable=True)
+    counts = torch.bincount(expert, minlength=case.experts)
+    place = torch.arange(len(expert)) - (counts.cumsum(0) - counts)[expert]
+    at = expert * slots + place
+    packed = x[token[order]]
+    padded = torch.zeros(case.experts * slots, case.width)
+    padded[at] = packed
+    dropped = 1 - len(expert) / index.numel()
+    return Rows(packed.to(device, dtype), counts.tolist(), padded.to(device, dtype), at.to(device), dropped)
+
+
+def grouped(experts: Experts, rows: Tensor, ends: Tensor) -> Tensor:
+    """The experts by torch's grouped product; ``ends``: [experts] int32, where each expert's rows end."""
+    product = torch._grouped_mm
+    gate, up = product(rows, experts.gate_up, offs=ends).chunk(2, -1)
+    return product(functional.silu(gate) * up, experts.down, offs=ends)
+
+
+Run = Callable[[], list[Tensor]]
+"""Forward and backward: the outputs, the gradients of the rows, and those of both weights."""
+
+
+def differentiated(experts: Experts, rows: Tensor, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    experts.zero_grad()
+    leaf = rows.detach().requires_grad_()
+    output = call(leaf)
+    # The gradient of half the sum of squares, and so zero for padding.
+    output.backward(output.detach())
+    return [output.detach(), leaf.grad, experts.gate_up.grad, experts.down.grad]  # type: ignore[list-item]
+
+
+def runs_of(experts: Experts, rows: Rows) -> dict[str, Run]:
+    """The three ways; without the grouped one where torch does not have it for this device and dtype."""
+    ends = torch.tensor(rows.counts, device=rows.packed.device).cumsum(0).to(torch.int32)
+
+    runs: dict[str, Run] = {
+        "loop": lambda: differentiated(experts, rows.packed, lambda x: experts(x, rows.counts)),
+        "batch": lambda: differentiated(experts, rows.padded, lambda x: experts(x, None)),
+    }
+    try:
+        grouped(experts, rows.packed, ends)
+        runs["grouped"] = lambda: differentiated(experts, rows.packed, lambda x: grouped(experts, x, ends))
+        runs["grouped"]()
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        runs.pop("grouped", None)
+        print(f"torch._grouped_mm does not run here: {error}", file=sys.stderr)
+    return runs
+
+
+def in_float64(experts: Experts, rows: Rows) -> list[Tensor]:
+    wide = copy.deepcopy(experts).double()
+    return differentiated(wide, rows.packed.double(), lambda x: wide(x, rows.counts))
+
+
+def error_of(found: list[Tensor], exact: list[Tensor]) -> float:
+    return max(
+        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-300)) for a, b in zip(found, exact, strict=True)
+    )
+
+
+def in_turns(runs: dict[str, Run], repetitions: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of every run, the runs taking turns, forwards and backwards."""
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for repetition in range(-2, repetitions):
+        for name in list(runs)[:: 1 if repetition % 2 else -1]:
+            synchronise()
+            start = time.perf_counter()
+            runs[name]()
+            synchronise()
+            if repetition >= 0:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def measure(case: Case, device: torch.device, dtype: torch.dtype, repetitions: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    experts = Experts(case.experts, case.width, case.inner).to(device, dtype)
+    rows = rows_of(case, device, dtype)
+    exact = in_float64(experts, rows)
+    runs = runs_of(experts, rows)
+    found = {name: run() for name, run in runs.items()}
+    found["batch"][:2] = [each[rows.at] for each in found["batch"][:2]]
+    errors = {name: error_of(each, exact) for name, each in found.items()}
+    del exact, found
+    times = in_turns(runs, repetitions, device)
+    useful = len(rows.packed)
+    return {
+        **asdict(case),
+        "useful_rows": useful,
+        "dropped": rows.dropped,
+        "padding": 1 - useful / len(rows.padded),
+        "useful_rows_per_s": {name: useful / statistics.median(each) for name, each in times.items()},
+        **{
+            f"batch_over_{name}": statistics.median(b / a for a, b in zip(times["batch"], times[name], strict=True))
+            for name in runs
+            if name != "batch"
+        },
+        "errors": errors,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--repetitions", type=int, default=15)
+    options = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    device, dtype = (torch.device("cuda"), torch.bfloat16) if gpu else (torch.device("cpu"), torch.float32)
+    name = torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    cases = [measure(case, device, dtype, options.repetitions) for case in (GPU_CASES if gpu else CPU_CASES)]
+    result = {
+        "device": name, "dtype": str(dtype).removeprefix("torch."), "torch": torch.__version__, "command": COMMAND,
+        "cases": cases,
+    }  # fmt: skip
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{name}, {result['dtype']}, forward and backward; ratios: useful rows per second of the batched product over"
+    )
+    print("tokens experts  k  width  inner  skew  capacity  dropped  padding | a loop  grouped | error: loop  batch")
+    for c in cases:
+        ratios = [f"{c[key]:7.2f}" if key in c else "      -" for key in ("batch_over_loop", "batch_over_grouped")]
+        print(
+            f"{c['tokens']:6} {c['experts']:7} {c['k']:2} {c['width']:6} {c['inner']:6} {c['skew']:5.1f}"
+            f" {c['capacity']:9.2f} {c['dropped']:8.1%} {c['padding']:8.1%} |{' '.join(ratios)} |"
+            f" {c['errors']['loop']:11.1e} {c['errors']['batch']:6.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Train a small transformer in the shape of DeepSeek-V3, pipelined, its experts spread over ranks.
+
+torchrun --nproc-per-node 4 examples/train_moe.py --experts-over 2 --schedule dualpipev --overlap
+
+Of the processes, ``--experts-over`` neighbours share the experts of their layers, each with a batch of its own;
+``--ranks`` of these groups are a pipeline, by default all of them, and what is left over are further replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import schedc
+from schedc.plan import Capacity, Drop, ExpertPlan, Method
+from schedc_runtime import Pipeline
+from schedc_runtime.mesh import Mesh
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss
+
+
+def main() -> None:
+    options = parser().parse_args()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        dist.init_process_group("gloo")
+    ranks = options.ranks or processes // options.experts_over
+    mesh = Mesh.of_environment(ranks, options.experts_over)
+    if options.per_node:
+        mesh = replace(mesh, per_node=options.per_node)
+    program = schedc.compile(options.schedule, P=ranks, M=options.microbatches)
+    plan = ExpertPlan(
+        method=Method(options.method),
+        overlap=options.overlap,
+        capacity=Capacity(options.capacity, Drop(options.drop)) if options.capacity else None,
+    )
+
+    torch.manual_seed(0)  # the same model on every rank
+    model = MoETransformer(config(options))
+    pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.learning_rate)
+
+    process = dist.get_rank() if processes > 1 else 0
+    replica = mesh.place(process).replica
+    rows = options.rows * options.microbatches
+    for step in range(1, options.steps + 1):
+        batch, targets = text(rows, options.tokens, seed=step * mesh.replicas + replica)
+        optimizer.zero_grad()
+        loss = pipe.step(batch, targets)
+        optimizer.step()
+        if process == 0 and (step == 1 or step % 10 == 0):
+            print(f"step {step}: loss {loss.item():.4f}, {routed(model)}", flush=True)
+        pipe.update_biases()
+    if options.save:
+        state = pipe.full_state_dict()
+        if process == 0:
+            torch.save(state, options.save)
+    pipe.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def routed(model: MoETransformer) -> str:
+    """How even the load of the experts was in the layers that ran here, and what part of the choices was dropped."""
+    counted = [layer.statistics for _, layer in moe_layers(model) if layer.statistics.choices]
+    if not counted:
+        return "no expert layer here"
+    dropped = sum(each.dropped for each in counted) / sum(each.choices for each in counted)
+    return f"imbalance {max(each.imbalance for each in counted):.2f}, dropped {dropped:.1%}"
+
+
+def config(options: argparse.Namespace) -> MoEConfig:
+    routing = Routing(
+        options.experts, options.top, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, bias_rate=0.01,
+        balance=1e-3,
+    )  # fmt: skip
+    return MoEConfig(moe_blocks=options.blocks - 1, routing=routing, multi_token=True)
+
+
+def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """[rows, tokens] of counting sequences with random starts and strides, and what comes next in each."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(0, 128, (rows, 1), generator=generator)
+    stride = torch.randint(1, 4, (rows, 1), generator=generator)
+    sequence = (start + stride * torch.arange(tokens + 1)) % 128
+    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--schedule", default="dualpipev", help="a name of `schedc list`, or the path of a .sched file")
+    result.add_argument("--ranks", type=int, help="of the pipeline; by default what --experts-over leaves")
+    result.add_argument("--experts-over", type=int, default=1, help="ranks that share the experts of a layer")
+    result.add_argument("--method", choices=list(Method), default="flat", help="how rows travel to their experts")
+    result.add_argument("--per-node", type=int, help="of these in one node; by default as torchrun says")
+    result.add_argument("--overlap", action="store_true", help="run pairs in the order of cell programs")
+    result.add_argument("--capacity", type=float, help="drop and pad: room over the mean number of tokens per expert")
+    result.add_argument("--drop", choices=list(Drop), default="probs", help="which tokens stay")
+    result.add_argument("--microbatches", type=int, default=4)
+    result.add_argument("--rows", type=int, default=2, help="per microbatch and replica")
+    result.add_argument("--tokens", type=int, default=32)
+    result.add_argument("--blocks", type=int, default=4, help="one dense block and then MoE blocks")
+    result.add_argument("--experts", type=int, default=32)
+    result.add_argument("--top", type=int, default=8, help="experts of a token")
+    result.add_argument("--steps", type=int, default=30)
+    result.add_argument("--learning-rate", type=float, default=3e-3)
+    result.add_argument("--save", metavar="FILE", help="write the whole model's state dict")
+    return result
+
+
+if __name__ == "__main__":
+    main()
