@@ -44,7 +44,7 @@ def train_plainly(steps: int) -> float:
 
 @pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/runtime.md", 1)])
 def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)[0]
     answers = pool(4).run("test_embedding:embed", code=code)
     assert [rank for rank, _ in answers] == [0, 1, 2, 3]
     assert {loss for _, loss in answers} == {answers[0][1]}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, comb, prod
 
-MARGIN = 0.10
-"""A simpler method is taken where it is within this of the least time: fewer hops, or one that waits for nothing."""
+MARGIN = 0.05
+"""A simpler method is taken where it is within this of the least time: fewer hops, or equal splits."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def arrivals(method: str, routing: Routing, mesh: Mesh) -> float | None:
 
 
 METHODS = ("flat", "allgather", "hierarchical")
-"""The methods, the simplest first: one hop; a first hop that no routing is awaited for; two hops that wait for it."""
+"""The methods, the simplest first: one hop; a first hop of the same size whatever the routing; two that follow it."""
 
 
 def time(method: str, routing: Routing, mesh: Mesh, bytes_per_token: float) -> float | None:
@@ -144,7 +144,7 @@ def choose(routing: Routing, mesh: Mesh, bytes_per_token: float = 1.0) -> Choice
 
 _REASONS = {
     "flat": "a token's experts lie on few ranks of a node, so that a copy for each costs little more than one per node",
-    "allgather": "a token goes to nearly every node anyway, and its way there need not wait for the routing",
+    "allgather": "a token goes to nearly every node anyway, and a block of one size is sent whatever the routing",
     "hierarchical": "a token's experts share nodes, and not all nodes hold one",
 }
 
