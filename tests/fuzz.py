@@ -37,6 +37,7 @@ from schedc.analysis.size_range import sizes_in
 from schedc.analysis.timeline import simulate
 from schedc.check import check
 from schedc.codes import CODES
+from schedc.compiler import compile_at, priced
 from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, render
 from schedc.draw.svg import draw_svg
@@ -85,7 +86,8 @@ def read_file(given: Case) -> str:
         path = Path(folder) / "fuzz.sched"
         path.write_text(given.text, encoding="utf-8", errors="replace")
         tree = open_input(path)
-    run(elaborate(tree, dict(given.sizes)), given, tree.claims)  # type: ignore[arg-type]
+        schedule, costs = priced(tree, dict(given.sizes), Costs.from_options(given.options))
+    run(schedule, given, tree.claims, costs)
     return "ran"
 
 
@@ -155,9 +157,9 @@ READERS: dict[str, Callable[[Case], str]] = {
 }
 
 
-def run(schedule: Schedule, given: Case, claims: tuple[Claim, ...] = ()) -> None:
+def run(schedule: Schedule, given: Case, claims: tuple[Claim, ...] = (), costs: Costs | None = None) -> None:
     """Everything that is done with a schedule, as far as it is legal."""
-    costs = Costs.from_options(given.options)
+    costs = costs or Costs.from_options(given.options)
     _refuse(check_schedule(schedule))
     known = Dependencies.of(schedule)
     timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
@@ -266,6 +268,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--only", type=int, help="run one input, shown before it is run")
     arguments = parser.parse_args()
+    compile_at("dualpipev", {"P": 32, "M": 2048})  # what is compiled once (numba) belongs to no input
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     faulthandler.enable()
     bounded()
