@@ -3,11 +3,13 @@
     python benchmarks/batch_gemm.py [--json] [--repetitions N]
 
 All three do the same useful work: tokens are routed with a skew, a capacity drops what is too much, and the rows that
-stay are given to each. The batched product alone also computes the padding; its time is that of the useful rows all the
-same. Forward and backward with weight gradients, the three taking turns in one process, wall clock around synchronised
-runs; a ratio is the median over neighbouring runs. Errors are the largest difference from the same rows in float64,
-relative to the largest value. On a GPU, where there is one, in bfloat16 at the sizes of one rank of DeepSeek-V3; on a
-CPU in float32 at sizes that a CPU can do: then the ratios are a CPU's, and say nothing about a GPU.
+stay are given to each. The batched product alone also computes the padding, which does not count as work. Forward and
+backward with weight gradients, the three taking turns in one process; a ratio is the median over neighbouring runs.
+Errors are the largest difference from the same rows in float64, relative to the largest value.
+
+On a GPU, where there is one: wall clock around synchronised runs, in bfloat16, at the sizes of one rank of DeepSeek-V3.
+On a CPU: the processor time of one thread, in float32, at sizes that a CPU can do; these ratios are a CPU's, and say
+nothing about a GPU.
 
 All weights and tokens are random.
 """
@@ -147,16 +149,18 @@ def error_of(found: list[Tensor], exact: list[Tensor]) -> float:
 
 def in_turns(runs: dict[str, Run], repetitions: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of every run, the runs taking turns, forwards and backwards."""
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    gpu = device.type == "cuda"
+    synchronise: Callable[[], Any] = torch.cuda.synchronize if gpu else (lambda: None)
+    clock = time.perf_counter if gpu else time.process_time  # of the latter other processes take nothing
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(-2, repetitions):
         for name in list(runs)[:: 1 if repetition % 2 else -1]:
             synchronise()
-            start = time.perf_counter()
+            start = clock()
             runs[name]()
             synchronise()
             if repetition >= 0:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
 
 
@@ -193,8 +197,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
+    if not gpu:
+        torch.set_num_threads(1)
     device, dtype = (torch.device("cuda"), torch.bfloat16) if gpu else (torch.device("cpu"), torch.float32)
-    name = torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    name = torch.cuda.get_device_name() if gpu else f"CPU ({platform.machine()}, one thread)"
     cases = [measure(case, device, dtype, options.repetitions) for case in (GPU_CASES if gpu else CPU_CASES)]
     result = {
         "device": name, "dtype": str(dtype).removeprefix("torch."), "torch": torch.__version__, "command": COMMAND,
