@@ -79,8 +79,9 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
         for node in backward.weights:
             needs[Step(Action.RUN, Half.WEIGHT, node)] = [] if kind == "W" else [_done(Half.BACKWARD, backward, node)]
     steps: list[Step] = []
+    priority = {step: choose.random() for step in needs}
     while needs:
-        steps.append(choose.choice([step for step, after in needs.items() if not any(x in needs for x in after)]))
+        steps.append(min((s for s, after in needs.items() if not any(x in needs for x in after)), key=priority.get))
         del needs[steps[-1]]
     at = [max([steps.index(step) + 1 for step in wanted], default=-1) for wanted in ends]
     return CellProgram(steps=tuple(steps), activation_at=at[0], gradient_at=at[1], kind=kind)

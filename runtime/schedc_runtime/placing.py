@@ -17,7 +17,6 @@ from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Place
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.decoder import DecoderStage
 from schedc_runtime.replicas import is_expert
 from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage import LossFunction, Stage
@@ -82,8 +81,7 @@ def new_stage(
     It runs in segments if any stage of the model has an exchange inside, since an overlapped pair needs both of its
     stages so, and, with ``overlap``, in a model without any.
     """
-    decoder = isinstance(module, DecoderStage)  # its forward cannot be traced
-    if not decoder and (overlap or any(exchanges_in(part) for part in parts.modules)):
+    if overlap or any(exchanges_in(part) for part in parts.modules):
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
     deferring = program is not None and splits_backward(program)

@@ -65,7 +65,7 @@ class DecoderStage(nn.Module):
         self.config = decoder.config
         self.inputs, self.numbers, self.first, self.last = tuple(inputs), layers, first, last
         self.head = "lm_head" if prefix and last and hasattr(model, "lm_head") else None
-        self.make_masks = _mask_function()
+        self.context = _Context(decoder.config, self.inputs, layers)
         names = [*(["embed_tokens"] if first else []), *(f"layers.{i}" for i in layers), *(["norm"] if last else [])]
         if hasattr(decoder, "rotary_emb") and len(layers):
             names.append("rotary_emb")
@@ -82,13 +82,38 @@ class DecoderStage(nn.Module):
         if self.first:
             hidden = self.part("embed_tokens")(hidden)
         if len(self.numbers) and not self.shape_only:
-            hidden = self._layers(hidden, dict(zip(self.inputs[1:], others, strict=True)))
+            hidden = self._layers(hidden, others)
         if not self.last:
             return (hidden, *others)
         hidden = self.part("norm")(hidden)
         return self.get_submodule(self.head)(hidden) if self.head else hidden
 
-    def _layers(self, hidden: Tensor, given: dict[str, Any]) -> Tensor:
+    def _layers(self, hidden: Tensor, others: Sequence[Any]) -> Tensor:
+        positions, masks = self.context(hidden, *others)
+        shared: dict[str, Any] = {"position_ids": positions}
+        if self.path + "rotary_emb" in dict(self.named_modules()):
+            shared["position_embeddings"] = self.part("rotary_emb")(hidden, position_ids=positions)
+        for place, number in enumerate(self.numbers):
+            result = self.part(f"layers.{number}")(hidden, attention_mask=masks[place], **shared)
+            hidden = result[0] if isinstance(result, tuple) else result
+        return hidden
+
+
+class _Context(nn.Module):
+    """What the layers of a stage get beside the hidden state: (positions, masks), a mask or None for each layer.
+
+    A module of its own, since a stage is traced for its segments and this looks at its arguments.
+    """
+
+    def __init__(self, config: Any, inputs: Sequence[str], layers: range) -> None:
+        super().__init__()
+        self.config, self.inputs = config, tuple(inputs)
+        kinds = getattr(config, "layer_types", None)
+        self.kinds = [kinds[number] if kinds else None for number in layers]
+        self.make_masks = _mask_function()
+
+    def forward(self, hidden: Tensor, *others: Any) -> tuple[Tensor, tuple[Any, ...]]:
+        given = dict(zip(self.inputs[1:], others, strict=True))
         positions = given.get("position_ids")
         if positions is None:
             positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
@@ -99,15 +124,7 @@ class DecoderStage(nn.Module):
             past_key_values=None,
             position_ids=positions,
         )
-        shared: dict[str, Any] = {"position_ids": positions}
-        if self.path + "rotary_emb" in dict(self.named_modules()):
-            shared["position_embeddings"] = self.part("rotary_emb")(hidden, position_ids=positions)
-        kinds = getattr(self.config, "layer_types", None)
-        for number in self.numbers:
-            mask = masks[kinds[number]] if isinstance(masks, dict) and kinds else masks
-            result = self.part(f"layers.{number}")(hidden, attention_mask=mask, **shared)
-            hidden = result[0] if isinstance(result, tuple) else result
-        return hidden
+        return positions, tuple([masks[kind] if isinstance(masks, dict) and kind else masks for kind in self.kinds])
 
 
 def _mask_function() -> Any:
