@@ -16,11 +16,16 @@ from torch.utils import _pytree as pytree
 
 import schedc
 from schedc.cell.blocks import stage_shape
+from schedc.cell.program import Half
+from schedc.cell.table import CellTable
+from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.program import InstructionKind
+from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
+from schedc_runtime.calibrate import measured_cell_costs
 from schedc_runtime.cells import part_of, serial
-from schedc_runtime.errors import PartitionError, StageError
+from schedc_runtime.errors import PartitionError, RuntimeFault, StageError
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
@@ -444,3 +449,38 @@ def test_hugging_face_layers_are_cut_like_others() -> None:
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
     batch, targets = tokens(4)
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+
+
+def test_measured_times_of_segments_become_a_cell_table() -> None:
+    program = schedc.compile("dualpipev", P=2, M=4)
+    pipe = Pipeline(small_moe(8), program, loss_fn=next_token_loss, in_process=True, cells=serial)
+    pipe.step(*tokens(4), trace=True)
+    intervals = pipe.trace()
+    costs = measured_cell_costs([intervals])
+    segments, exchanges = dict(costs.segments), dict(costs.exchanges)
+    assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
+    assert sorted(exchanges) == ["combine.node", "dispatch.node", "routing.node"]
+    assert all(min(segments[role]) > 0 for role in ("attention", "dense", "experts", "shared"))
+    assert segments["permute"].weight_gradient == exchanges["routing.node"].input_gradient == 0
+    # The table accounts for what the micro-steps took: no more than their sum, and most of it.
+    computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part.startswith("run")) / 1e6
+    shapes = {stage.index: stage.shape for stage in pipe._held() if isinstance(stage, SegmentedStage)}
+    halves = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
+    said = 4 * sum(
+        costs.duration(shape, half, at)
+        for shape in shapes.values() for at, node in enumerate(shape.nodes) if not node.exchange for half in halves
+    )  # fmt: skip
+    assert 0.4 * computed < said < 1.6 * computed
+    whole = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs)))))
+    assert whole.cell is not None
+    assert whole.cell.costs == costs
+    with pytest.raises(RuntimeFault, match="one exchange after the other"):
+        measured_cell_costs([_traced(program, listed)])
+    with pytest.raises(RuntimeFault, match="have no cells"):
+        measured_cell_costs([{}])
+
+
+def _traced(program: Any, cells: Any) -> Any:
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells)
+    pipe.step(*tokens(program.microbatches), trace=True)
+    return pipe.trace()

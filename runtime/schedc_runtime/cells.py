@@ -176,6 +176,25 @@ def part_of(step: tuple[Handler, Any]) -> str:
     return _WORDS.get(handler, "")
 
 
+class Part(NamedTuple):
+    """A micro-step on a node, as traces name it. role: of a segment ``experts``, of an exchange ``dispatch.rail``."""
+
+    action: Action
+    half: Half
+    layer: int
+    role: str
+
+    @classmethod
+    def parse(cls, text: str) -> Part | None:
+        """What `part_of` gives, read back; None where it is no micro-step on a node."""
+        what, of, name = text.partition(" of ")
+        if not of:
+            return None
+        action, half = what.split()
+        layer, _, role = name.partition(".")
+        return cls(Action(action), Half(half), int(layer), role) if role else cls(Action(action), Half(half), -1, name)
+
+
 def posts_within(micro: Steps, batches: Sequence[tuple[Message, ...]]) -> list[int]:
     """After how many micro-steps each batch of messages can be posted, in the order of the batches.
 
