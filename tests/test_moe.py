@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import re
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +14,15 @@ from moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
 from torch import Tensor, fx
 from torch.nn import functional
 
-import schedc
-from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import Capacity, kept
 from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
-from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale, update_biases
+from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
 from schedc_runtime.moe.router import Balance, Router, Routing, balance_loss, choose, load_of, updated_bias
 from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
-from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss, turn
-from schedc_runtime.reference import reference_step
 from schedc_runtime.replicas import is_expert
-from schedc_runtime.signature import split
 from schedc_runtime.testing import pool
 from schedc_runtime.weightgrad import WeightSink, install
 
@@ -343,90 +332,3 @@ def test_shards_keep_names_and_marks_and_make_the_whole_again() -> None:
         small_layer().attach(in_process_expert_groups(4, 2)[1])
     with pytest.raises(RuntimeFault, match="method `ring`"):
         small_layer().attach(ExpertGroup.solo(), "ring")  # type: ignore[arg-type]
-
-
-def test_rotary_positions_are_relative() -> None:
-    """The product of a query and a key depends on how far apart they are, and on position 0 nothing is turned."""
-    torch.manual_seed(0)
-    query, key = (turn(torch.randn(8, dtype=torch.float64).expand(5, 8)) for _ in range(2))
-    products = query @ key.T
-    torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])
-    assert not torch.allclose(products[0, 0], products[0, 1])
-
-
-CONFIG = MoEConfig(
-    vocab=32, width=16, heads=2, dense_blocks=1, moe_blocks=3, inner=24, expert_inner=6,
-    routing=Routing(8, 3, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=0.1),
-    query_rank=8, key_value_rank=4, plain=4, rotary=4, value=4, multi_token=True,
-)  # fmt: skip
-
-
-def transformer() -> MoETransformer:
-    torch.manual_seed(0)
-    return MoETransformer(CONFIG).double()
-
-
-@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
-def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedule: str, ranks: int) -> None:
-    """Whole and split backwards, multi-token prediction, auxiliary loss: bit for bit, and close to plain autograd."""
-    program = schedc.compile(schedule, P=ranks, M=4)
-    model, other = transformer(), transformer()
-    ids = torch.randint(0, 32, (8, 7), generator=torch.Generator().manual_seed(2))
-    batch, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    loss_fn = multi_token_loss()
-    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True)
-    set_loss_scale(model, 0.25)
-    cpu = torch.device("cpu")
-    parts = [((part,), {}) for part in split(batch, 4, cpu)]
-    expected = reference_step(pipe.partition, program, parts, split(targets, 4, cpu), loss_fn)
-    loss = pipe.step(batch, targets)
-    assert torch.equal(loss, expected.loss)
-    for name, parameter in pipe.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.equal(parameter.grad, expected.grads[name]), name
-
-    set_loss_scale(other, 0.25)
-    for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True):
-        (loss_fn(other(x), y) * 0.25).backward()
-    for name, parameter in other.named_parameters():
-        torch.testing.assert_close(expected.grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
-
-    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
-    assert [layer.statistics.choices for layer in layers] == [8 * 6 * 3] * 3 + [8 * 5 * 3]
-    update_biases(model)
-    assert all(layer.router.bias.abs().max() == 1e-3 for layer in layers)  # type: ignore[union-attr]
-    assert layers[0].statistics.choices == 0
-    pipe.evaluate(batch, targets)
-    assert layers[0].statistics.choices == 0
-    pipe.close()
-
-
-def test_tied_multi_token_embedding_and_plain_logits() -> None:
-    tied = MoETransformer(replace(CONFIG, tied=True))
-    assert tied.multi_token is not None
-    assert tied.multi_token.embedding.weight is tied.embedding.weight
-    single = MoETransformer(replace(CONFIG, multi_token=False, shared=0))
-    assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
-
-
-def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path: Path) -> None:
-    saved = tmp_path / "model.pt"
-    sizes = {"microbatches": 2, "blocks": 2, "experts": 8, "top": 2, "tokens": 8, "steps": 10, "learning-rate": 0.02}
-    options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    expert = ["--experts-over", "2", "--per-node", "1", "--method", "hierarchical", "--capacity", "1"]
-    done = subprocess.run(
-        [*launcher, "examples/train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
-        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(
-        r"^step (\d+): loss (\d+\.\d+), imbalance \d\.\d+, dropped (\d+\.\d)%$", done.stdout, re.MULTILINE
-    )
-    assert [int(step) for step, _, _ in shown] == [1, 10]
-    assert float(shown[1][1]) < float(shown[0][1])
-    assert float(shown[0][2]) > 0.0
-    state = torch.load(saved, weights_only=True)
-    assert state["blocks.1.mlp.experts.gate_up"].shape == (8, 64, 32)
-    assert len(state["blocks.1.mlp.experts.down"].flatten(1).unique(dim=0)) == 8
