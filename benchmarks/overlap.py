@@ -15,7 +15,8 @@ and asynchronous. A ratio is the time of all exchanges over that of all segments
                    s * hidden_steady + (1 - s) * hidden in warm-up and cool-down, where a stage has only its own shared
                    expert and weight gradients to compute meanwhile
 
-Of several steps the one that hides most counts: what else runs on the machine can only delay a real collective.
+Of several steps, each instruction counts with the one in which it stood still the least: what else runs on the machine
+delays a real collective now and then, the order of a cell in every step.
 
 predicted_* are the same by `schedc.cell.predict`, cell by cell, from the same table.
 """
@@ -98,10 +99,10 @@ def rank_of_step(
         shard_experts(parts.modules[index], near.experts)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device = Device(program, costs, unit)
+    device = Device(costs, unit)
     code = device.code(bind(program, place.pipeline, held, boundaries, cells=programs(costs)))
     executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
-    steps = []
+    steps: list[tuple[dict[int, tuple[float, float]], float]] = []
     for _ in range(1 + repetitions):  # the first one warms up connections and allocations
         executor.start([(x,) for x in tokens], list(tokens), 1 / microbatches, probing=False)
         dist.barrier()
@@ -110,9 +111,19 @@ def rank_of_step(
         executor.advance()
         executor.finish()
         wall = perf_counter() - began
-        measured = {kind.name: [spent.carried, spent.exposed] for kind, spent in device.spent.items()}
-        steps.append({"measured": measured, "wall": wall, "busy": device.busy})
-    return {"steps": steps[1:], "predicted": predictions(program, place.pipeline, held, costs, unit)}
+        steps.append(({row: (spent.carried, spent.exposed) for row, spent in device.spent.items()}, wall))
+    measured: dict[str, list[float]] = {}
+    for row, (carried, _) in steps[-1][0].items():
+        least = min(spent[row][1] for spent, _ in steps[1:])
+        _add(measured, InstructionKind(int(program.kind[row])).name, carried, least)
+    predicted = predictions(program, place.pipeline, held, costs, unit)
+    wall = min(wall for _, wall in steps[1:])
+    return {"measured": measured, "predicted": predicted, "wall": wall, "busy": device.busy}
+
+
+def _add(total: dict[str, list[float]], kind: str, carried: float, exposed: float) -> None:
+    so_far = total.get(kind, (0.0, 0.0))
+    total[kind] = [so_far[0] + carried, so_far[1] + exposed]
 
 
 def model_of(layers: int) -> MoETransformer:
@@ -144,8 +155,7 @@ def predictions(
             continue
         kind, forward, backward = halves(x, held)
         found = predict(cell_program(kind, forward, backward, costs), forward, backward, costs)
-        carried, exposed = total.get(x.kind.name, (0.0, 0.0))
-        total[x.kind.name] = [carried + found.communication * unit, exposed + found.exposed * unit]
+        _add(total, x.kind.name, found.communication * unit, found.exposed * unit)
     return total
 
 
@@ -178,20 +188,18 @@ def measure(ratio: float, options: argparse.Namespace) -> dict[str, float]:
         unit=options.unit * 1e-3, repetitions=options.repetitions,
     )  # fmt: skip
     every = tuple(InstructionKind)
-    steps = [list(step) for step in zip(*(rank["steps"] for rank in ranks), strict=True)]
-    best = max(steps, key=lambda step: hidden([rank["measured"] for rank in step], every))
-    measured, predicted = [rank["measured"] for rank in best], [rank["predicted"] for rank in ranks]
+    measured, predicted = ([rank[name] for rank in ranks] for name in ("measured", "predicted"))
     carried = sum(pair[0] for table in measured for pair in table.values())
     paired = sum(table[kind.name][0] for table in measured for kind in PAIRED if kind.name in table)
     return {
-        "comm_over_compute": carried / sum(rank["busy"] for rank in best),
+        "comm_over_compute": carried / sum(rank["busy"] for rank in ranks),
         "hidden_steady": hidden(measured, PAIRED),
         "hidden_step": hidden(measured, every),
         "predicted_steady": hidden(predicted, PAIRED),
         "predicted_step": hidden(predicted, every),
         "share_in_pairs": paired / carried,
-        "wall_s": max(rank["wall"] for rank in best),
-        "compute_s": max(rank["busy"] for rank in best),
+        "wall_s": max(rank["wall"] for rank in ranks),
+        "compute_s": max(rank["busy"] for rank in ranks),
     }
 
 
@@ -201,7 +209,7 @@ def main() -> None:
     parser.add_argument("--ratios", default="0.2,0.5,0.85", help="communication over compute, the last one reported")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2, help="MoE blocks per stage")
-    parser.add_argument("--repetitions", type=int, default=3, help="steps, of which the least disturbed counts")
+    parser.add_argument("--repetitions", type=int, default=3, help="steps that are measured")
     parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
     options = parser.parse_args()
     results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]

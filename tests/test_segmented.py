@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -10,21 +11,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
-from segmented_cases import listed, shuffled, small_moe, together, unequal
+from segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import schedc
 from schedc.cell.blocks import stage_shape
+from schedc.cell.predict import predict
 from schedc.cell.program import Half
 from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
+from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
 from schedc_runtime.calibrate import measured_cell_costs
 from schedc_runtime.cells import part_of, serial
+from schedc_runtime.emulate import Device
 from schedc_runtime.errors import PartitionError, RuntimeFault, StageError
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh
@@ -484,3 +488,32 @@ def _traced(program: Any, cells: Any) -> Any:
     pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells)
     pipe.step(*tokens(program.microbatches), trace=True)
     return pipe.trace()
+
+
+def test_emulated_time_is_that_of_the_table() -> None:
+    """On one rank nothing arrives late: what exchanges take is exact, and what they expose as predicted."""
+    program = schedc.compile("dualpipev", P=1, M=4)
+    ranks = together(Mesh(1), small_moe(4), program, listed)
+    ((place, executor),) = ranks.executors.items()
+    unit = 2e-4
+    device = Device(COSTS, unit)
+    executor.code = device.code(executor.code)
+    device.begin()
+    began = perf_counter()
+    ranks.step()
+    wall = perf_counter() - began
+    carried = exposed = computed = 0.0
+    shapes = {index: stage.shape for index, stage in ranks.stages[place].items()}
+    for x in program.instructions(0):
+        pair = x.kind is InstructionKind.CELL
+        kind = f"F{OpKind(x.backward).name}" if pair else x.kind.name
+        forward = shapes[x.stage] if kind[0] == "F" else None
+        backward = shapes[x.stage2 if pair else x.stage] if kind != "F" else None
+        found = predict(listed(kind, forward, backward), forward, backward, COSTS)
+        carried, exposed = carried + found.communication * unit, exposed + found.exposed * unit
+        computed += found.compute * unit
+    assert sum(spent.carried for spent in device.spent.values()) == pytest.approx(carried)
+    assert device.busy == pytest.approx(computed)
+    stood = sum(spent.exposed for spent in device.spent.values())
+    assert exposed * (1 - 1e-6) <= stood <= 1.5 * exposed + 0.05  # a busy machine only adds
+    assert wall >= computed + exposed

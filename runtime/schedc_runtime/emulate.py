@@ -13,14 +13,12 @@ arrives late, a message or a collective, holds the device up.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter, sleep
 from typing import Any
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.program import Action, Half
-from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.binding import Code
 from schedc_runtime.cells import MICRO, Micro
 from schedc_runtime.handlers import Handler, wait
@@ -31,7 +29,7 @@ _BLOCKED = 2e-4
 
 @dataclass
 class Exchanged:
-    """Of one kind of instruction: seconds that its exchanges took, and that the device stood still for them."""
+    """Of one instruction: seconds that its exchanges took, and that the device stood still for them."""
 
     carried: float = 0.0
     exposed: float = 0.0
@@ -41,10 +39,9 @@ class Exchanged:
 class Device:
     """The emulated device of one rank and its links.
 
-    costs: times in units of ``unit`` seconds. spent: by kind of instruction. busy: seconds of compute so far.
+    costs: times in units of ``unit`` seconds. spent: by row of the program. busy: seconds of compute so far.
     """
 
-    program: Program
     costs: CellCosts
     unit: float = 1e-3
     end: float = 0.0
@@ -56,7 +53,7 @@ class Device:
     """When each lane has carried what was started on it."""
     due: dict[tuple[int, int, int, Half], float] = field(default_factory=dict)
     """When each exchange under way arrives: by stage, microbatch, node and half."""
-    spent: dict[InstructionKind, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
+    spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
 
     def begin(self) -> None:
         """A step begins: nothing is under way."""
@@ -67,11 +64,10 @@ class Device:
 
     def code(self, code: Code) -> Code:
         """The same steps in emulated time."""
-        kinds = [InstructionKind(int(self.program.kind[row])) for row in code.rows]
-        steps = [self._step(handler, op, kind) for (handler, op), kind in zip(code.steps, kinds, strict=True)]
+        steps = [self._step(handler, op, row) for (handler, op), row in zip(code.steps, code.rows, strict=True)]
         return replace(code, steps=steps)
 
-    def _step(self, handler: Handler, op: Any, kind: InstructionKind) -> tuple[Handler, Any]:
+    def _step(self, handler: Handler, op: Any, row: int) -> tuple[Handler, Any]:
         if not isinstance(op, Micro):
             return (self._received(handler) if handler is wait else handler), op
         half, action = next(key for key, value in MICRO.items() if value is handler)
@@ -81,8 +77,8 @@ class Device:
         if action is Action.RUN:
             return self._computed(handler, time), op
         if action is Action.START:
-            return self._started(handler, time, shape.nodes[op.node].lane, key, kind), op
-        return self._waited(handler, key, kind), op
+            return self._started(handler, time, shape.nodes[op.node].lane, key, row), op
+        return self._waited(handler, key, row), op
 
     def _computed(self, handler: Handler, time: float) -> Handler:
         def run(executor: Any, op: Any) -> None:
@@ -93,24 +89,24 @@ class Device:
 
         return run
 
-    def _started(
-        self, handler: Handler, time: float, lane: str, key: tuple[int, int, int, Half], kind: InstructionKind
-    ) -> Handler:
+    def _started(self, handler: Handler, time: float, lane: str, key: tuple[int, int, int, Half], row: int) -> Handler:
         def start(executor: Any, op: Any) -> None:
             handler(executor, op)
             self.free[lane] = self.due[key] = max(self.free[lane], self.end, self.held) + time
-            self.spent[kind].carried += time
+            self.spent[row].carried += time
 
         return start
 
-    def _waited(self, handler: Handler, key: tuple[int, int, int, Half], kind: InstructionKind) -> Handler:
+    def _waited(self, handler: Handler, key: tuple[int, int, int, Half], row: int) -> Handler:
         def wait_for(executor: Any, op: Any) -> bool | None:
+            asked = perf_counter()
             if (late := _arrival(handler, executor, op)) is None:
                 return True
-            arrives = max(self.due.pop(key), late)
-            self.spent[kind].exposed += max(0.0, arrives - max(self.end, self.held))
-            self.held = max(self.held, arrives)
-            _sleep_until(arrives)
+            due, free = self.due.pop(key), max(self.end, self.held)
+            # A host that is late itself, on a busy machine, has waited only from then on.
+            self.spent[row].exposed += max(0.0, due - free, late - max(free, asked))
+            self.held = max(self.held, due, late)
+            _sleep_until(due)
             return None
 
         return wait_for
@@ -139,6 +135,3 @@ def _arrival(handler: Handler, executor: Any, op: Any) -> float | None:
 def _sleep_until(time: float) -> None:
     if (left := time - perf_counter()) > 0:
         sleep(left)
-
-
-Emulation = Callable[[Code], Code]
