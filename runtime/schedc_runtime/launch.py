@@ -29,6 +29,8 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # A rank that looks for a failed peer every half second would else be told of each look that found nothing.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }  # fmt: skip
     command = [sys.executable, "-m", module, *arguments]
     processes: list[subprocess.Popen[bytes]] = [

@@ -151,6 +151,15 @@ class Pipeline:
         """Which replica of the pipeline this process belongs to; 0 if all are here."""
         return self._local[0].replica
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places of the mesh that are in this process: one, or with ``in_process`` all."""
+        return tuple(self._local)
+
+    def held(self, place: Place) -> tuple[Stage, ...]:
+        """The stages of a place here."""
+        return tuple(self._stages[place].values())
+
     def step(
         self, batch: Any = None, targets: Any = None, *, scale: float = 1.0, trace: bool = False, profile: bool = False
     ) -> Tensor:

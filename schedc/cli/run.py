@@ -40,11 +40,17 @@ def run(
     steps: int,
     trace: Path | None,
 ) -> None:
-    """Train a small transformer with SCHEDULE on P local processes (needs schedc[runtime])."""
+    """Train a small transformer with SCHEDULE on local processes (needs schedc[runtime]).
+
+    One process per rank. Of a plan with experts it trains a model with these experts, with as many processes per rank
+    as its topology says; of a cost file with a [cell] table it takes the order inside overlapped pairs. Further options
+    go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
+    """
     import tempfile
     from importlib.util import find_spec
 
     from schedc.compiler import compile_at
+    from schedc.cost.costs import dump_costs
     from schedc.ir.json import program_to_json
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
@@ -56,4 +62,7 @@ def run(
         command = [sys.executable, "-m", "schedc_runtime.run", "--program", str(path), "--steps", str(steps)]
         command += ["--check", parity] if parity != "none" else []
         command += ["--trace", str(trace)] if trace else []
+        if costs.cell is not None:
+            (cost_file := Path(folder) / "costs.toml").write_text(dump_costs(costs), encoding="utf-8")
+            command += ["--cost-file", str(cost_file)]
         sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
