@@ -15,65 +15,22 @@ numbers of its own. So any order of the steps in which nothing is used before it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils import _pytree as pytree
+from torch.autograd.graph import GradientEdge
 
 from schedc.cell.graph import StageShape
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
+from schedc_runtime.segments.flight import Flight, Moved, Ran, Tensors, cut_off, edge_of, own_leaves, tensors_in
 from schedc_runtime.segments.graph import Communication, Segment, Slot, StageGraph, stage_graph
 from schedc_runtime.stage import LossFunction, Stage, _backward, _check_loss
 from schedc_runtime.weightgrad import WeightWork
-
-Tensors = tuple[Tensor, ...]
-Gradients = tuple[Tensor | None, ...]
-"""Of the tensors inside one value, in order; None is zero."""
-
-
-class _Ran(NamedTuple):
-    """What the backward of a segment needs: its own leaves, per value it took, and where gradients enter its graph."""
-
-    leaves: tuple[Tensors, ...]
-    edges: tuple[tuple[GradientEdge | None, ...], ...]
-
-
-class _Moved(NamedTuple):
-    """What the backward of an exchange needs: its route, which of its payload want gradients, what it gave."""
-
-    route: Any
-    wanted: tuple[bool, ...]
-    given: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
-
-
-@dataclass
-class _Flight:
-    """A microbatch between its forward and the end of its backward."""
-
-    values: dict[int, Any]
-    uses: list[int]
-    """[values] how many nodes have yet to take each value; it is let go of with the last."""
-    target: Any
-    loss_scale: float
-    device: torch.device
-    done: dict[int, _Ran | _Moved] = field(default_factory=dict)
-    pending: dict[int, Any] = field(default_factory=dict)
-    """Exchanges under way by node, of the forward or of the backward."""
-    gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
-    """By value, then by the node that took it."""
-    leaving: list[tuple[int, Tensors]] = field(default_factory=list)
-    """The values of the output with the leaves that stand for them there."""
-    sent: Tensors = ()
-    loss: GradientEdge | None = None
-    seed: int = 0
-    """Of the random numbers of its segments, where they draw any."""
 
 
 class SegmentedStage(Stage):
@@ -92,12 +49,11 @@ class SegmentedStage(Stage):
         inputs: int,
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
-        deferring: bool = True,
     ) -> None:
         # Weight gradients are steps of their own in every cell, so that they are always put aside.
         super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
         self.graph: StageGraph = stage_graph(module, inputs, blocks)
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._asked: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients were asked for and wait for others with the same parameter."""
 
@@ -128,24 +84,24 @@ class SegmentedStage(Stage):
         values = dict(enumerate(self._input.unpack(leaves)))
         uses = [len(nodes) for nodes in self.graph.consumers]
         device = leaves[0].device if leaves else torch.device("cpu")
-        self._flights[microbatch] = flight = _Flight(values, uses, target, loss_scale, device)
+        self._flights[microbatch] = flight = Flight(self.graph, self.index, values, uses, target, loss_scale, device)
         if self.module.training and self._draws:
             flight.seed = int(torch.randint(2**62, (), dtype=torch.int64))
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
         flight, segment = self._flight(microbatch), self._segment(node)
-        taken = [_leaf(self._value(flight, value, node)) for value in segment.takes]
+        taken = [own_leaves(flight.value(value, node)) for value in segment.takes]
         with self._random(flight, node):
             made = self._called(segment, [value for value, _ in taken])
         if torch.is_grad_enabled():
-            edges = tuple([tuple(map(_edge, _tensors(value))) for value in made])
-            flight.done[node] = _Ran(tuple([leaves for _, leaves in taken]), edges)
-        flight.values |= {value: _detached(result) for value, result in zip(segment.gives, made, strict=True)}
-        self._took(flight, segment.takes)
+            edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in made])
+            flight.done[node] = Ran(tuple([leaves for _, leaves in taken]), edges)
+        flight.values |= {value: cut_off(result) for value, result in zip(segment.gives, made, strict=True)}
+        flight.took(segment.takes)
 
     @contextmanager
-    def _random(self, flight: _Flight, node: int) -> Iterator[None]:
+    def _random(self, flight: Flight, node: int) -> Iterator[None]:
         """Random numbers of a segment's own, which do not depend on what ran before it."""
         if not (self.module.training and self._draws):
             yield
@@ -158,13 +114,13 @@ class SegmentedStage(Stage):
     def start(self, microbatch: int, node: int) -> None:
         """Start an exchange; returns at once."""
         flight, moving = self._flight(microbatch), self._communication(node)
-        taken: list[Any] = [None if value < 0 else self._value(flight, value, node) for value in moving.takes]
+        taken: list[Any] = [None if value < 0 else flight.value(value, node) for value in moving.takes]
         route, payload = taken[0], taken[1:]
         with torch.no_grad():
             flight.pending[node] = moving.exchange.start(route, *[tensor.detach() for tensor in payload])
         wanted = tuple([moving.exchange.differentiable and tensor.requires_grad for tensor in payload])
-        flight.done[node] = _Moved(route, wanted, ())
-        self._took(flight, moving.takes)
+        flight.done[node] = Moved(route, wanted, ())
+        flight.took(moving.takes)
 
     def ready(self, microbatch: int, node: int) -> bool:
         """Whether the exchange that is under way at ``node`` need not wait for another rank of this process."""
@@ -174,9 +130,9 @@ class SegmentedStage(Stage):
     def wait(self, microbatch: int, node: int) -> None:
         """Wait for an exchange that was started."""
         flight, moving = self._flight(microbatch), self._communication(node)
-        given = moving.exchange.finish(self._started(flight, node, "forward"))
+        given = moving.exchange.finish(flight.started(node, "forward"))
         moved = flight.done[node]
-        assert isinstance(moved, _Moved)
+        assert isinstance(moved, Moved)
         flight.done[node] = moved._replace(given=tuple((t.shape, t.dtype, t.device) for t in given))
         for value, element in zip(moving.gives, moving.elements, strict=True):
             wanted = element < len(moved.wanted) and moved.wanted[element]
@@ -185,24 +141,24 @@ class SegmentedStage(Stage):
     def outputs(self, microbatch: int) -> Tensors:
         """The tensors of the output boundary, detached; on the last stage the loss is computed from them."""
         flight = self._flight(microbatch)
-        here = {value: _leaf(self._value(flight, value, len(self.graph.nodes))) for value in set(self.graph.leaving)}
+        here = {value: own_leaves(flight.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)}
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
         if torch.is_grad_enabled():
             flight.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
             flight.sent = self._output.pack(result)
         if self.loss_fn is not None and (torch.is_grad_enabled() or flight.target is not None):
             self._form_loss(microbatch, flight, self.loss_fn(result, flight.target))
-        self._took(flight, tuple(here))
+        flight.took(tuple(here))
         if not torch.is_grad_enabled():
             del self._flights[microbatch]
         return tuple([tensor.detach() for tensor in self._output.pack(result)])
 
-    def _form_loss(self, microbatch: int, flight: _Flight, loss: Tensor) -> None:
+    def _form_loss(self, microbatch: int, flight: Flight, loss: Tensor) -> None:
         _check_loss(loss)
         self.losses[microbatch] = loss.detach()
         if torch.is_grad_enabled():
             self._one = torch.ones_like(loss)
-            flight.loss = _edge(loss * flight.loss_scale)
+            flight.loss = edge_of(loss * flight.loss_scale)
 
     # The backward.
 
@@ -221,23 +177,23 @@ class SegmentedStage(Stage):
                 if gradient is not None and leaf.requires_grad:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
         for value, leaves in flight.leaving:
-            self._give(flight, value, len(self.graph.nodes), leaves)
+            flight.give(value, len(self.graph.nodes), leaves)
         flight.leaving, flight.sent, flight.loss = [], (), None
 
     def run_backward(self, microbatch: int, node: int) -> None:
         """The input gradients of a segment; its weight gradients are left to `run_weight`."""
         flight, segment = self._flight(microbatch), self._segment(node)
-        ran = self._pop(flight, node, _Ran)
+        ran = flight.pop(node, Ran)
         pairs = [
             (edge, gradient)
             for value, edges in zip(segment.gives, ran.edges, strict=True)
-            for edge, gradient in zip(edges, self._summed(flight, value, len(edges)), strict=True)
+            for edge, gradient in zip(edges, flight.summed(value, len(edges)), strict=True)
             if edge is not None and gradient is not None
         ]
         if pairs:
             self._differentiate_segment(microbatch, node, pairs)
         for value, leaves in zip(segment.takes, ran.leaves, strict=True):
-            self._give(flight, value, node, leaves)
+            flight.give(value, node, leaves)
 
     def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
         """Gradients that autograd itself adds to a parameter of several segments become weight work as well."""
@@ -261,13 +217,12 @@ class SegmentedStage(Stage):
         """Start sending the gradients of an exchange back; nothing where none are wanted, which all ranks know."""
         flight, moving = self._flight(microbatch), self._communication(node)
         moved = flight.done.get(node)
-        if not isinstance(moved, _Moved):
+        if not isinstance(moved, Moved):
             raise StageError(f"stage {self.index}: {moving.name} of microbatch {microbatch} has not been forwarded")
         if not any(moved.wanted):
             return
         found = {
-            element: self._summed(flight, value, 1)[0]
-            for value, element in zip(moving.gives, moving.elements, strict=True)
+            element: flight.summed(value, 1)[0] for value, element in zip(moving.gives, moving.elements, strict=True)
         }
         gradients = [
             torch.zeros(shape, dtype=dtype, device=device) if (grad := found.get(element)) is None else grad
@@ -279,13 +234,13 @@ class SegmentedStage(Stage):
     def wait_backward(self, microbatch: int, node: int) -> None:
         """Wait for the gradients of an exchange."""
         flight, moving = self._flight(microbatch), self._communication(node)
-        moved = self._pop(flight, node, _Moved)
+        moved = flight.pop(node, Moved)
         if not any(moved.wanted):
             return
-        back = moving.exchange.finish_backward(self._started(flight, node, "backward"))
+        back = moving.exchange.finish_backward(flight.started(node, "backward"))
         for value, gradient, wanted in zip(moving.takes[1:], back, moved.wanted, strict=True):
             if wanted:
-                self._add(flight, value, node, (gradient,))
+                flight.add(value, node, (gradient,))
 
     def end_backward(self, microbatch: int) -> None:
         """Let go of a microbatch whose backward steps have all run."""
@@ -300,7 +255,7 @@ class SegmentedStage(Stage):
         flight = self._flight(microbatch)
         found: list[Tensor | None] = []
         for value, tensors in enumerate(self._entry_widths):
-            found += self._summed(flight, value, tensors)
+            found += flight.summed(value, tensors)
         specs = self._input.tensors
         return tuple(
             torch.zeros(specs[at].shape, dtype=specs[at].dtype, device=flight.device) if (g := found[at]) is None else g
@@ -310,19 +265,19 @@ class SegmentedStage(Stage):
     def run_weight(self, microbatch: int, node: int) -> None:
         """Add the weight gradients of a segment to the parameters'.
 
-        Segments that share a parameter add theirs together, the last one first, once all were asked.
+        Of segments that share a parameter the last one adds first: the others wait for those behind them.
         """
         group = self.graph.sharing.get(node, (node,))
         asked = self._asked.setdefault(microbatch, set())
         asked.add(node)
-        if not asked.issuperset(group):
-            return
+        for member in reversed(group):
+            if member not in asked:
+                return
+            if (key := self._key(microbatch, member)) in self._sink.pending:
+                self._sink.flush(key)
         asked.difference_update(group)
         if not asked:
             del self._asked[microbatch]
-        for member in reversed(group):
-            if (key := self._key(microbatch, member)) in self._sink.pending:
-                self._sink.flush(key)
 
     # The same in serial order.
 
@@ -395,7 +350,7 @@ class SegmentedStage(Stage):
         """Under which the weight sink keeps the work of a node."""
         return microbatch * len(self.graph.nodes) + node
 
-    def _flight(self, microbatch: int) -> _Flight:
+    def _flight(self, microbatch: int) -> Flight:
         flight = self._flights.get(microbatch)
         if flight is None:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
@@ -423,87 +378,6 @@ class SegmentedStage(Stage):
                 f"stage {self.index}: {segment.name} writes into a value of another segment ({error})",
                 "begin it with an operation that makes a new tensor: x = x + y rather than x += y, and no inplace=True",
             ) from error
-
-    def _value(self, flight: _Flight, value: int, node: int) -> Any:
-        if value not in flight.values:
-            maker = self.graph.nodes[self.graph.maker[value]].name if value in self.graph.maker else "an input"
-            taker = self.graph.nodes[node].name if node < len(self.graph.nodes) else "the output"
-            raise StageError(f"stage {self.index}: {taker} takes a value of {maker} before it is there")
-        return flight.values[value]
-
-    def _took(self, flight: _Flight, values: Iterable[int]) -> None:
-        for value in dict.fromkeys(values):
-            if value >= 0:
-                flight.uses[value] -= 1
-                if not flight.uses[value]:
-                    del flight.values[value]
-
-    def _started(self, flight: _Flight, node: int, half: str) -> Any:
-        if node not in flight.pending:
-            raise StageError(f"stage {self.index}: the {half} of {self.graph.nodes[node].name} was not started")
-        return flight.pending.pop(node)
-
-    def _pop(self, flight: _Flight, node: int, kind: type) -> Any:  # type: ignore[override]
-        done = flight.done.pop(node, None)
-        if not isinstance(done, kind):
-            raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} has no forward to differentiate")
-        return done
-
-    def _give(self, flight: _Flight, value: int, node: int, leaves: Tensors) -> None:
-        """The gradients of a node's own leaves for ``value`` become its part of the value's."""
-        if any(leaf.grad is not None for leaf in leaves):
-            self._add(flight, value, node, tuple(leaf.grad for leaf in leaves))
-
-    def _add(self, flight: _Flight, value: int, node: int, gradients: Gradients) -> None:
-        parts = flight.gradients.setdefault(value, {})
-        if node in parts:  # a value that an exchange carries twice
-            gradients = tuple(map(_plus, parts[node], gradients))
-        parts[node] = gradients
-
-    def _summed(self, flight: _Flight, value: int, tensors: int) -> Gradients:
-        """The gradients of a value: the sum over the nodes that took it, in ascending order."""
-        parts = flight.gradients.pop(value, {})
-        total: Gradients = (None,) * tensors
-        for node in sorted(parts):
-            total = tuple(map(_plus, total, parts[node]))
-        return total
-
-
-def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
-def _tensors(value: Any) -> Tensors:
-    """The tensors inside a value; of an object such as a route none, which carries no gradient."""
-    if isinstance(value, Tensor):
-        return (value,)
-    if isinstance(value, (tuple, list, dict)):
-        return tuple(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
-    return ()
-
-
-def _leaf(value: Any) -> tuple[Any, Tensors]:
-    """``value`` with leaves of its own in the places of its tensors, and these."""
-    if isinstance(value, Tensor):
-        leaf = value.detach().requires_grad_(value.requires_grad and torch.is_grad_enabled())
-        return leaf, (leaf,)
-    copied = _detached(value)
-    return copied, _tensors(copied)
-
-
-def _detached(value: Any) -> Any:
-    """``value`` cut off from what made it; its tensors still say whether they want a gradient."""
-    if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
-    if isinstance(value, (tuple, list, dict)):
-        return pytree.tree_map_only(Tensor, _detached, value)
-    return value
-
-
-def _edge(tensor: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
 def _as_made(inputs: Tensor, grad: Tensor, parameter: nn.Parameter, options: Any) -> Tensor:

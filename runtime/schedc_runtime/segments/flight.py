@@ -1,0 +1,150 @@
+"""A microbatch in flight through a segmented stage: its values, the leaves of its segments, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.segments.graph import StageGraph
+
+Tensors = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+"""Of the tensors inside one value, in order; None is zero."""
+
+
+class Ran(NamedTuple):
+    """What the backward of a segment needs: its own leaves, per value it took, and where gradients enter its graph."""
+
+    leaves: tuple[Tensors, ...]
+    edges: tuple[tuple[GradientEdge | None, ...], ...]
+
+
+class Moved(NamedTuple):
+    """What the backward of an exchange needs: its route, which of its payload want gradients, what it gave."""
+
+    route: Any
+    wanted: tuple[bool, ...]
+    given: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+
+@dataclass
+class Flight:
+    """A microbatch between its forward and the end of its backward.
+
+    stage: its number, for messages. values: those made and not yet taken by all that take them, by number.
+    """
+
+    graph: StageGraph
+    stage: int
+    values: dict[int, Any]
+    uses: list[int]
+    """[values] how many nodes have yet to take each value; it is let go of with the last."""
+    target: Any
+    loss_scale: float
+    device: torch.device
+    done: dict[int, Ran | Moved] = field(default_factory=dict)
+    pending: dict[int, Any] = field(default_factory=dict)
+    """Exchanges under way by node, of the forward or of the backward."""
+    gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
+    """By value, then by the node that took it."""
+    leaving: list[tuple[int, Tensors]] = field(default_factory=list)
+    """The values of the output with the leaves that stand for them there."""
+    sent: Tensors = ()
+    loss: GradientEdge | None = None
+    seed: int = 0
+    """Of the random numbers of its segments, where they draw any."""
+
+    def value(self, value: int, node: int) -> Any:
+        """The value of that number, for ``node``; raises `StageError` if it is not there."""
+        if value not in self.values:
+            maker = self.graph.nodes[self.graph.maker[value]].name if value in self.graph.maker else "an input"
+            taker = self.graph.nodes[node].name if node < len(self.graph.nodes) else "the output"
+            raise StageError(f"stage {self.stage}: {taker} takes a value of {maker} before it is there")
+        return self.values[value]
+
+    def took(self, values: Iterable[int]) -> None:
+        """A node has taken these values: let go of those that no other will take."""
+        for value in dict.fromkeys(values):
+            if value >= 0:
+                self.uses[value] -= 1
+                if not self.uses[value]:
+                    del self.values[value]
+
+    def started(self, node: int, half: str) -> Any:
+        """The exchange under way at ``node``, which is now waited for."""
+        if node not in self.pending:
+            raise StageError(f"stage {self.stage}: the {half} of {self.graph.nodes[node].name} was not started")
+        return self.pending.pop(node)
+
+    def pop(self, node: int, kind: type) -> Any:
+        """What the forward of ``node`` has left for its backward, a `Ran` or a `Moved`."""
+        done = self.done.pop(node, None)
+        if not isinstance(done, kind):
+            raise StageError(f"stage {self.stage}: {self.graph.nodes[node].name} has no forward to differentiate")
+        return done
+
+    def give(self, value: int, node: int, leaves: Tensors) -> None:
+        """The gradients of a node's own leaves for ``value`` become its part of the value's."""
+        if any(leaf.grad is not None for leaf in leaves):
+            self.add(value, node, tuple(leaf.grad for leaf in leaves))
+
+    def add(self, value: int, node: int, gradients: Gradients) -> None:
+        """The part of a value's gradient that comes from ``node``."""
+        parts = self.gradients.setdefault(value, {})
+        if node in parts:  # a value that an exchange carries twice
+            gradients = tuple(map(plus, parts[node], gradients))
+        parts[node] = gradients
+
+    def summed(self, value: int, tensors: int) -> Gradients:
+        """The gradients of a value: the sum over the nodes that took it, in ascending order."""
+        parts = self.gradients.pop(value, {})
+        total: Gradients = (None,) * tensors
+        for node in sorted(parts):
+            total = tuple(map(plus, total, parts[node]))
+        return total
+
+
+def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, None being zero."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def tensors_in(value: Any) -> Tensors:
+    """The tensors inside a value; of an object such as a route none, which carries no gradient."""
+    if isinstance(value, Tensor):
+        return (value,)
+    if isinstance(value, (tuple, list, dict)):
+        return tuple(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return ()
+
+
+def own_leaves(value: Any) -> tuple[Any, Tensors]:
+    """``value`` with leaves of its own in the places of its tensors, and these."""
+    if isinstance(value, Tensor):
+        leaf = value.detach().requires_grad_(value.requires_grad and torch.is_grad_enabled())
+        return leaf, (leaf,)
+    copied = cut_off(value)
+    return copied, tensors_in(copied)
+
+
+def cut_off(value: Any) -> Any:
+    """``value`` cut off from what made it; its tensors still say whether they want a gradient."""
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, (tuple, list, dict)):
+        return pytree.tree_map_only(Tensor, cut_off, value)
+    return value
+
+
+def edge_of(tensor: Tensor) -> GradientEdge | None:
+    """Where the gradient of a tensor enters the graph; None if nothing wants it."""
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
