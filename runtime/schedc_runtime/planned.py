@@ -19,6 +19,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.capacity import Capacity
 from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.segments import SegmentedStage
@@ -32,7 +33,7 @@ TYPICAL = CellCosts.of(
         "post": Times(2, 2),
         "dense": Times(30, 30, 30),
     },
-    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine") for lane in ("rail", "node")},
+    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
 )
 """Times that cells are ordered by where none are given: their proportions, as measured of DeepSeek-V3-like blocks
 (attention and experts alike, an All-to-All of a bit more than half as long)."""
@@ -68,6 +69,7 @@ def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
 def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, mesh: Mesh) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says."""
     capacity = None if plan.capacity is None else Capacity(plan.capacity.factor, plan.capacity.drop.value)
+    hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
     for module in modules:
         for name, layer in moe_layers(module):
             _check_model(plan, name, layer)
@@ -76,7 +78,7 @@ def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, m
             continue
         method = next(known for known in METHODS if known == method_for(plan, layers[0], mesh))
         if group.size > 1:
-            shard_experts(module, group, method, capacity)
+            shard_experts(module, group, method, capacity, hot)
         else:
             for layer in layers:
                 layer.attach(group, method, capacity)

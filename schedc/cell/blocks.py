@@ -12,15 +12,20 @@ METHODS = ("flat", "hierarchical", "allgather")
 
 
 def stage_shape(
-    blocks: Sequence[str], method: str = "flat", shared: bool = True, nodes: int = 2, tail_weights: bool = False
+    blocks: Sequence[str],
+    method: str = "flat",
+    shared: bool = True,
+    nodes: int = 2,
+    tail_weights: bool = False,
+    hot: bool = False,
 ) -> StageShape:
     """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
 
     method: one of `METHODS`; a flat exchange takes the rail where there are several ``nodes``, else the node lane.
     shared: whether every MoE block has a shared expert. tail_weights: whether what follows the last exchange has
-    weights (the head of the model).
+    weights (the head of the model). hot: whether every MoE block lends hot experts.
     """
-    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE)
+    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
@@ -33,13 +38,13 @@ def stage_shape(
 class _Builder:
     """Nodes so far, and of which of them the next block takes."""
 
-    def __init__(self, method: str, shared: bool, flat: Lane) -> None:
+    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.made: list[Node] = []
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
-        self.shared, self.flat = shared, flat
+        self.shared, self.flat, self.hot = shared, flat, hot
         self.counts = {"dense": 0, "moe": 0}
 
     def add(self, block: str, last: bool, before_moe: bool) -> None:
@@ -60,19 +65,25 @@ class _Builder:
         attention = self.node(layer + "attention", self.carried, weights=True)
         fillers = [self.node(layer + "shared", [attention], weights=True)] if self.shared else []
         routing = self.node(layer + "routing." + self.flat, [attention], self.flat, differentiable=False)
-        plan = self.node(layer + "permute", [attention, routing])
-        here = self.travel(layer, "dispatch", self.hops, plan, plan)
-        here = self.node(layer + "experts", [plan, here], weights=True)
+        plan = self.node(layer + "permute", [attention, routing], weights=self.hot)
+        slots: list[int] = []
+        here = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
+        here = self.node(layer + "experts", [plan, *slots, here], weights=True)
         here = self.travel(layer, "combine", self.hops[::-1], here, plan)
         self.carried = (attention, *fillers, plan, here)
         if post:
             self.carried = (self.node(layer + "post", self.carried),)
 
-    def travel(self, layer: str, label: str, hops: Sequence[Lane], source: int, plan: int) -> int:
-        """The exchanges of one direction; between two hops the rows are relayed."""
+    def travel(
+        self, layer: str, label: str, hops: Sequence[Lane], source: int, plan: int, slots: list[int] | None = None
+    ) -> int:
+        """The exchanges of one direction; between two hops the rows are relayed. slots: gets the exchange of hot
+        experts' weights, where there is one: it goes out with the first hop."""
         relay = layer + ("relay" if label == "dispatch" else "relay_back")
         for number, lane in enumerate(hops):
             if number:
                 source = self.node(relay, [plan, source])
             source = self.node(f"{layer}{label}.{lane}", [plan, source], lane)
+            if self.hot and slots == []:
+                slots.append(self.node(f"{layer}hot.{self.flat}", [plan], self.flat))
         return source

@@ -87,7 +87,7 @@ def _started(found: Attached, cell: CellPlan) -> CellPlan:
     with the line for an order that cannot run wherever it is begun.
     """
     shared = bool(found.plan.experts and found.plan.experts.shared)
-    shape = stage_shape(["moe"], shared=shared)
+    shape = stage_shape(["moe"], shared=shared, hot=found.plan.hot is not None)
     source, span = found.tree.source, found.span("cell")
     turns = product(range(max(len(cell.compute), 1)), range(max(len(cell.communication), 1)))
     refused: DiagnosticError | None = None

@@ -34,8 +34,8 @@ class Pending(NamedTuple):
 class Exchange(nn.Module):
     """A communication of a MoE layer.
 
-    label: what is exchanged, ``routing``, ``dispatch`` or ``combine``. lane: the links it takes, ``rail`` between
-    nodes or ``node`` inside one. differentiable: whether its payload carries gradients back.
+    label: what is exchanged, ``routing``, ``dispatch``, ``combine`` or ``hot``. lane: the links it takes, ``rail``
+    between nodes or ``node`` inside one. differentiable: whether its payload carries gradients back.
 
     Called as a module it blocks, and is differentiable; `start`, `ready` and `finish` are the same in three steps,
     `start_backward` and `finish_backward` its gradient. An in-process group of several ranks has only the steps.
@@ -137,8 +137,7 @@ class RowExchange(Exchange):
         return self.finish(pending)
 
     def forward(self, route: Splitting, *payload: Tensor) -> tuple[Tensor, ...]:
-        moved: tuple[Tensor, ...] = _Exchanged.apply(self, route, *payload)  # type: ignore[no-untyped-call]
-        return moved
+        return exchanged(self, route, *payload)
 
     def _start(self, route: Splitting, tensors: Sequence[Tensor], reverse: bool, label: str) -> Pending:
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]
@@ -146,11 +145,15 @@ class RowExchange(Exchange):
         return Pending(communicator, communicator.all_to_all(tensors, send, receive, label))
 
 
-class _Exchanged(torch.autograd.Function):
-    """A row exchange for autograd: waits at once, forward and backward."""
+def exchanged(exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
+    """What a differentiable exchange gives, for autograd: waits at once, forward and backward."""
+    moved: tuple[Tensor, ...] = _Exchanged.apply(exchange, route, *payload)  # type: ignore[no-untyped-call]
+    return moved
 
+
+class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, exchange: RowExchange, route: Splitting, *payload: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
         ctx.exchange, ctx.route = exchange, route
         return exchange.finish(exchange.start(route, *payload))
 

@@ -64,19 +64,30 @@ class Experts(nn.Module):
         twin._mark()  # which a copy of a parameter loses
         return twin
 
-    def forward(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
-        """[R, width] rows of ``counts`` [E] each, or, where that is None, of R / E each, to the same shape."""
-        return self.compute(rows, counts, None)
+    def forward(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
+        """[R, width] rows of ``counts`` [E] each, or, where that is None, of R / E each, to the same shape.
 
-    def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+        slots: ``gate_up`` and ``down`` of experts of other ranks, to which the counts and rows after [E] belong. Their
+        gradients are left to autograd.
+        """
+        return self.compute(rows, counts, None, slots)
+
+    def compute(
+        self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, slots: Sequence[Tensor] = ()
+    ) -> Tensor:
         """As `forward`; weight gradients go to ``sink``, or without one to autograd."""
-        gate_up, down = self.gate_up, self.down
-        if torch.is_autocast_enabled(rows.device.type):
-            narrow = torch.get_autocast_dtype(rows.device.type)
-            rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None  # type: ignore[assignment]
+        if slots and counts is not None:
+            own, lent = len(self.gate_up), len(slots[0])
+            counts, borrowed = counts[:own], counts[own : own + lent]
+            if lent:
+                mine, others = rows.split_with_sizes((sum(counts), sum(borrowed)))
+                gate_up, down = slots
+                return torch.cat((self._own(mine, counts, sink), _mlp(others, gate_up, down, borrowed, None)))
+        return self._own(rows, counts, sink)
+
+    def _own(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
         self._check(rows, counts)
-        gate, up = stacked_linear(rows, gate_up, counts, sink).chunk(2, dim=-1)
-        return stacked_linear(functional.silu(gate) * up, down, counts, sink)
+        return _mlp(rows, self.gate_up, self.down, counts, sink)
 
     def _check(self, rows: Tensor, counts: Sequence[int] | None) -> None:
         experts = len(self.gate_up)
@@ -89,14 +100,22 @@ class Experts(nn.Module):
 class _ExpertsForward(weightgrad._Deferring):
     """`Experts.forward` with the sink of the stage that the experts belong to."""
 
-    def __call__(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
         layer = self.layer
         plain = weightgrad._plain(layer.gate_up, rows) or weightgrad._plain(layer.down, rows)
-        output: Tensor = layer.compute(rows, counts, None if plain else self.sink)
+        output: Tensor = layer.compute(rows, counts, None if plain else self.sink, slots)
         return output
 
 
 weightgrad._FORWARDS[Experts] = _ExpertsForward
+
+
+def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+    if torch.is_autocast_enabled(rows.device.type):
+        narrow = torch.get_autocast_dtype(rows.device.type)
+        rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None
+    gate, up = stacked_linear(rows, gate_up, counts, sink).chunk(2, dim=-1)
+    return stacked_linear(functional.silu(gate) * up, down, counts, sink)
 
 
 def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from schedc_runtime.moe.capacity import Capacity, Dropper
 from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
 from schedc_runtime.moe.router import Balance, Router, updated_bias
 from schedc_runtime.moe.routes import Method, Route
 
@@ -39,6 +41,8 @@ class Statistics:
     choices, dropped: of all ranks of the expert group, and how many of them a capacity dropped. imbalance: choices
     of the most wanted expert over the mean. rows, padded_rows: of this rank's experts, and with padding. Useful
     throughput counts ``rows``. balance_loss: the auxiliary loss of the last microbatch on this rank.
+    hot_experts: how often an expert was lent. hot_rows: rows of this rank that therefore stayed; hot_bytes_sent: of
+    weights and their gradients, by this rank; hot_bytes_saved: of these rows, were they sent alone.
     """
 
     choices: int
@@ -47,6 +51,10 @@ class Statistics:
     rows: int
     padded_rows: int
     balance_loss: float
+    hot_experts: int = 0
+    hot_rows: int = 0
+    hot_bytes_sent: int = 0
+    hot_bytes_saved: int = 0
 
     @property
     def drop_fraction(self) -> float:
@@ -80,6 +88,7 @@ class MoELayer(nn.Module):
     combine_flat: RowExchange | None
     combine_node: RowExchange | None
     combine_rail: RowExchange | None
+    hot: HotExchange | None
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
@@ -90,12 +99,20 @@ class MoELayer(nn.Module):
         self.planner = _Planner(router.routing.experts)
         self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
         self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
+        self.lend = Lend()
         self.attach(ExpertGroup.solo())
 
-    def attach(self, group: ExpertGroup, method: Method = "flat", capacity: Capacity | None = None) -> None:
+    def attach(
+        self,
+        group: ExpertGroup,
+        method: Method = "flat",
+        capacity: Capacity | None = None,
+        hot: HotPolicy | None = None,
+    ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``; drop and pad to ``capacity`` if there is one.
 
-        The method changes no bit of the result. Raises `RuntimeFault` where the experts here are not this rank's.
+        The method changes no bit of the result. hot: when to lend experts to all ranks; with a capacity, which gives
+        every rank as many rows, none are. Raises `RuntimeFault` where the experts here are not this rank's.
         """
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
@@ -108,9 +125,20 @@ class MoELayer(nn.Module):
         self.combine_node = _exchange("combine", "node", method)
         self.combine_rail = _exchange("combine", "rail", method)
         self.combine_flat = _exchange("combine", "flat", method)
+        self.planner.chooser = None if capacity else self._chooser(group, hot)
+        self.hot = None if self.planner.chooser is None else HotExchange()
         for module in self.children():
             if isinstance(module, Exchange):
                 module.group = group
+
+    def _chooser(self, group: ExpertGroup, hot: HotPolicy | None) -> HotChooser | None:
+        experts = self.experts
+        if hot is None or hot.most == 0 or group.size == 1:
+            return None
+        local, width, inner = len(experts.gate_up), experts.down.shape[2], experts.down.shape[1]
+        item = experts.down.element_size()
+        policy = hot.resolved(local, inner, item)
+        return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item, width * item)
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, FakeTensor):
@@ -129,8 +157,13 @@ class MoELayer(nn.Module):
             rows, gates = self.relay(route, rows, gates)
         if self.dispatch_node is not None:
             rows, gates = self.dispatch_node(route, rows, gates)
+        slots: tuple[Tensor, ...] = ()
+        if self.hot is not None:
+            gate_up, down = self.lend(route, self.experts.gate_up, self.experts.down)
+            gate_up, down = self.hot(route, gate_up, down)
+            slots = (gate_up, down)
         rows, gates, counts = self.arrive(route, rows, gates)
-        rows = self.depart(route, self.experts(rows, counts), gates)
+        rows = self.depart(route, self.experts(rows, counts, *slots), gates)
         if self.combine_flat is not None:
             (rows,) = self.combine_flat(route, rows)
         if self.combine_node is not None:
@@ -158,7 +191,7 @@ class MoELayer(nn.Module):
     def statistics(self) -> Statistics:
         """Counted since the last `update_bias`. Waits for the device."""
         balance, planner = self.balance, self.planner
-        load, loss = balance.load, balance.loss
+        load, loss, hot = balance.load, balance.loss, planner.chooser
         return Statistics(
             choices=int(load.sum()),
             dropped=int(balance.dropped),
@@ -166,6 +199,10 @@ class MoELayer(nn.Module):
             rows=planner.rows,
             padded_rows=planner.padded_rows,
             balance_loss=0.0 if loss is None else float(loss),
+            hot_experts=hot.chosen if hot else 0,
+            hot_rows=hot.kept if hot else 0,
+            hot_bytes_sent=hot.sent if hot else 0,
+            hot_bytes_saved=hot.saved if hot else 0,
         )
 
     @torch.no_grad()
@@ -179,7 +216,7 @@ class MoELayer(nn.Module):
             load = reduce(self.balance.load) if reduce else self.balance.load
             self.router.bias.copy_(updated_bias(self.router.bias, load, self.router.routing.bias_rate))
         self.balance.clear()
-        self.planner.rows = self.planner.padded_rows = 0
+        self.planner.end_step()
 
     @property
     def loss_scale(self) -> float:
@@ -233,6 +270,7 @@ class _Planner(nn.Module):
         self.group = ExpertGroup.solo()
         self.method: Method = "flat"
         self.capacity: Capacity | None = None
+        self.chooser: HotChooser | None = None
         self.rows = self.padded_rows = 0
 
     def forward(self, everyone: Tensor) -> Route:
@@ -240,11 +278,19 @@ class _Planner(nn.Module):
         slots = self.capacity.slots(tokens, k, self.experts) if self.capacity else None
         group = self.group
         shape = routes.Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots)
-        route = routes.plan_route(everyone, shape)
-        if self.training and torch.is_grad_enabled():
+        counting = self.training and torch.is_grad_enabled()
+        choose = None if self.chooser is None else partial(self.chooser.choose, count=counting)
+        route = routes.plan_route(everyone, shape, choose)
+        if counting:
             self.rows += route.received
             self.padded_rows += sum(route.counts)
         return route
+
+    def end_step(self) -> None:
+        """Forget what was counted."""
+        self.rows = self.padded_rows = 0
+        if self.chooser is not None:
+            self.chooser.end_step()
 
 
 class _Pack(nn.Module):

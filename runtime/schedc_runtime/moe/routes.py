@@ -23,7 +23,7 @@ same-position ranks: Huawei's hierarchical All-to-All.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from schedc_runtime.moe.exchange import ABSENT, Hop
+from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 from schedc_runtime.moe.trees import Ints, Places, Tree, bounds, on, places, simple_tree, tree
 
 Flags = NDArray[np.bool_]
@@ -84,6 +85,7 @@ class Route:
 
     counts: rows of each local expert after `arrive`, padding included. tokens: N of this rank. received: rows that
     reach this rank's experts, padding left out. hops: splits by hop. The trees are of rows, and of gate weights.
+    lending: with hot experts ``shape`` and ``counts`` have a slot for each, after the experts of every rank.
     """
 
     shape: Shape
@@ -94,6 +96,7 @@ class Route:
     packing: tuple[Tree, Tree]
     relaying: tuple[Tree, Tree] | None
     arriving: tuple[Tree, Tree]
+    lending: Lending = NOTHING_HOT
 
     def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Send and receive splits of a payload: rows alone, or rows and gate weights."""
@@ -102,8 +105,9 @@ class Route:
         return (receive, send) if reverse else (send, receive)
 
 
-def plan_route(everyone: Tensor, shape: Shape) -> Route:
+def plan_route(everyone: Tensor, shape: Shape, choose: Callable[[Choices], Lending] | None = None) -> Route:
     """The route of one microbatch. everyone: [ranks, N, k] experts as `RoutingExchange` gives them, distinct per row.
+    choose: says of the routing which experts are hot.
 
     Copies the routing to the host once. ValueError if the routing does not fit the shape.
     """
@@ -114,12 +118,15 @@ def plan_route(everyone: Tensor, shape: Shape) -> Route:
         )
     if routing.size and int(routing.max()) >= shape.experts:
         raise ValueError(f"expert {int(routing.max())} is chosen where there are {shape.experts}")
-    route = _PLANS[shape.method](routing, shape)
+    lending = choose(routing) if choose else NOTHING_HOT
+    if lending.hot:
+        routing, shape = lending.placed(routing), replace(shape, experts=shape.experts + shape.ranks * len(lending.hot))
+    route = replace(_PLANS[shape.method](routing, shape), lending=lending)
     if everyone.device.type == "cpu":
         return route
     moved = [None if pair is None else (on(everyone.device, pair[0]), on(everyone.device, pair[1]))
              for pair in (route.packing, route.relaying, route.arriving)]  # fmt: skip
-    return Route(route.shape, route.tokens, route.counts, route.received, route.hops, *moved)  # type: ignore[arg-type]
+    return replace(route, packing=moved[0], relaying=moved[1], arriving=moved[2])  # type: ignore[arg-type]
 
 
 def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

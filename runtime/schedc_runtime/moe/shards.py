@@ -11,12 +11,17 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import Capacity
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.routes import Method
 
 
 def shard_experts(
-    model: nn.Module, group: ExpertGroup, method: Method = "flat", capacity: Capacity | None = None
+    model: nn.Module,
+    group: ExpertGroup,
+    method: Method = "flat",
+    capacity: Capacity | None = None,
+    hot: HotPolicy | None = None,
 ) -> None:
     """Keep, of every `MoELayer` of ``model``, the experts of this rank of ``group``, and attach the layer to the group.
 
@@ -34,7 +39,7 @@ def shard_experts(
                 f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
             )
         experts.keep(local * group.rank, local)
-        layer.attach(group, method, capacity)
+        layer.attach(group, method, capacity, hot)
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,0 +1,322 @@
+"""Hot experts: the most wanted ones of a microbatch, lent to all ranks, so that their tokens stay where they are.
+
+    everyone's routing --> choose_hot --> Lending --> lend --> [hot] --> slots beside the experts of each rank
+                                                      ^                    |
+                     the owner's gradient is added to |_______ [hot] ______| gradients of the slots
+
+Which experts are hot follows from the counts of rows, which all ranks know, so that nothing is negotiated. A rank that
+holds the weights of a hot expert is as good as its owner: it takes its own tokens itself. The gradients of its slots
+go back, and the owner adds them in ascending order of ranks. Where no expert is hot, nothing is sent.
+
+Shadowed experts, chosen greedily from all-gathered counts: FasterMoE (He et al., 2022), section 4; replicas of the
+most visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from schedc.cost.exchange import hot_break_even
+from schedc_runtime import weightgrad
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.exchange import Exchange, Pending, exchanged
+from schedc_runtime.moe.trees import Ints
+from schedc_runtime.transport.calls import ordered_sum
+from schedc_runtime.transport.collectives import SoloCommunicator
+from schedc_runtime.weightgrad import WeightSink
+
+MARGIN = 0.05
+"""Once off, hot experts come on again at an imbalance this much above the one below which they go off."""
+
+
+@dataclass(frozen=True)
+class HotPolicy:
+    """When experts are lent.
+
+    most: at most so many at a time; None: as many as a rank has of its own. below: none where the fullest rank has
+    less than ``below`` times the mean number of rows; None: however balanced the ranks are. pays_from: rows of an
+    expert that each of the other ranks must keep on average; None: where fewer bytes move than without.
+    """
+
+    most: int | None = None
+    below: float | None = None
+    pays_from: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 0:
+            raise RuntimeFault(f"{self.most} hot experts", "0 turns them off, None takes as many as pay")
+        if self.below is not None and not (self.below >= 1 and isfinite(self.below)):
+            raise RuntimeFault(
+                f"hot experts until an imbalance below {self.below}", "the fullest rank has 1 times the mean at least"
+            )
+
+    def resolved(self, local: int, inner: int, item_bytes: int) -> HotPolicy:
+        """With all numbers set, for ranks that have ``local`` experts of inner size ``inner`` of their own.
+
+        Gradients travel in the type of the weights, of ``item_bytes`` bytes a number.
+        """
+        if self.most is not None and self.most > local:
+            raise RuntimeFault(
+                f"{self.most} hot experts, and each rank has {local} of its own", f"take {local}, or fewer"
+            )
+        pays = hot_break_even(inner, item_bytes, item_bytes) if self.pays_from is None else self.pays_from
+        return replace(self, most=local if self.most is None else self.most, pays_from=pays)
+
+
+def choose_hot(counts: Ints, policy: HotPolicy, on: bool = True) -> tuple[int, ...]:
+    """The hot experts of a microbatch, ascending: a function of what all ranks know.
+
+    counts: [ranks, experts] rows by source rank. policy: resolved. on: whether any were hot in the step before, which
+    makes the threshold `MARGIN` lower. Again and again the most wanted expert of the fullest rank (of several, the
+    first) is lent, as long as ranks are out of balance, bytes are saved, and no rank gets fuller than the fullest was.
+    """
+    ranks, experts = counts.shape
+    total = counts.sum(0)
+    own = total.reshape(ranks, -1).copy()
+    load = own.sum(1)
+    mean = load.sum() / ranks
+    if not mean or (policy.below is not None and load.max() < mean * policy.below * (1 if on else 1 + MARGIN)):
+        return ()
+    assert policy.most is not None
+    assert policy.pays_from is not None
+    hot: list[int] = []
+    while len(hot) < policy.most:
+        fullest = int(load.argmax())
+        place = int(own[fullest].argmax())
+        expert = fullest * (experts // ranks) + place
+        leaving = total[expert] - counts[fullest, expert]
+        after = load + counts[:, expert]
+        after[fullest] -= total[expert]
+        if not leaving or leaving < policy.pays_from * (ranks - 1) or after.max() > load.max():
+            break
+        if policy.below is not None and load[fullest] < mean * policy.below:
+            break
+        hot.append(expert)
+        own[fullest, place] = -1
+        load = after
+    return tuple(sorted(hot))
+
+
+@dataclass(frozen=True)
+class Lending:
+    """Which experts are hot in a microbatch, and what that means for ``rank`` of ``ranks`` with ``local`` of their own.
+
+    hot: ascending. The other ranks' are in this rank's slots, in their order; its own stay where they are.
+    """
+
+    hot: tuple[int, ...] = ()
+    ranks: int = 1
+    rank: int = 0
+    local: int = 0
+
+    def owned_by(self, rank: int) -> tuple[int, ...]:
+        return tuple(expert for expert in self.hot if expert // self.local == rank)
+
+    def lent_to(self, rank: int) -> tuple[int, ...]:
+        """The experts in the slots of a rank."""
+        return tuple(expert for expert in self.hot if expert // self.local != rank)
+
+    @property
+    def places(self) -> list[int]:
+        """Which of this rank's experts are hot."""
+        return [expert - self.rank * self.local for expert in self.owned_by(self.rank)]
+
+    @property
+    def splits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Experts that this rank sends to each rank, and that it gets from each."""
+        others = [rank != self.rank for rank in range(self.ranks)]
+        mine = len(self.owned_by(self.rank))
+        return (
+            tuple(mine * other for other in others),
+            tuple(len(self.owned_by(rank)) * other for rank, other in enumerate(others)),
+        )
+
+    def placed(self, routing: NDArray[np.integer[Any]]) -> Ints:
+        """[ranks, N, k] choices renumbered as if every rank owned what is in its slots, after its own experts.
+
+        Every rank then has ``local`` + len(``hot``) experts; negative entries stay.
+        """
+        wide = self.local + len(self.hot)
+        numbers = np.arange(self.ranks * self.local)
+        table = np.tile(numbers // self.local * wide + numbers % self.local, (self.ranks, 1))
+        for rank in range(self.ranks):
+            slots = np.array(self.lent_to(rank), dtype=np.int64)
+            table[rank, slots] = rank * wide + self.local + np.arange(len(slots))
+        found = table[np.arange(self.ranks)[:, None, None], np.maximum(routing, 0)]
+        return np.where(routing < 0, routing, found)
+
+
+NOTHING_HOT = Lending()
+
+
+def counts_of(routing: NDArray[np.integer[Any]], experts: int) -> Ints:
+    """[ranks, N, k] choices to rows by source rank and expert, [ranks, experts]; dropped ones do not count."""
+    ranks = len(routing)
+    rank, *_ = kept = np.nonzero(routing >= 0)
+    found = np.bincount(rank * experts + routing[kept].astype(np.int64), minlength=ranks * experts)
+    return found.reshape(ranks, experts)
+
+
+@dataclass
+class HotChooser:
+    """Chooses the hot experts of one layer, microbatch after microbatch, and counts what that moved.
+
+    The threshold depends on the steps before, not on the microbatches of this one: whatever their order, and however
+    often one is routed, the choice is the same. expert_bytes, row_bytes: of an expert's weights, of a row.
+    """
+
+    policy: HotPolicy
+    experts: int
+    rank: int
+    expert_bytes: int
+    row_bytes: int
+    on: bool = True
+    wanted: bool = False
+    """Whether the threshold was reached in this step."""
+    chosen: int = 0
+    kept: int = 0
+    sent: int = 0
+
+    def choose(self, routing: NDArray[np.integer[Any]], count: bool) -> Lending:
+        """The lending of a microbatch with this routing [ranks, N, k]. count: whether it is trained on."""
+        counts = counts_of(routing, self.experts)
+        ranks = len(counts)
+        hot = choose_hot(counts, self.policy, self.on)
+        lending = Lending(hot, ranks, self.rank, self.experts // ranks)
+        if count:
+            borrowed = lending.lent_to(self.rank)
+            self.wanted |= bool(hot)
+            self.chosen += len(hot)
+            self.kept += int(counts[self.rank, list(borrowed)].sum())
+            self.sent += (len(lending.places) * (ranks - 1) + len(borrowed)) * self.expert_bytes
+        return lending
+
+    @property
+    def saved(self) -> int:
+        """Bytes of the rows that stayed, which otherwise travel four times: to and fro, forward and backward."""
+        return 4 * self.kept * self.row_bytes
+
+    def end_step(self) -> None:
+        """Forget what was counted; `update_bias` calls this after every step."""
+        self.on, self.wanted = self.wanted, False
+        self.chosen = self.kept = self.sent = 0
+
+
+class Lends(Protocol):
+    """What lending needs of a `Route`."""
+
+    @property
+    def lending(self) -> Lending: ...
+
+
+class HotExchange(Exchange):
+    """Weights of hot experts, [own hot, ...] of their owner, to the slots of all other ranks, [lent, ...].
+
+    Backward the slots' gradients go to the owner, who adds them in ascending order of ranks. With no hot expert nothing
+    is sent, which all ranks know alike.
+    """
+
+    label, differentiable = "hot", True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nobody = SoloCommunicator("hot")
+
+    def start(self, route: Lends, *payload: Tensor) -> Pending:
+        copies = [tensor.repeat(self.group.size - 1, *[1] * (tensor.dim() - 1)) for tensor in payload]
+        return self._start(route.lending, copies, self.label)
+
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        moved: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
+        return moved
+
+    def start_backward(self, route: Lends, *gradients: Tensor) -> Pending:
+        return self._start(route.lending, gradients, f"{self.label} backward", reverse=True)
+
+    def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
+        others = self.group.size - 1
+        return tuple(_added(part.view(others, len(part) // others, *part.shape[1:])) for part in self.finish(pending))
+
+    def forward(self, route: Lends, *payload: Tensor) -> tuple[Tensor, ...]:
+        return exchanged(self, route, *payload)
+
+    def _start(self, lending: Lending, tensors: Sequence[Tensor], label: str, reverse: bool = False) -> Pending:
+        if not lending.hot:
+            return Pending(self.nobody, self.nobody.all_to_all(tensors, [0], [0], label))
+        send, receive = lending.splits[::-1] if reverse else lending.splits
+        group = self.group.expert
+        return Pending(group, group.all_to_all(tensors, send, receive, label))
+
+
+def _added(parts: Tensor) -> Tensor:
+    """[ranks, ...] to [...], in ascending order, narrow types in fp32."""
+    wide = torch.promote_types(parts.dtype, torch.float32)
+    return ordered_sum(parts.to(wide)).to(parts.dtype)
+
+
+class Lend(nn.Module):
+    """The weights of this rank's hot experts, out of the stacks [E, ...] to [own hot, ...] each.
+
+    Their gradients are work for the stage's sink, like those of any weight: they are added to what the owner computes.
+    """
+
+    def forward(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        return lend(route.lending, gate_up, None), lend(route.lending, down, None)
+
+
+class _LendForward(weightgrad._Deferring):
+    def __call__(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        sink = None if any(weightgrad._plain(weight, weight) for weight in (gate_up, down)) else self.sink
+        return lend(route.lending, gate_up, sink), lend(route.lending, down, sink)
+
+
+weightgrad._FORWARDS[Lend] = _LendForward
+
+
+def lend(lending: Lending, weight: Tensor, sink: WeightSink | None) -> Tensor:
+    """The rows of a stack that are lent; their gradients go to ``sink``, or without one to autograd."""
+    output: Tensor = _Lent.apply(weight, tuple(lending.places), sink)  # type: ignore[no-untyped-call]
+    return output
+
+
+class ReturnedWork(NamedTuple):
+    """Gradients that came back for some rows of a stack, yet to be added to the stack's."""
+
+    parameter: nn.Parameter
+    places: tuple[int, ...]
+    grad: Tensor
+
+    def run(self) -> None:
+        parameter = self.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.index_add_(0, _index(self.places, self.grad), self.grad)
+
+
+class _Lent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: nn.Parameter, places: tuple[int, ...], sink: WeightSink | None) -> Tensor:
+        ctx.weight, ctx.places, ctx.sink = weight, places, sink
+        return weight.index_select(0, _index(places, weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        weightgrad._once(ctx)
+        if ctx.sink is None:
+            whole = torch.zeros_like(ctx.weight)
+            return whole.index_copy_(0, _index(ctx.places, grad), grad), None, None
+        if ctx.places:
+            ctx.sink.put(ReturnedWork(ctx.weight, ctx.places, grad))
+        return None, None, None
+
+
+def _index(places: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(places, dtype=torch.int64, device=like.device)
