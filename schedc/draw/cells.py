@@ -40,8 +40,8 @@ class Cells:
 
     schedule: Schedule
     rank_start: Int64
-    first: Int64
-    second: Int64
+    first: Int32
+    second: Int32
     start: Floats
     middle: Floats
     end: Floats
@@ -116,7 +116,7 @@ def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> Cells:
     )  # fmt: skip
 
 
-def _forward_share(schedule: Schedule, first: Int64, second: Int64, duration: Floats) -> Floats:
+def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Floats) -> Floats:
     """[c] part of a pair's width that shows its forward, 1 for single ops.
 
     A pair has one time; its halves are drawn in the proportion that the two ops have where they run alone:

@@ -14,7 +14,7 @@ from schedc.analysis.bubbles import critical_path
 from schedc.analysis.timeline import Timeline
 from schedc.draw.palette import FILLS
 from schedc.emit.targets import cannot
-from schedc.ir.schedule import Schedule
+from schedc.ir.schedule import Int32, Schedule
 
 MOST_CELLS = 600
 """Cells of the largest graph: dot itself takes minutes above it, and nobody reads the picture."""
@@ -72,6 +72,6 @@ def _edges(timeline: Timeline, path: dict[int, int]) -> list[str]:
     return found
 
 
-def _pairs(producers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> list[tuple[int, int]]:
+def _pairs(producers: Int32) -> list[tuple[int, int]]:
     row, taken = np.nonzero(producers >= 0)
     return list(zip(taken.tolist(), producers[row, taken].tolist(), strict=True))

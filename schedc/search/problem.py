@@ -19,7 +19,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Schedule
+from schedc.ir.schedule import Int32, Schedule
 from schedc.search.split import split_backwards
 from schedc.search.ticks import Floats, Grid, Int64, grid_for
 
@@ -179,7 +179,7 @@ def _arcs(known: Dependencies, latency: int) -> Int64:
     return np.concatenate(parts, axis=1)
 
 
-def _pairs(before: Int64, after: Int64, lag: Int64 | int) -> Int64:
+def _pairs(before: Int64 | Int32, after: Int64 | Int32, lag: Int64 | int) -> Int64:
     return np.stack([before, after, np.broadcast_to(np.asarray(lag, np.int64), before.shape)])
 
 
