@@ -1,21 +1,190 @@
-"""What segments and exchanges of a model take on this machine: from the trace of a step to the [cell] table of a cost
-file."""
+"""What segments and exchanges of a model take on this machine, as a cost file: what ``schedc calibrate`` starts.
+
+    python -m schedc_runtime.calibrate --program program.json [--model module:function | --toy gpt|moe] [-o costs.toml]
+
+Also under torchrun, where all processes share the experts. Exit status: 0 done, 1 it failed, 2 wrong usage.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import platform
+import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.program import Action, Half
+from schedc.cost.costs import Costs, dump_costs
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.load import load_program
+from schedc.ir.program import Program
+from schedc.plan import ExpertPlan, Topology, plan_of
+from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.cells import Part
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Interval
+from schedc_runtime.launch import launch, launched
+from schedc_runtime.measuring import HALVES, Bench, StageTimes, costs_of, measure_stages, merged, message_time
+from schedc_runtime.mesh import Mesh
+from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.partition import partition
+from schedc_runtime.placing import layout_of, splits_backward
+from schedc_runtime.planned import attach, method_for
+from schedc_runtime.signature import arguments
+from schedc_runtime.toys import Subject, add_sizes, asked, check_processes, join, positive, toy
 from schedc_runtime.trace import Intervals
 
-_MILLISECOND = 1e6
-_HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        program = load_program(Path(options.program).read_text(encoding="utf-8"), options.program)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"error: cannot read the program: {error}", file=sys.stderr)
+        return 2
+    except DiagnosticError as error:
+        print(error, file=sys.stderr)
+        return 1
+    try:
+        plan = _with_ranks(asked(plan_of(program), options))
+        sharing = plan.topology.ranks if plan.topology else 1
+        # Two at least where stages send to each other, so that a message can be timed.
+        processes = max(sharing, 2 if program.stages > 1 else 1)
+        if not launched() and processes > 1:
+            check_processes(processes)
+            return launch("schedc_runtime.calibrate", arguments, processes)
+        costs = _calibrate(program, plan, sharing, options)
+    except (RuntimeFault, DiagnosticError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if costs is not None:
+        _write(costs, plan, options)
+    return 0
+
+
+def _with_ranks(plan: ExpertPlan) -> ExpertPlan:
+    """Under a launcher, without a topology: all processes share the experts."""
+    if plan.topology is not None or not launched():
+        return plan
+    world = int(os.environ["WORLD_SIZE"])
+    per_node = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    return replace(plan, topology=Topology(world // per_node, per_node))
+
+
+def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argparse.Namespace) -> Costs | None:
+    """The measured costs, on the first process; None on the others. Processes beyond the expert group only take part
+    in timing a message."""
+    device = join(in_process=False)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if world < sharing:
+        raise RuntimeFault(f"{sharing} ranks share the experts, {world} processes are here", f"start {sharing}")
+    torch.manual_seed(options.seed)
+    subject = _subject(program, plan, options)
+    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of(program))
+    args, kwargs = arguments(subject.batch)
+    boundaries = infer_boundaries(parts, args, kwargs)
+    p2p = _message(boundaries, device) if rank < 2 <= world else 0.0
+    members = dist.new_group(list(range(sharing))) if world > 1 else None
+    if rank >= sharing:
+        return None
+    per_node = plan.topology.per_node if plan.topology else 1
+    mesh = Mesh(1, sharing, per_node=per_node)
+    group = ExpertGroup.of(members, per_node, options.timeout) if members and sharing > 1 else ExpertGroup.solo()
+    attach(parts.modules, plan, group, mesh)
+    bench = Bench(group, device, options.warmup, options.repetitions)
+    found = measure_stages(
+        parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,
+        split=splits_backward(program), overlap=plan.overlap or bool(plan.cells),
+    )  # fmt: skip
+    everyone = _gathered([dict(stage.samples) for stage in found], rank, sharing)
+    if rank:
+        return None
+    together = [StageTimes(samples, stage.shape) for samples, stage in zip(merged(everyone), found, strict=True)]
+    return costs_of(together, _method(plan, subject.model, mesh), p2p)
+
+
+def _subject(program: Program, plan: ExpertPlan, options: argparse.Namespace) -> Subject:
+    """The model: the user's own, or a toy."""
+    if not options.model:
+        return toy(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
+    where, colon, name = options.model.partition(":")
+    sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
+    try:
+        made: Any = getattr(import_module(where), name)() if colon else None
+    except (ImportError, AttributeError) as error:
+        raise RuntimeFault(f"--model {options.model}: {error}", "write --model module:function") from error
+    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module) or not callable(made[1]):
+        raise RuntimeFault(
+            f"--model {options.model} is no function that gives (model, loss_fn, batch, targets)",
+            "return a module, its loss function, and batch and targets of one microbatch",
+        )
+    return Subject(*made)
+
+
+def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
+    """Milliseconds of an activation between the two stages in the middle."""
+    specs = boundaries[len(boundaries) // 2].tensors
+    return message_time([torch.zeros(spec.shape, dtype=spec.dtype, device=device) for spec in specs])
+
+
+def _method(plan: ExpertPlan, model: nn.Module, mesh: Mesh) -> str:
+    layer = next((layer for _, layer in moe_layers(model)), None)
+    return method_for(plan, layer, mesh) if layer is not None else "flat"
+
+
+def _gathered(value: Any, rank: int, count: int) -> list[Any]:
+    """The value (JSON) of every rank below ``count``."""
+    if count == 1:
+        return [value]
+    store = PrefixStore("schedc/calibrate", dist.distributed_c10d._get_default_store())
+    store.set(f"{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{other}")) for other in range(count)]
+
+
+def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
+    sharing = plan.topology.ranks if plan.topology else 1
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
+    about = f"# Milliseconds on {where}: {what}; {sharing} expert ranks; medians of {options.repetitions}.\n"
+    if options.output is None:
+        print(about + dump_costs(costs), end="", flush=True)
+        return
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(about + dump_costs(costs), encoding="utf-8")
+    print(f"wrote {options.output}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="schedc_runtime.calibrate", description="Measure segments and exchanges of a model on this machine."
+    )
+    parser.add_argument("--program", required=True, help="program.json, as schedc compile writes it")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="MODULE:FUNCTION", help="gives (model, loss_fn, batch, targets)")
+    which.add_argument("--toy", choices=["gpt", "moe"], help="default: moe where the plan has experts, else gpt")
+    parser.add_argument("-o", "--output", type=Path, help="cost file to write; default: stdout")
+    parser.add_argument("--warmup", type=positive, default=3)
+    parser.add_argument("--repetitions", type=positive, default=9)
+    add_sizes(parser)
+    return parser
 
 
 def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
@@ -38,7 +207,7 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
                 if started is not None and part.action is not Action.WAIT:
                     raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")
                 begin = interval.start if started is None else started.start
-                time = (interval.end - begin) / _MILLISECOND
+                time = (interval.end - begin) / 1e6
                 started = interval if part.action is Action.START else None
                 if part.action is Action.RUN and (part.role != "attention" or part.layer == 0):
                     taken[part.role, part.half].append(time)
@@ -52,4 +221,8 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
 def _times(found: dict[tuple[str, Half], list[float]]) -> dict[str, Times]:
     """The median of each role and half; a half that never ran takes no time."""
     roles = dict.fromkeys(role for role, _ in found)
-    return {role: Times(*(median(found.get((role, half), [0.0])) for half in _HALVES)) for role in roles}
+    return {role: Times(*(median(found.get((role, half), [0.0])) for half in HALVES)) for role in roles}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -51,8 +51,8 @@ def toy(kind: str, program: Program, plan: ExpertPlan, options: argparse.Namespa
     if kind == "gpt":
         model: nn.Module = GPT(GPTConfig(VOCAB, options.width, blocks=blocks, context=options.tokens))
     else:
-        dense = layout.total(Kind.DENSE) if layout and layout.total(Kind.MOE) else 0
-        model = MoETransformer(_moe(min(dense, blocks), blocks, options.width, plan.experts or FEW_EXPERTS))
+        dense = min(options.dense, blocks)
+        model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
     return Subject(model, next_token_loss, *counted(options.rows, options.tokens, options.seed))
 
 
@@ -78,6 +78,7 @@ def _moe(dense: int, blocks: int, width: int, experts: Experts) -> MoEConfig:
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """The options that `toy` and `asked` read."""
     parser.add_argument("--blocks", type=positive, help="layers (default: those of the plan, else one per stage)")
+    parser.add_argument("--dense", type=int, default=0, help="how many of the first layers have no experts")
     parser.add_argument("--width", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=32, help="per row")
     parser.add_argument("--rows", type=positive, default=2, help="per microbatch")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from schedc import __version__
+from schedc.cli.calibrate import calibrate
 from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
 from schedc.cli.diff import diff
@@ -76,6 +77,7 @@ for _command in (
     diff,
     layout,
     tune,
+    calibrate,
     lsp,
     run,
 ):

@@ -60,9 +60,21 @@ def run(
         path = Path(folder) / "program.json"
         path.write_text(program_to_json(program), encoding="utf-8")
         command = [sys.executable, "-m", "schedc_runtime.run", "--program", str(path), "--steps", str(steps)]
+        command += dense_layers(schedule)
         command += ["--check", parity] if parity != "none" else []
         command += ["--trace", str(trace)] if trace else []
         if costs.cell is not None:
             (cost_file := Path(folder) / "costs.toml").write_text(dump_costs(costs), encoding="utf-8")
             command += ["--cost-file", str(cost_file)]
         sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
+
+
+def dense_layers(given: str) -> list[str]:
+    """The option of the runtime that says how many layers of a plan's model are dense: a program's layout does not."""
+    from schedc.inputs import open_input
+    from schedc.layout.planned import dense_of
+    from schedc.library import Plan
+
+    found = open_input(given)
+    dense = dense_of(found.tree) if isinstance(found, Plan) else None
+    return [] if dense is None else ["--dense", str(dense)]

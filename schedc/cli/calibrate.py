@@ -1,0 +1,58 @@
+"""`schedc calibrate`: what the segments and exchanges of a model take on this machine, as a cost file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from schedc.cli.common import EPILOG, output_argument, schedule_arguments
+from schedc.cli.run import dense_layers
+
+
+@click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@schedule_arguments
+@click.argument("runtime_options", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--model",
+    metavar="MODULE:FUNCTION",
+    help="Called without arguments on every process; gives (model, loss_fn, batch, targets) of one microbatch.",
+)
+@click.option("--toy", type=click.Choice(["gpt", "moe"]), help="Default: moe where the plan has experts, else gpt.")
+@click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
+@output_argument
+def calibrate(
+    schedule: str,
+    sizes: dict[str, int],
+    runtime_options: tuple[str, ...],
+    model: str | None,
+    toy: str | None,
+    ranks: int | None,
+    output: Path | None,
+) -> None:
+    """Measure a model, cut into the stages of SCHEDULE (or of a plan), on this machine (needs schedc[runtime]).
+
+    The cost file has the times of every stage, and of its segments and exchanges where it has experts or the plan
+    overlaps: what `schedc check --cost-file` and `schedc run --cost-file` read. Further options go to the runtime:
+    --repetitions, --warmup, --topology 2x2, and of the toy models --blocks, --width, --tokens, --rows.
+    """
+    import tempfile
+    from importlib.util import find_spec
+
+    from schedc.compiler import compile_at
+    from schedc.ir.json import program_to_json
+
+    if find_spec("torch") is None or find_spec("schedc_runtime") is None:
+        raise click.UsageError("measuring needs the runtime: pip install 'schedc[runtime]'")
+    if model and toy:
+        raise click.UsageError("--model and --toy exclude each other")
+    program = compile_at(schedule, sizes)
+    with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
+        path = Path(folder) / "program.json"
+        path.write_text(program_to_json(program), encoding="utf-8")
+        given = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
+        command = [sys.executable, "-m", "schedc_runtime.calibrate", "--program", str(path), *dense_layers(schedule)]
+        command += [str(part) for option, value in given.items() if value is not None for part in (option, value)]
+        sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
