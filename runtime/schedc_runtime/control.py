@@ -20,9 +20,12 @@ import torch.distributed as dist
 
 from schedc_runtime.errors import RuntimeFault
 
-_SLICE = 0.5
-"""Seconds between two looks for a failed peer while waiting for an answer."""
+_SLICE = 5.0
+"""Seconds between two looks for a failed peer while waiting for an answer: the store warns whenever one ends. Who fails
+answers the next round with `_LOST`, which wakes the others at once; the looks are for those who wait for a third."""
 _FAILED = "failed"
+_LOST = "null lost"
+"""What a rank that has failed answers: no JSON."""
 
 
 class PeerFailure(RuntimeFault):
@@ -68,7 +71,7 @@ class Control:
         self._stop = threading.Event()
         self._read: deque[str] = deque()
         if store is not None:
-            store.set_timeout(timedelta(seconds=_SLICE))
+            store.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
             arguments = (store.clone(), rank, self._interval, _weakly(position), self._read, self._stop)
             threading.Thread(target=_watch, args=arguments, daemon=True, name="schedc-watchdog").start()
         weakref.finalize(self, self._stop.set)
@@ -88,6 +91,9 @@ class Control:
         if self._round > 1:
             # Everyone is in this round, hence has read the one before. The watchdog deletes it, off the step's path.
             self._read.append(f"round/{self._round - 1}/{self.rank}")
+        if _LOST.encode() in answers:
+            lost = answers.index(_LOST.encode())
+            raise told_by(self.failure(wait=1.0) or Failure(lost, True, "it has not said why"))
         return [json.loads(answer) for answer in answers]
 
     def publish_failure(self, cause: bool, text: str) -> None:
@@ -95,6 +101,7 @@ class Control:
         if self._store is not None:
             failure = Failure(self.rank, cause, text)
             self._store.append(_FAILED, json.dumps(failure) + "\n")
+            self._store.set(f"round/{self._round + 1}/{self.rank}", _LOST)
 
     def failure(self, wait: float = 0.0) -> Failure | None:
         """The first cause that any rank has published, within ``wait`` seconds; else another rank's report, if any."""
