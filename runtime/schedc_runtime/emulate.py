@@ -71,27 +71,31 @@ class Device:
         if not isinstance(op, Micro):
             return (self._received(handler) if handler is wait else handler), op
         half, action = next(key for key, value in MICRO.items() if value is handler)
-        shape = op.stage.shape
-        time = self.costs.duration(shape, half, op.node) * self.unit
         key = (op.stage.index, op.microbatch, op.node, half)
         if action is Action.RUN:
-            return self._computed(handler, time), op
+            return self._computed(handler, half), op
         if action is Action.START:
-            return self._started(handler, time, shape.nodes[op.node].lane, key, row), op
+            return self._started(handler, op.stage.shape.nodes[op.node].lane, key, row), op
         return self._waited(handler, key, row), op
 
-    def _computed(self, handler: Handler, time: float) -> Handler:
+    def time(self, op: Micro, half: Half) -> float:
+        """Seconds of a segment or an exchange, asked for once it has really been run or started."""
+        return self.costs.duration(op.stage.shape, half, op.node) * self.unit
+
+    def _computed(self, handler: Handler, half: Half) -> Handler:
         def run(executor: Any, op: Any) -> None:
             handler(executor, op)
+            time = self.time(op, half)
             self.end = max(self.end, self.held) + time
             self.busy += time
             _sleep_until(self.end)
 
         return run
 
-    def _started(self, handler: Handler, time: float, lane: str, key: tuple[int, int, int, Half], row: int) -> Handler:
+    def _started(self, handler: Handler, lane: str, key: tuple[int, int, int, Half], row: int) -> Handler:
         def start(executor: Any, op: Any) -> None:
             handler(executor, op)
+            time = self.time(op, key[-1])
             self.free[lane] = self.due[key] = max(self.free[lane], self.end, self.held) + time
             self.spent[row].carried += time
 
