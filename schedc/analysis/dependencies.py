@@ -65,7 +65,9 @@ class Dependencies:
         previous[starts] = -1
         rank = schedule.rank[first]
         producers = _producers(schedule, cell_of, first.size)
-        remote = (producers >= 0) & (rank[producers] != rank) if first.size else np.zeros((2, 0), bool)
+        remote = np.zeros(producers.shape, bool)
+        for row, producer in enumerate(producers if first.size else ()):
+            remote[row] = (producer >= 0) & (rank[producer] != rank)
         return cls(schedule, first, second, cell_of, rank, rank_start, previous, producers, remote)
 
     def __len__(self) -> int:

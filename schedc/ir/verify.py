@@ -58,8 +58,12 @@ class _Table:
     def row(self) -> Int32:
         """[kinds, covered] row of the op of each kind, -1 where there is none; of several the first."""
         rows = np.full((len(OpKind), self.covered), -1, np.int32)
-        known = np.flatnonzero(self.slot < self.covered)[::-1]  # the last that is stored stays
-        rows[self.schedule.kind[known], self.slot[known]] = known
+        place = self.schedule.kind * np.int64(self.covered) + self.slot
+        row = np.arange(len(self.schedule), dtype=np.int32)
+        if self.covered < self.slots:
+            row = row[self.slot < self.covered]
+            place = place[row]
+        rows.ravel()[place[::-1]] = row[::-1]  # the last that is stored stays
         return rows
 
     @cached_property
