@@ -3,10 +3,11 @@
 Both sides go from a schedule's name and sizes to instruction streams with sends and receives. Ours parses the
 file, elaborates it, checks completeness, order and deadlock, and inserts communication; torch's generates the
 order in its schedule class and lowers it. A Program works out its columns when they are first read: `schedc` is
-`schedc.compile` alone, `and read` the same with every column read. Instrument: wall clock of one warm process, in
-which the compiled loops are loaded where numba is installed (`--numpy`: as where it is not), the best of ten for
-schedc and of three for torch, taken in turn; of one for torch above 32 ranks, where it takes up to minutes. The slope
-is the exponent of time against the number of ops over the sizes of one schedule.
+`schedc.compile` alone, `and read` the same with every column read. Instrument: CPU time of one warm process, which on
+an idle machine is the wall clock (both sides run one thread), the best of ten for schedc and of three for torch, taken
+in turn; of one for torch above 32 ranks, where it takes up to minutes. The compiled loops are loaded before, where
+numba is installed (`--numpy`: as where it is not). The slope is the exponent of time against the number of ops over
+the sizes of one schedule.
 
 With `--scale`, instead, how compiling grows to ten million ops: every size in a new process, which imports, loads and
 compiles once; wall clock, CPU time and the largest memory that the process ever held (`ru_maxrss`).
@@ -83,14 +84,14 @@ def read(program: Program) -> Program:
 
 
 def best_of(*contenders: tuple[int, Callable[[], Any]]) -> list[float]:
-    """Seconds of the fastest run of each (repetitions, function), the functions taking turns."""
+    """CPU seconds of the fastest run of each (repetitions, function), the functions taking turns."""
     best = [math.inf] * len(contenders)
     for turn in range(max(repetitions for repetitions, _ in contenders)):
         for index, (repetitions, function) in enumerate(contenders):
             if turn < repetitions:
-                start = time.perf_counter()
+                start = time.process_time()
                 function()
-                best[index] = min(best[index], time.perf_counter() - start)
+                best[index] = min(best[index], time.process_time() - start)
     return best
 
 
@@ -141,7 +142,7 @@ def against_torch(largest: int, say: Callable[[str], None]) -> dict[str, Any]:
             )
         say(f"{name:<17} time ~ ops^{slopes[name]['schedc']:.2f} (schedc), ops^{slopes[name]['torch']:.2f} (torch)")
     return {
-        "instrument": "wall clock, best of repetitions",
+        "instrument": "CPU time, best of repetitions",
         "numba": with_numba,
         "ratio": {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio"] for row in table},
         "ratio_read": {f"{row['schedule']} P={row['P']} M={row['M']}": row["ratio_read"] for row in table},
