@@ -90,6 +90,21 @@ def _wait_backward(run: Executor, op: Micro) -> bool | None:
     return None
 
 
+def _run_again(run: Executor, op: Micro) -> None:
+    op.stage.run_again(op.microbatch, op.node)
+
+
+def _start_again(run: Executor, op: Micro) -> None:
+    op.stage.start_again(op.microbatch, op.node)
+
+
+def _wait_again(run: Executor, op: Micro) -> bool | None:
+    if not op.stage.ready_again(op.microbatch, op.node):
+        return True
+    op.stage.wait_again(op.microbatch, op.node)
+    return None
+
+
 def _run_weight(run: Executor, op: Micro) -> None:
     op.stage.run_weight(op.microbatch, op.node)
 
@@ -102,6 +117,9 @@ MICRO: dict[tuple[Half, Action], Handler] = {
     (Half.BACKWARD, Action.START): _start_backward,
     (Half.BACKWARD, Action.WAIT): _wait_backward,
     (Half.WEIGHT, Action.RUN): _run_weight,
+    (Half.AGAIN, Action.RUN): _run_again,
+    (Half.AGAIN, Action.START): _start_again,
+    (Half.AGAIN, Action.WAIT): _wait_again,
 }
 
 
@@ -144,7 +162,7 @@ def expand(kind: str, forward: Compute | None, backward: Compute | None, cells: 
     for number, step in enumerate(program.steps):
         if number:
             edges(number)
-        half = step.half if step.half is not Half.WEIGHT else None
+        half = step.half if step.half in (Half.FORWARD, Half.BACKWARD) else None
         if half is not None and half not in begun:
             begun.add(half)
             made.append(_opening(half, forward if half is Half.FORWARD else backward))
@@ -218,6 +236,8 @@ def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -
             steps += _steps(Half.FORWARD, node, what.exchange)
         activation_at = len(steps)
     if backward is not None and kind != "W":
+        for node in backward.again:
+            steps += _steps(Half.AGAIN, node, backward.nodes[node].exchange)
         for node in reversed(backward.backward):
             steps += _steps(Half.BACKWARD, node, backward.nodes[node].exchange)
         gradient_at = len(steps)

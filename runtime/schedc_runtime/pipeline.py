@@ -28,7 +28,7 @@ from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
-from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for
+from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for, recompute_stages
 from schedc_runtime.prepared import Prepared
 from schedc_runtime.router_bias import update_biases
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
@@ -118,6 +118,7 @@ class Pipeline:
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
         self._stages = make_stages(self.partition, program, self._local, loss_fn, attach=self._attach, overlap=overlap)
+        recompute_stages(self._stages, self.plan, program, self.mesh)
         self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
         self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
         """The stages here that another rank holds, too."""
@@ -304,6 +305,7 @@ class Pipeline:
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
         mine = fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
+        mine["recomputation"] = repr(self.plan.recompute)
         check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(
@@ -353,6 +355,7 @@ class Pipeline:
             raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
         for stage in self._held():
             stage.check_empty()
+            stage.end_step()
 
     def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> Any:
         """The batch's signature, known to all ranks."""

@@ -10,13 +10,15 @@ from schedc.cell import CellCosts, CellProgram, PlanOrder, StageShape, Times, ce
 from schedc.cell.collectives import Cell, ExpertRanks, verify_collectives
 from schedc.cell.verify import verify
 from schedc.cost import exchange
-from schedc.diagnostics import DiagnosticError
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.plan import ExpertPlan, Method
+from schedc.plan.values import By, Level
+from schedc.source import NOWHERE
 from schedc_runtime.cells import CellSource, serial
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.mesh import Mesh
+from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.capacity import Capacity
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotPolicy
@@ -82,6 +84,43 @@ def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, m
         else:
             for layer in layers:
                 layer.attach(group, method, capacity)
+
+
+def recompute_stages(
+    stages: Mapping[Place, Mapping[int, Stage]], plan: ExpertPlan, program: Program, mesh: Mesh
+) -> None:
+    """Let every stage work out again what the plan says of it. Raises `DiagnosticError` (S149, S150)."""
+    if not plan.recompute:
+        return
+    _check_recompute(plan, program, mesh)
+    for held in stages.values():
+        for index, stage in held.items():
+            stage.recompute(plan.recompute_of(index))
+
+
+def _check_recompute(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
+    """The checks that lines of a plan go through, for one that was made in Python."""
+    findings = []
+    if len(plan.recompute) != program.stages:
+        findings.append(
+            Diagnostic(
+                "S149", f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}",
+                Label(NOWHERE), help="give a `Recompute` for each stage, or none at all",
+            )
+        )  # fmt: skip
+    for stage, found in enumerate(plan.recompute):
+        if found.adaptive is None:
+            continue
+        if not found.adaptive >= 1:
+            message = f"stage {stage}: recompute where rows are more than {found.adaptive:g} times the mean"
+            findings.append(Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more"))
+        if found.by is By.RANK and found.level.exchanges and mesh.experts > 1:
+            message = f"stage {stage}: each rank decides for itself about a region with collectives: `{found.level}`"
+            notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
+            help = f"decide `By.GROUP`, or take `{Level.MEDIUM}`, which holds none"
+            findings.append(Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help))
+    if findings:
+        raise DiagnosticError(findings)
 
 
 def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from schedc.plan.values import Recompute
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
+from schedc_runtime.memory.recompute import Recomputation, draws
+from schedc_runtime.memory.recompute import install as install_regions
+from schedc_runtime.memory.recompute import uninstall as uninstall_regions
 from schedc_runtime.weightgrad import WeightSink, install, uninstall
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -60,6 +64,7 @@ class Stage:
         self._output: Boundary
         self._one: Tensor
         self._sink = WeightSink()
+        self._memory = Recomputation(Recompute(), None, False)
         if deferring:
             install(module, self._sink)
 
@@ -100,7 +105,8 @@ class Stage:
         if microbatch in self._held:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         leaves = self._detach(inputs)
-        result = self._call(leaves)
+        with self._memory.forwarding():
+            result = self._call(leaves)
         outputs = self._output.pack(result)
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
         if self.loss_fn is not None:
@@ -146,6 +152,22 @@ class Stage:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has no deferred weight gradients")
         self._sink.flush(microbatch)
 
+    def recompute(self, plan: Recompute, *, count: bool = False) -> None:
+        """Work out again, in the backward, what ``plan`` says. count: keep account of what is held even so."""
+        self.check_empty()
+        self._memory = Recomputation(plan, None, draws(self.module), count=count)
+        install_regions(self.module)
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What is worked out again here."""
+        return self._memory
+
+    def end_step(self) -> None:
+        """A step is over: decide what the next one recomputes."""
+        if self._memory.adaptive is not None:
+            self._memory.adaptive.end_step()
+
     def take_losses(self) -> dict[int, Tensor]:
         """Loss of each microbatch since the last call, not scaled."""
         losses, self.losses = self.losses, {}
@@ -170,6 +192,7 @@ class Stage:
     def release(self) -> None:
         """Give the module back as it was before this stage was made of it; the stage is not usable afterwards."""
         self.reset()
+        uninstall_regions(self.module)
         uninstall(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

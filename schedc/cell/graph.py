@@ -32,6 +32,7 @@ class Node:
     inputs: whether it takes inputs of the stage too.
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients to be deferred.
+    again: whether its forward is done once more before its backward.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Node:
     inputs: bool = False
     differentiable: bool = True
     weights: bool = False
+    again: bool = False
 
     @property
     def exchange(self) -> bool:
@@ -107,6 +109,11 @@ class StageShape:
             if wanted and self.nodes[at].differentiable:
                 reached.add(at)
         return tuple(sorted(reached))
+
+    @cached_property
+    def again(self) -> tuple[int, ...]:
+        """The nodes that are done once more before their backward, ascending."""
+        return tuple(at for at in self.backward if self.nodes[at].again)
 
     @cached_property
     def weights(self) -> tuple[int, ...]:

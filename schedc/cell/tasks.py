@@ -90,7 +90,10 @@ class Tasks:
 
 
 def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None, again: Collection[int] = ()) -> Tasks:
-    """The tasks of a cell of one of `KINDS`; ``again``: the backward's nodes whose forward is computed once more."""
+    """The tasks of a cell of one of `KINDS`.
+
+    again: nodes of the backward whose forward is computed once more, beside those that the graph says.
+    """
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")
     halves = _HALVES[kind]
@@ -102,7 +105,7 @@ def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None,
         leaving[0] = tuple(number[at] for at in shape.outputs)
     if Half.BACKWARD in halves:
         shape = _needed(kind, backward)
-        remade = maker.forward(shape, Half.AGAIN, sorted(again))
+        remade = maker.forward(shape, Half.AGAIN, sorted({*again, *shape.again}))
         number = maker.backward(shape, remade)
         leaving[1] = tuple(sorted(number[at] for at in shape.backward if shape.nodes[at].inputs))
         maker.weights(shape, number if Half.WEIGHT in halves else {})

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.plan.values import Level
 from schedc_runtime import weightgrad
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.memory.regions import region
 from schedc_runtime.weightgrad import WeightSink, WeightWork
 
 
@@ -70,11 +72,9 @@ class Experts(nn.Module):
         slots: ``gate_up`` and ``down`` of experts of other ranks, to which the counts and rows after [E] belong. Their
         gradients are left to autograd.
         """
-        return self.compute(rows, counts, None, slots)
+        return region(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
 
-    def compute(
-        self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, slots: Sequence[Tensor] = ()
-    ) -> Tensor:
+    def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, *slots: Tensor) -> Tensor:
         """As `forward`; weight gradients go to ``sink``, or without one to autograd."""
         if slots and counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
@@ -103,7 +103,7 @@ class _ExpertsForward(weightgrad._Deferring):
     def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
         layer = self.layer
         plain = weightgrad._plain(layer.gate_up, rows) or weightgrad._plain(layer.down, rows)
-        output: Tensor = layer.compute(rows, counts, None if plain else self.sink, slots)
+        output: Tensor = region(Level.FULL, layer.compute, rows, counts, None if plain else self.sink, *slots)
         return output
 
 
@@ -114,8 +114,28 @@ def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | No
     if torch.is_autocast_enabled(rows.device.type):
         narrow = torch.get_autocast_dtype(rows.device.type)
         rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None
-    gate, up = stacked_linear(rows, gate_up, counts, sink).chunk(2, dim=-1)
-    return stacked_linear(functional.silu(gate) * up, down, counts, sink)
+    gate, up = region(Level.MEDIUM, stacked_linear, rows, gate_up, counts, sink).chunk(2, dim=-1)
+    return stacked_linear(region(Level.ACT, gated, gate, up), down, counts, sink)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of which the backward needs no more than the two."""
+    output: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Gated(torch.autograd.Function):
+    """The operations of autograd, and so its bits, but that silu(gate) is not held."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), grad * functional.silu(gate)
 
 
 def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional
 
+from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.memory.regions import keep, recorder, region
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.capacity import Capacity, Dropper
 from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
-from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
 from schedc_runtime.moe.router import Balance, Router, updated_bias
@@ -70,9 +71,13 @@ class GatedMLP(nn.Module):
         self.gate = nn.Linear(width, inner, bias=False)
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
+        self.recomputed_from = Level.FULL
+        """The level from which on its first products are worked out again."""
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        first = self.recomputed_from
+        inner = region(Level.ACT, gated, region(first, self.gate, x), region(first, self.up, x))
+        output: Tensor = self.down(inner)
         return output
 
 
@@ -93,6 +98,8 @@ class MoELayer(nn.Module):
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
+        if isinstance(shared, GatedMLP):
+            shared.recomputed_from = Level.MEDIUM
         self.dropper = Dropper(router.routing.experts)
         self.routing = RoutingExchange(router.routing.experts)
         self.balance = Balance(router.routing)
@@ -280,7 +287,9 @@ class _Planner(nn.Module):
         shape = routes.Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots)
         counting = self.training and torch.is_grad_enabled()
         choose = None if self.chooser is None else partial(self.chooser.choose, count=counting)
-        route = routes.plan_route(everyone, shape, choose)
+        route: Route = keep(routes.plan_route, everyone, shape, choose)
+        if (current := recorder()) is not None:
+            current.decide(everyone, self.experts, group.rank)
         if counting:
             self.rows += route.received
             self.padded_rows += sum(route.counts)
@@ -307,7 +316,7 @@ class _Arrive(nn.Module):
     """Gives the rows of each local expert too; None where they are padded, which makes them as many for all."""
 
     def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
-        rows, gates = routes.arrive(route, rows, gates)
+        rows, gates = region(Level.LIGHT, routes.arrive, route, rows, gates)
         return rows, gates, route.counts if route.shape.capacity is None else None
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.memory.regions import keep, region, replaying
 from schedc_runtime.moe.capacity import marked
 from schedc_runtime.moe.exchange import ABSENT
 
@@ -107,6 +109,10 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(routing.experts) if routing.biased else None)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found: tuple[Tensor, Tensor, Tensor] = region(Level.LIGHT, self._routed, tokens)
+        return found
+
+    def _routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         routing = self.routing
         wide = routing.dtype or torch.promote_types(tokens.dtype, torch.float32)
         if routing.exact_logits:
@@ -114,14 +120,18 @@ class Router(nn.Module):
         else:
             logits = functional.linear(tokens, self.weight).to(wide)
         scores = _SCORES[routing.scores](logits)
-        with torch.no_grad():
-            ranked = scores if self.bias is None else scores + self.bias
-            index = choose(ranked, routing.k, routing.groups, routing.kept_groups)
+        index: Tensor = keep(self._chosen, scores)
         weight = scores.gather(1, index)
         if routing.normalise:
             weight = weight / (weight.sum(-1, keepdim=True) + _LEAST_SUM)
         shares = scores if routing.scores == "softmax" else scores / (scores.sum(-1, keepdim=True) + _LEAST_SUM)
         return index, weight * routing.scale, shares
+
+    @torch.no_grad()
+    def _chosen(self, scores: Tensor) -> Tensor:
+        routing = self.routing
+        ranked = scores if self.bias is None else scores + self.bias
+        return choose(ranked, routing.k, routing.groups, routing.kept_groups)
 
 
 def load_of(everyone: Tensor, experts: int) -> Tensor:
@@ -170,6 +180,8 @@ class Balance(nn.Module):
         self.dropped.zero_()
 
     def forward(self, everyone: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+        if replaying():
+            return weight
         load = load_of(everyone, self.routing.experts)
         if self.training and torch.is_grad_enabled():
             self.load += load

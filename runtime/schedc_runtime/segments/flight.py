@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.graph import StageGraph
 
+if TYPE_CHECKING:
+    from schedc_runtime.memory.recompute import MicrobatchRecorder
+    from schedc_runtime.segments.again import Again
+
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 """Of the tensors inside one value, in order; None is zero."""
@@ -22,7 +26,7 @@ Gradients = tuple[Tensor | None, ...]
 class Ran(NamedTuple):
     """What the backward of a segment needs: its own leaves, per value it took, and where gradients enter its graph."""
 
-    leaves: tuple[Tensors, ...]
+    leaves: tuple[tuple[Tensor | Taken, ...], ...]
     edges: tuple[tuple[GradientEdge | None, ...], ...]
 
 
@@ -60,6 +64,9 @@ class Flight:
     loss: GradientEdge | None = None
     seed: int = 0
     """Of the random numbers of its segments, where they draw any."""
+    recorder: MicrobatchRecorder | None = None
+    """Where something is recomputed."""
+    again: Again | None = None
 
     def value(self, value: int, node: int) -> Any:
         """The value of that number, for ``node``; raises `StageError` if it is not there."""
@@ -90,7 +97,7 @@ class Flight:
             raise StageError(f"stage {self.stage}: {self.graph.nodes[node].name} has no forward to differentiate")
         return done
 
-    def give(self, value: int, node: int, leaves: Tensors) -> None:
+    def give(self, value: int, node: int, leaves: Sequence[Tensor | Taken]) -> None:
         """The gradients of a node's own leaves for ``value`` become its part of the value's."""
         if any(leaf.grad is not None for leaf in leaves):
             self.add(value, node, tuple(leaf.grad for leaf in leaves))
@@ -134,6 +141,52 @@ def own_leaves(value: Any) -> tuple[Any, Tensors]:
         return leaf, (leaf,)
     copied = cut_off(value)
     return copied, tensors_in(copied)
+
+
+class Taken:
+    """Stands for a tensor that a segment took, and does not hold it: only its gradient, laid out like the tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.grad: Tensor | None = None
+        dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+        self.stride = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
+
+    def take(self, grad: Tensor) -> None:
+        if grad.stride() != self.stride:
+            grad = torch.empty_strided(grad.shape, self.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+        self.grad = grad
+
+
+def not_held(value: Any) -> tuple[Any, tuple[Taken, ...]]:
+    """As `own_leaves`, but the graph holds of a tensor only what it saves of it."""
+    taken: list[Taken] = []
+
+    def enter(tensor: Tensor) -> Tensor:
+        taken.append(Taken(tensor))
+        if not tensor.requires_grad:
+            return tensor.detach()
+        entered: Tensor = _Enter.apply(_anchor, tensor.detach(), taken[-1])  # type: ignore[no-untyped-call]
+        return entered
+
+    inside = pytree.tree_map_only(Tensor, enter, value) if tensors_in(value) else value
+    return inside, tuple(taken)
+
+
+class _Enter(torch.autograd.Function):
+    """Where a graph begins: the gradient goes to a `Taken`. The anchor makes autograd come here."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor, taken: Taken) -> Tensor:
+        ctx.taken = taken
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        ctx.taken.take(grad)
+        return None, None, None
+
+
+_anchor = torch.zeros((), requires_grad=True)
 
 
 def cut_off(value: Any) -> Any:

@@ -54,7 +54,8 @@ class Communication:
 class StageGraph:
     """nodes: in topological order. inputs: values 0 ..< inputs are those that enter the stage; the others are made.
 
-    output: what the stage returns, with `Slot`s in the places of values.
+    output: what the stage returns, with `Slot`s in the places of values. again: nodes that are done once more before
+    their backward.
     """
 
     module: nn.Module
@@ -62,6 +63,7 @@ class StageGraph:
     inputs: int
     values: int
     output: Any
+    again: frozenset[int] = frozenset()
 
     @cached_property
     def maker(self) -> dict[int, int]:
@@ -98,6 +100,7 @@ class StageGraph:
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
                 weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
+                again=at in self.again,
             )
             for at, node in enumerate(self.nodes)
         ]

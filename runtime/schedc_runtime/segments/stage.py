@@ -11,12 +11,15 @@ Every segment is cut off from the others: its inputs are leaves of its own, and 
 that several segments use gets the sum of their gradients in ascending order of the segments, whatever order they ran
 in. Weight gradients of a parameter that several segments use are added in one order too, and every segment draws random
 numbers of its own. So any order of the steps in which nothing is used before it is there gives the same bits.
+
+Where something is recomputed, `run_again`, `start_again` and `wait_again` do nodes once more before their backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +28,22 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge
 
 from schedc.cell.graph import StageShape
+from schedc.plan.values import Recompute
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.flight import Flight, Moved, Ran, Tensors, cut_off, edge_of, own_leaves, tensors_in
+from schedc_runtime.memory.recompute import Recomputation, draws, install
+from schedc_runtime.segments.again import Again
+from schedc_runtime.segments.flight import (
+    Flight,
+    Moved,
+    Ran,
+    Tensors,
+    cut_off,
+    edge_of,
+    not_held,
+    own_leaves,
+    tensors_in,
+)
 from schedc_runtime.segments.graph import Communication, Segment, Slot, StageGraph, stage_graph
 from schedc_runtime.stage import LossFunction, Stage, _backward, _check_loss
 from schedc_runtime.weightgrad import WeightWork
@@ -69,6 +85,12 @@ class SegmentedStage(Stage):
     def pending(self) -> tuple[int, ...]:
         return tuple(sorted({key // len(self.graph.nodes) for key in self._sink.pending}))
 
+    def recompute(self, plan: Recompute, *, count: bool = False) -> None:
+        self.check_empty()
+        self._memory = Recomputation(plan, self.shape, self._draws, count=count)
+        self.graph = replace(self.graph, again=self._memory.again)
+        install(self.module)
+
     def reset(self) -> None:
         super().reset()
         self._flights.clear()
@@ -87,18 +109,31 @@ class SegmentedStage(Stage):
         self._flights[microbatch] = flight = Flight(self.graph, self.index, values, uses, target, loss_scale, device)
         if self.module.training and self._draws:
             flight.seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        if self._memory.active and torch.is_grad_enabled():
+            flight.recorder = self._memory.recorder()
+            flight.again = Again(self.graph, flight.recorder)
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
         flight, segment = self._flight(microbatch), self._segment(node)
-        taken = [own_leaves(flight.value(value, node)) for value in segment.takes]
-        with self._random(flight, node):
+        values = [(value, flight.value(value, node)) for value in segment.takes]
+        enter = own_leaves if flight.recorder is None else not_held
+        taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
+        with self._random(flight, node), self._recording(flight, node):
             made = self._called(segment, [value for value, _ in taken])
+        if flight.again is not None:
+            flight.again.forwarded(node, values)
         if torch.is_grad_enabled():
             edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in made])
             flight.done[node] = Ran(tuple([leaves for _, leaves in taken]), edges)
         flight.values |= {value: cut_off(result) for value, result in zip(segment.gives, made, strict=True)}
         flight.took(segment.takes)
+
+    def _recording(self, flight: Flight, node: int) -> AbstractContextManager[None]:
+        if flight.recorder is None:
+            return nullcontext()
+        flight.recorder.role, flight.recorder.layer = self.shape.nodes[node].role, self.shape.nodes[node].layer
+        return flight.recorder.forwarding(node, node in self._memory.replayed)
 
     @contextmanager
     def _random(self, flight: Flight, node: int) -> Iterator[None]:
@@ -137,6 +172,8 @@ class SegmentedStage(Stage):
         for value, element in zip(moving.gives, moving.elements, strict=True):
             wanted = element < len(moved.wanted) and moved.wanted[element]
             flight.values[value] = given[element].detach().requires_grad_(wanted)
+        if flight.again is not None:
+            flight.again.arrived(node, given)
 
     def outputs(self, microbatch: int) -> Tensors:
         """The tensors of the output boundary, detached; on the last stage the loss is computed from them."""
@@ -165,6 +202,8 @@ class SegmentedStage(Stage):
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of the differentiable outputs; none on a stage that forms the loss."""
         flight = self._flight(microbatch)
+        if flight.recorder is not None:
+            flight.recorder.forwarded()
         if self.loss_fn is not None:
             if flight.loss is not None:
                 _backward((flight.loss,), (self._one,))
@@ -245,8 +284,8 @@ class SegmentedStage(Stage):
     def end_backward(self, microbatch: int) -> None:
         """Let go of a microbatch whose backward steps have all run."""
         flight = self._flight(microbatch)
-        if flight.pending:
-            names = [self.graph.nodes[node].name for node in flight.pending]
+        if under_way := {*flight.pending, *(flight.again.pending if flight.again else ())}:
+            names = [self.graph.nodes[node].name for node in sorted(under_way)]
             raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are under way")
         del self._flights[microbatch]
 
@@ -279,6 +318,29 @@ class SegmentedStage(Stage):
         if not asked:
             del self._asked[microbatch]
 
+    # Nodes once more, for the backward; nothing where it was decided to hold what they make.
+
+    def run_again(self, microbatch: int, node: int) -> None:
+        """The forward of a segment once more: what its backward needs, or what is to be sent."""
+        flight = self._flight(microbatch)
+        self._again(flight, node).run(self.module, node, self._random(flight, node))
+
+    def start_again(self, microbatch: int, node: int) -> None:
+        """Send what an exchange brought once more."""
+        self._again(self._flight(microbatch), node).start(node)
+
+    def ready_again(self, microbatch: int, node: int) -> bool:
+        return self._again(self._flight(microbatch), node).ready(node)
+
+    def wait_again(self, microbatch: int, node: int) -> None:
+        """Wait for what is sent once more."""
+        self._again(self._flight(microbatch), node).wait(node)
+
+    def _again(self, flight: Flight, node: int) -> Again:
+        if flight.again is None or node not in self.graph.again:
+            raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} is not recomputed")
+        return flight.again
+
     # The same in serial order.
 
     def forward(
@@ -295,6 +357,12 @@ class SegmentedStage(Stage):
 
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         self.begin_backward(microbatch, output_grads)
+        for node in self.shape.again:
+            if isinstance(self.graph.nodes[node], Segment):
+                self.run_again(microbatch, node)
+            else:
+                self.start_again(microbatch, node)
+                self.wait_again(microbatch, node)
         for node in reversed(range(len(self.graph.nodes))):
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_backward(microbatch, node)
@@ -315,12 +383,7 @@ class SegmentedStage(Stage):
 
     @cached_property
     def _draws(self) -> bool:
-        """Whether a layer has a dropout: a module of that kind, or a probability that it passes on."""
-        return any(
-            "dropout" in f"{type(layer).__name__}.{name}".lower() and isinstance(value, float) and value > 0
-            for layer in self.module.modules()
-            for name, value in vars(layer).items()
-        )
+        return draws(self.module)
 
     @cached_property
     def _shared(self) -> dict[int, tuple[nn.Parameter, ...]]:
@@ -372,7 +435,7 @@ class SegmentedStage(Stage):
         try:
             return segment.run(self.module, *taken)
         except RuntimeError as error:
-            if "leaf Variable that requires grad" not in str(error):
+            if not any(text in str(error) for text in _WRITTEN):
                 raise
             raise StageError(
                 f"stage {self.index}: {segment.name} writes into a value of another segment ({error})",
@@ -383,3 +446,7 @@ class SegmentedStage(Stage):
 def _as_made(inputs: Tensor, grad: Tensor, parameter: nn.Parameter, options: Any) -> Tensor:
     """The compute of weight work whose gradient is there already."""
     return grad
+
+
+_WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
+"""How torch says that a segment writes into what it was given."""

@@ -1,0 +1,147 @@
+"""What a stage works out again: which calls belong to which level, and which nodes of its graph run once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from schedc.cell.graph import StageShape
+from schedc.plan.values import Level, Recompute
+from schedc_runtime.memory.adaptive import Adaptive
+from schedc_runtime.memory.regions import Recorder, region
+from schedc_runtime.moe.exchange import Exchange
+
+_ORDER = tuple(Level)
+_EXPERTS = "experts"
+_REPLAYED = ("permute", "relay")
+"""Segments whose outputs are only sent: worked out again so that they can be sent again."""
+_MLP = ("mlp", "feed_forward", "ffn")
+"""What the MLP of a dense block is called."""
+
+
+class Recomputation:
+    """The recomputation of one stage, for all its microbatches.
+
+    active: whether anything is recomputed, or counted. adaptive: decides for the experts, where the plan says so;
+    then nothing else is recomputed. counted: of the microbatch forwarded last.
+    again: the nodes that cell programs run once more; replayed: of these, the ones that are called as a whole.
+    """
+
+    def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
+        self.level, self.random = plan.level, random
+        self.active = count or plan.level is not Level.NONE
+        self.counted: MicrobatchRecorder | None = None
+        self.adaptive = None if plan.adaptive is None else Adaptive(plan.adaptive, plan.by)
+        self.again, self.replayed = _again(self.level, shape, self.adaptive is not None)
+
+    def recorder(self) -> MicrobatchRecorder:
+        """Of one microbatch."""
+        self.counted = MicrobatchRecorder(self)
+        return self.counted
+
+    @contextmanager
+    def forwarding(self) -> Iterator[None]:
+        """Around the forward of a microbatch through a stage that is run as a whole."""
+        if not self.active:
+            yield
+            return
+        recorder = self.recorder()
+        with recorder.forwarding():
+            yield
+        recorder.forwarded()
+
+
+class MicrobatchRecorder(Recorder):
+    """A `Recorder` that knows the level, and what was decided for this microbatch. role, layer: of its node."""
+
+    def __init__(self, recomputation: Recomputation) -> None:
+        super().__init__(self._covers, recomputation.random)
+        self.plan = recomputation
+        self.role, self.layer = "", -1
+        self._decided: dict[int, bool] = {}
+
+    def decide(self, everyone: Tensor, experts: int, rank: int) -> None:
+        """Takes in the routing of the layer that is being forwarded."""
+        if self.plan.adaptive is not None:
+            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, everyone, experts, rank)
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether the experts of a layer are worked out again."""
+        return self._decided.get(layer, True)
+
+    def _covers(self, level: Level) -> bool:
+        if _ORDER.index(level) > _ORDER.index(self.plan.level):
+            return False
+        return self.plan.adaptive is None or (self.role == _EXPERTS and self.recomputes(self.layer))
+
+
+def _again(level: Level, shape: StageShape | None, adaptive: bool) -> tuple[frozenset[int], frozenset[int]]:
+    """The nodes that run once more, and those of them that are called as a whole.
+
+    Below `medium` there is too little to place: it is worked out where backward asks for it.
+    """
+    if shape is None or _ORDER.index(level) < _ORDER.index(Level.MEDIUM):
+        return frozenset(), frozenset()
+    whole = level.exchanges
+    roles = {_EXPERTS, *(() if adaptive else ("shared",)), *(("dispatch", *_REPLAYED) if whole else ())}
+    layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
+    again = {
+        at
+        for at, node in enumerate(shape.nodes)
+        if node.role in roles and node.layer in layers and at in shape.backward
+    }
+    return frozenset(again), frozenset(at for at in again if shape.nodes[at].role in _REPLAYED)
+
+
+def install(module: nn.Module) -> None:
+    """Make regions of the norms, activations and dense MLPs inside ``module``; our own layers say theirs themselves.
+
+    They do nothing until a stage recomputes; `uninstall` takes them away again.
+    """
+    for level, layer in _regions(module):
+        if "forward" not in layer.__dict__:
+            layer.__dict__["forward"] = _RegionForward(layer, level)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Undo `install`."""
+    for layer in module.modules():
+        if isinstance(layer.__dict__.get("forward"), _RegionForward):
+            del layer.__dict__["forward"]
+
+
+class _RegionForward:
+    """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
+
+    def __init__(self, layer: nn.Module, level: Level) -> None:
+        self.layer, self.level = layer, level
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if options:
+            return type(self.layer).forward(self.layer, *args, **options)
+        return region(self.level, type(self.layer).forward, self.layer, *args)
+
+
+def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or type(layer).__name__.endswith("Norm"):
+            yield Level.NORM, layer
+        elif isinstance(layer, _ACTIVATIONS) or type(layer).__name__.endswith("Activation"):
+            yield Level.ACT, layer
+        elif name.rpartition(".")[2] in _MLP and not any(isinstance(part, Exchange) for part in layer.modules()):
+            yield Level.FULL, layer
+
+
+_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.Softplus)
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a layer has a dropout: a module of that kind, or a probability that it passes on."""
+    return any(
+        "dropout" in f"{type(layer).__name__}.{name}".lower() and isinstance(value, float) and value > 0
+        for layer in module.modules()
+        for name, value in vars(layer).items()
+    )
