@@ -76,7 +76,8 @@ def choose_hot(counts: Ints, policy: HotPolicy, on: bool = True) -> tuple[int, .
 
     counts: [ranks, experts] rows by source rank. policy: resolved. on: whether any were hot in the step before, which
     makes the threshold `MARGIN` lower. Again and again the most wanted expert of the fullest rank (of several, the
-    first) is lent, as long as ranks are out of balance, bytes are saved, and no rank gets fuller than the fullest was.
+    first) is lent, as long as ranks are out of balance and bytes are saved. What is lent at last is as much of that as
+    leaves the fullest rank with the fewest rows, which may be nothing.
     """
     ranks, experts = counts.shape
     total = counts.sum(0)
@@ -88,21 +89,23 @@ def choose_hot(counts: Ints, policy: HotPolicy, on: bool = True) -> tuple[int, .
     assert policy.most is not None
     assert policy.pays_from is not None
     hot: list[int] = []
+    best, least = 0, load.max()
     while len(hot) < policy.most:
         fullest = int(load.argmax())
         place = int(own[fullest].argmax())
         expert = fullest * (experts // ranks) + place
         leaving = total[expert] - counts[fullest, expert]
-        after = load + counts[:, expert]
-        after[fullest] -= total[expert]
-        if not leaving or leaving < policy.pays_from * (ranks - 1) or after.max() > load.max():
+        if not leaving or leaving < policy.pays_from * (ranks - 1):
             break
         if policy.below is not None and load[fullest] < mean * policy.below:
             break
         hot.append(expert)
         own[fullest, place] = -1
-        load = after
-    return tuple(sorted(hot))
+        load = load + counts[:, expert]
+        load[fullest] -= total[expert]
+        if load.max() <= least:
+            best, least = len(hot), load.max()
+    return tuple(sorted(hot[:best]))
 
 
 @dataclass(frozen=True)
