@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns, time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ from schedc_runtime.signature import BatchRefused, Request, agree, arguments, si
 from schedc_runtime.stage import LossFunction, Stage
 from schedc_runtime.surroundings import evaluating, this_step_alone
 from schedc_runtime.transport import TransportError
+
+if TYPE_CHECKING:
+    from schedc_runtime.sharding import DenseSharding
 
 _AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
 """What every rank raises alike, with no message under way: the pipeline stays usable."""
@@ -70,6 +73,8 @@ class Pipeline:
     cell_costs: times of segments and exchanges by which overlapped cells are ordered, the same on all ranks.
     overlap: run stages in segments even in a model without expert layers.
     cells: the order of segments and exchanges inside an instruction; by default as the plan says.
+    shard_dense: spread what is not an expert over the replicas of the mesh with FSDP2: parameters, their gradients and
+        so the optimizer's state are DTensors between steps, gathered for the time in which a stage works.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Pipeline:
         cell_costs: CellCosts | None = None,
         overlap: bool = False,
         cells: CellSource | None = None,
+        shard_dense: bool = False,
     ) -> None:
         self.program = program
         self.check_finite = check_finite
@@ -117,6 +123,11 @@ class Pipeline:
         )
         self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         self._local = self._network.local
+        self._shards: DenseSharding | None = None
+        if shard_dense:
+            from schedc_runtime.sharding import DenseSharding  # FSDP2 takes a second to import
+
+            self._shards = DenseSharding(program, self.mesh, self._local, self._network.in_process)
         self._stages = make_stages(self.partition, program, self._local, loss_fn, attach=self._attach, overlap=overlap)
         recompute_stages(self._stages, self.plan, program, self.mesh)
         self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
@@ -129,7 +140,7 @@ class Pipeline:
             made = cells_of(program, place.pipeline, self._stages[place], cells)
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
             self._cells |= made
-        self._prepared = Prepared(self.partition, self._stages, self._device, cells)
+        self._prepared = Prepared(self.partition, self._stages, self._device, cells, self._shards)
         self._running: list[Executor] = []
         self._activity = "idle, between steps"
         self._steps = 0
@@ -141,6 +152,8 @@ class Pipeline:
         if release_others:
             self.partition.release_others({stage.index for stage in self._held()})
         self._introduce()
+        if self._shards is not None:
+            self._shards.shard()
 
     @property
     def rank(self) -> int:
@@ -225,7 +238,10 @@ class Pipeline:
             raise RuntimeFault(f"state dict does not fit: missing {missing}, unknown {unknown}", "or pass strict=False")
         for stage in self._held():
             part = {name: state[name] for name in stage.module.state_dict() if name in state}
-            stage.module.load_state_dict(local_state(stage.module, part), strict=False)
+            part = local_state(stage.module, part)
+            stage.module.load_state_dict(
+                self._shards.parts_of(stage.module, part) if self._shards else part, strict=False
+            )
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU of rank 0, under the model's own names and in its order; {} elsewhere.
@@ -243,6 +259,7 @@ class Pipeline:
         with self._guarded("gathering the state dict"):
             self.control.gather("full_state_dict", None)
             mine = {name: value for stage in self._held() for name, value in full_state_dict(stage.module).items()}
+            mine = self._shards.whole(mine) if self._shards else mine
             gathered = self._network.gather_tensors(
                 {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
             )
@@ -300,7 +317,10 @@ class Pipeline:
         )
 
     def _attach(self, place: Place, modules: Iterable[nn.Module]) -> None:
+        modules = list(modules)
         attach(modules, self.plan, self._network.neighbours[place].experts, self.mesh)
+        if self._shards is not None:
+            self._shards.take(place, modules, self._device)
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""

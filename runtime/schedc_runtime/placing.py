@@ -157,7 +157,8 @@ def check_fingerprints(everyone: Sequence[Mapping[str, str]]) -> None:
 
 
 def _bytes(parameter: Tensor) -> bytes:
-    flat = parameter.detach().cpu().contiguous().reshape(-1)
+    # A copy, since memory that numpy has seen cannot be freed by FSDP2 any more.
+    flat = parameter.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from schedc_runtime.replicas import with_sums
 from schedc_runtime.signature import arguments, microbatch_of
 from schedc_runtime.transport import Transport
 
+if TYPE_CHECKING:
+    from schedc_runtime.sharding import DenseSharding
+
 _KEPT = 16
 """Bound streams kept, one per input signature and program: batches of changing length must not grow without bound."""
 
@@ -28,9 +31,15 @@ class Prepared:
     """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
 
     def __init__(
-        self, partition: Partition, stages: Mapping[Place, Held], device: torch.device, cells: CellSource
+        self,
+        partition: Partition,
+        stages: Mapping[Place, Held],
+        device: torch.device,
+        cells: CellSource,
+        shards: DenseSharding | None = None,
     ) -> None:
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
+        self.shards = shards
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] of the signature asked for last."""
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
@@ -80,6 +89,8 @@ class Prepared:
             )
             for place, held in self.stages.items()
         }
+        if self.shards is not None:
+            codes = {place: self.shards.around(code, program, self.stages[place]) for place, code in codes.items()}
         return boundaries, {
             place: Executor(program, code, transports[place], self.device) for place, code in codes.items()
         }

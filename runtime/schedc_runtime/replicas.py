@@ -48,7 +48,8 @@ def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple
     shared: list[nn.Parameter] = []
     own: list[nn.Parameter] = []
     for parameter in parameters:
-        (own if is_expert(parameter) else shared).append(parameter)
+        if not is_dense_shard(parameter):
+            (own if is_expert(parameter) else shared).append(parameter)
     return tuple(
         Bucket(communicator, part)
         for communicator, travelling in ((neighbours.replicas, shared), (neighbours.same_experts, own))
@@ -61,6 +62,11 @@ def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple
 def is_expert(parameter: nn.Parameter) -> bool:
     """Whether a parameter is a part of the experts, of which every rank of an expert group holds another."""
     return bool(getattr(parameter, "expert_parallel", False))
+
+
+def is_dense_shard(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is this replica's part of one that FSDP2 holds, whose gradients it sums itself."""
+    return bool(getattr(parameter, "dense_shard", False))
 
 
 def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, ...]]:
