@@ -227,9 +227,9 @@ def sent_by_node() -> int:
 
 def summary(found: dict[str, Any], rate: float) -> dict[str, Any]:
     """The ratios, from times and bytes by top-k and method. rate: bytes per second of a node's link."""
-    from schedc.cost.exchange import Mesh, Routing, choose, rows
+    from schedc.cost.exchange import Routing, Topology, choose, rows
 
-    mesh = Mesh(NODES, PER_NODE, rail=rate / PER_NODE, node=found["node_bytes_per_s"])
+    mesh = Topology(NODES, PER_NODE, rail=rate / PER_NODE, node=found["node_bytes_per_s"])
     row = 4.0 * WIDTH
     table = {}
     for top in TOPS:

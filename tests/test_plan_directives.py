@@ -22,7 +22,6 @@ from schedc.compiler import analyse, priced, report
 from schedc.cost.exchange import (
     MARGIN,
     METHODS,
-    Mesh,
     Routing,
     arrivals,
     capacity_rows,
@@ -182,7 +181,7 @@ def test_speeds_survive_the_text(number: int, unit: str, hundredths: int) -> Non
 def test_the_published_table_of_copies(
     nodes: int, top: int, count: int, flat: float, dedup: float, allgather: float
 ) -> None:
-    moved = [rows(method, Routing(count, top), Mesh(nodes, 4)) for method in ("flat", "hierarchical", "allgather")]
+    moved = [rows(method, Routing(count, top), Topology(nodes, 4)) for method in ("flat", "hierarchical", "allgather")]
     assert [round(row.rail, 2) for row in moved if row] == [flat, dedup, allgather]
 
 
@@ -211,7 +210,7 @@ def test_missed_parts_are_those_of_every_draw(groups: int, limit: int, parts: in
 
 def test_rows_of_a_drawn_routing() -> None:
     """Counted on drawn routings, 3 nodes of 2 ranks: within 3 % of the closed forms."""
-    mesh, routing, tokens = Mesh(3, 2), Routing(24, 4), 4000
+    mesh, routing, tokens = Topology(3, 2), Routing(24, 4), 4000
     draw = np.random.default_rng(1).permuted(np.tile(np.arange(24), (tokens, 1)), axis=1)[:, :4]
     rank = draw // 4  # of each copy; the token is on rank 0
     node = rank // 2
@@ -232,7 +231,7 @@ def test_rows_of_a_drawn_routing() -> None:
 
 @given(st.integers(2, 16), st.integers(1, 8), st.sampled_from((1, 2, 4, 8)), st.floats(1e8, 1e12), st.floats(1e8, 1e12))
 def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, rail: float, node: float) -> None:
-    routing, mesh = Routing(nodes * per * 8, top), Mesh(nodes, per, rail, node)
+    routing, mesh = Routing(nodes * per * 8, top), Topology(nodes, per, rail, node)
     choice = choose(routing, mesh, 4096.0)
     times = {method: time(method, routing, mesh, 4096.0) for method in METHODS}
     best = min(value for value in times.values() if value is not None)
@@ -242,15 +241,15 @@ def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, r
 
 
 def test_choices_and_their_reasons() -> None:
-    assert choose(Routing(64, 8), Mesh(1, 8)).method == "flat"
-    assert [choose(Routing(64, top), Mesh(4, 2)).method for top in (1, 2, 4, 8)] == [
+    assert choose(Routing(64, 8), Topology(1, 8)).method == "flat"
+    assert [choose(Routing(64, top), Topology(4, 2)).method for top in (1, 2, 4, 8)] == [
         "flat", "hierarchical", "hierarchical", "hierarchical"
     ]  # fmt: skip
-    assert choose(Routing(256, 8), Mesh(2, 8)).method == "allgather"
-    slow_inside = choose(Routing(64, 2), Mesh(4, 8, 1e9, 1e9))
+    assert choose(Routing(256, 8), Topology(2, 8)).method == "allgather"
+    slow_inside = choose(Routing(64, 2), Topology(4, 8, 1e9, 1e9))
     assert slow_inside.method == "flat"
     assert "copies of a token that leave its node: flat 1.50, allgather 3.00, hierarchical 1.32" in slow_inside.why
-    assert choose(Routing(96, 8, 6, 2), Mesh(4, 1)).times.keys() == {"flat"}  # groups and nodes do not nest
+    assert choose(Routing(96, 8, 6, 2), Topology(4, 1)).times.keys() == {"flat"}  # groups and nodes do not nest
 
 
 def test_break_even_and_capacity() -> None:
@@ -366,7 +365,8 @@ BYTES += "parameters moe 1200 MB dense 200 MB activations dense 300 MB"
 def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
     moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
-    layer, slots = 4096 * layer_bytes(moe, "bf16"), 2 * 3 * 2048 * 1408 * (2 + 4)
+    # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
+    layer, slots = 4096 * layer_bytes(moe, "bf16"), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
     assert 4 * layer + 4.8e9 + slots < held
     with pytest.raises(DiagnosticError) as caught:
@@ -405,7 +405,7 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
     path = tmp_path / "x.sched"
     path.write_text(FULL)
     facts = report(analyse(path, {}))["plan"]
-    moved = rows("hierarchical", Routing(64, 8, 8, 4), Mesh(4, 2))
+    moved = rows("hierarchical", Routing(64, 8, 8, 4), Topology(4, 2))
     assert moved is not None
     assert facts["alltoall"]["bytes_per_token"]["hierarchical"] == {
         "rail": moved.rail * 4096,
@@ -458,4 +458,4 @@ def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
     printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
     assert [line for line in expected if line not in printed] == []
     for nodes, top, count, method in re.findall(r"^\| (\d+), (\d+), (\d+) \|.*\| (\w+) \|$", text, re.MULTILINE):
-        assert choose(Routing(int(count), int(top)), Mesh(int(nodes), 8)).method == method
+        assert choose(Routing(int(count), int(top)), Topology(int(nodes), 8)).method == method

@@ -65,7 +65,7 @@ def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
     rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
     per_node = mesh.per_node or mesh.experts
     row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    return exchange.choose(wanted, exchange.Mesh(mesh.experts // per_node, per_node, rail, node), row).method
+    return exchange.choose(wanted, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
 
 
 def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, mesh: Mesh) -> None:

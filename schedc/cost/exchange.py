@@ -27,8 +27,11 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """Ranks of an expert group, and bytes per second that one rank sends over each lane (0: not known)."""
+class Topology:
+    """The ranks that share the experts: ``nodes`` times ``per_node``, rank = node * per_node + position.
+
+    rail, node: bytes per second that a rank sends to other nodes, and to the others of its node; 0 where not said.
+    """
 
     nodes: int
     per_node: int
@@ -88,58 +91,58 @@ def _missed(experts: int, held: int, top: int) -> float:
     return prod((experts - more - at) / (experts - at) for at in range(fewer))
 
 
-def rows(method: str, routing: Routing, mesh: Mesh) -> Rows | None:
+def rows(method: str, routing: Routing, topology: Topology) -> Rows | None:
     """Rows per token and rank of one dispatch; None where there is no exact form (`untouched`).
 
     flat: one row per expert, over both kinds of links at once. The others have two hops: one row to each node that
     needs it (hierarchical) or to every node (allgather), then inside each node one to each rank that needs it, of
     which the rank that took the row from its rail is one.
     """
-    others, inside = mesh.nodes - 1, mesh.per_node - 1
+    others, inside = topology.nodes - 1, topology.per_node - 1
     if method == "flat":
-        return Rows(routing.top * others / mesh.nodes, routing.top * inside / mesh.ranks)
-    missed_node, missed_rank = untouched(routing, mesh.nodes), untouched(routing, mesh.ranks)
+        return Rows(routing.top * others / topology.nodes, routing.top * inside / topology.ranks)
+    missed_node, missed_rank = untouched(routing, topology.nodes), untouched(routing, topology.ranks)
     if missed_rank is None or missed_node is None:
         return None
     rail = others if method == "allgather" else others * (1 - missed_node)
-    return Rows(rail, mesh.nodes * inside * (1 - missed_rank))
+    return Rows(rail, topology.nodes * inside * (1 - missed_rank))
 
 
-def arrivals(method: str, routing: Routing, mesh: Mesh) -> float | None:
+def arrivals(method: str, routing: Routing, topology: Topology) -> float | None:
     """Rows that a rank gets in one dispatch per token of its own, its own rows included; None as in `rows`."""
     if method == "flat":
         return float(routing.top)
-    missed = untouched(routing, mesh.ranks)
-    return None if missed is None else mesh.ranks * (1 - missed)
+    missed = untouched(routing, topology.ranks)
+    return None if missed is None else topology.ranks * (1 - missed)
 
 
 METHODS = ("flat", "allgather", "hierarchical")
 """The methods, the simplest first: one hop; a first hop of the same size whatever the routing; two that follow it."""
 
 
-def time(method: str, routing: Routing, mesh: Mesh, bytes_per_token: float) -> float | None:
+def time(method: str, routing: Routing, topology: Topology, bytes_per_token: float) -> float | None:
     """Seconds of one dispatch of a rank; bytes_per_token: its tokens times the bytes of a row.
 
     The two hops follow each other, while the rows of flat use both kinds of links at once. A link whose speed is not
     known takes no time; where the rail's is not known it takes a second per byte, so that copies are compared.
     """
-    moved = rows(method, routing, mesh)
+    moved = rows(method, routing, topology)
     if moved is None:
         return None
-    rail = moved.rail * bytes_per_token / (mesh.rail or 1.0)
-    node = moved.node * bytes_per_token / mesh.node if mesh.node and mesh.rail else 0.0
+    rail = moved.rail * bytes_per_token / (topology.rail or 1.0)
+    node = moved.node * bytes_per_token / topology.node if topology.node and topology.rail else 0.0
     return max(rail, node) if method == "flat" else rail + node
 
 
-def choose(routing: Routing, mesh: Mesh, bytes_per_token: float = 1.0) -> Choice:
+def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> Choice:
     """The simplest method within `MARGIN` of the least time, and why."""
-    if mesh.nodes == 1:
+    if topology.nodes == 1:
         return Choice("flat", "there is one node: no row is sent twice over the same links", {})
-    times = {method: time(method, routing, mesh, bytes_per_token) for method in METHODS}
+    times = {method: time(method, routing, topology, bytes_per_token) for method in METHODS}
     known = {method: value for method, value in times.items() if value is not None}
     least = min(known.values())
     method = next(name for name, value in known.items() if value <= least * (1 + MARGIN) + 1e-300)
-    return Choice(method, _why(method, known, routing, mesh), known)
+    return Choice(method, _why(method, known, routing, topology), known)
 
 
 _REASONS = {
@@ -149,12 +152,12 @@ _REASONS = {
 }
 
 
-def _why(method: str, times: dict[str, float], routing: Routing, mesh: Mesh) -> str:
-    copies = {name: moved.rail for name in times if (moved := rows(name, routing, mesh)) is not None}
+def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:
+    copies = {name: moved.rail for name in times if (moved := rows(name, routing, topology)) is not None}
     said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
     other = min((value for name, value in times.items() if name != method), default=0.0)
     gain = f"; {other / times[method]:.2f} times as fast as the next" if 0 < times[method] < other else ""
-    speeds = "" if mesh.rail else " (link speeds are not known: copies are compared)"
+    speeds = "" if topology.rail else " (link speeds are not known: copies are compared)"
     return f"{_REASONS[method]}; copies of a token that leave its node: {said}{gain}{speeds}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedc.cost.exchange import Topology
 from schedc.plan.values import (
     By,
     Capacity,
@@ -15,7 +16,6 @@ from schedc.plan.values import (
     Level,
     Method,
     Recompute,
-    Topology,
 )
 
 if TYPE_CHECKING:

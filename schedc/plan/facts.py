@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from schedc.cost.exchange import METHODS, Choice, Mesh, Routing, Rows, arrivals, choose, rows
-from schedc.plan.values import ExpertPlan, Experts, Method, Topology
+from schedc.cost.exchange import METHODS, Choice, Routing, Rows, arrivals, choose, rows
+from schedc.plan.values import ExpertPlan, Experts, Method
 
 
 def routing_of(experts: Experts) -> Routing:
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
-
-
-def mesh_of(topology: Topology) -> Mesh:
-    return Mesh(topology.nodes, topology.per_node, topology.rail, topology.node)
 
 
 def chosen(plan: ExpertPlan) -> Choice | None:
@@ -19,14 +15,14 @@ def chosen(plan: ExpertPlan) -> Choice | None:
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
     row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    return choose(routing_of(plan.experts), mesh_of(plan.topology), row)
+    return choose(routing_of(plan.experts), plan.topology, row)
 
 
 def travelling(plan: ExpertPlan) -> dict[str, Rows]:
     """Rows per token that a rank sends in one dispatch, by method; empty where the plan does not say enough."""
     if plan.experts is None or plan.topology is None:
         return {}
-    moved = {method: rows(method, routing_of(plan.experts), mesh_of(plan.topology)) for method in METHODS}
+    moved = {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
     return {method: value for method, value in moved.items() if value is not None}
 
 
@@ -34,4 +30,4 @@ def arrive(plan: ExpertPlan) -> float | None:
     """Rows that a rank gets per token of its own in one dispatch; None where that is not known."""
     if plan.experts is None or plan.topology is None or plan.method is Method.AUTO:
         return None
-    return arrivals(plan.method, routing_of(plan.experts), mesh_of(plan.topology))
+    return arrivals(plan.method, routing_of(plan.experts), plan.topology)

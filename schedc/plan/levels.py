@@ -89,5 +89,5 @@ def kept_share(experts: Experts | None, dtype: str, level: Level, arrive: float 
 
 
 def slot_bytes(experts: Experts, dtype: str) -> int:
-    """Bytes of a place for a hot expert: its three matrices, and their gradients in fp32."""
-    return 3 * experts.hidden * experts.width * (BYTES[dtype] + 4)
+    """Bytes of the weights of a hot expert, its three matrices, in a slot; their gradients take as many."""
+    return 3 * experts.hidden * experts.width * BYTES[dtype]

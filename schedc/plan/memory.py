@@ -69,47 +69,57 @@ class Peak:
     parts: tuple[tuple[str, float], ...]
 
 
-def hot_bytes(plan: ExpertPlan) -> float:
-    """Bytes of a rank's slots for hot experts: one set for all its layers; 0 where sizes are not known."""
-    if plan.hot is None or plan.experts is None:
-        return 0.0
+@dataclass(frozen=True)
+class Slots:
+    """Bytes of slots for hot experts. held: [stages] of a microbatch in flight, its weights in every MoE layer.
+    passing: of the gradients of one layer, on their way to the owners."""
+
+    held: Floats
+    passing: float = 0.0
+
+
+def hot_slots(plan: ExpertPlan, layout: Layout) -> Slots:
+    """What hot experts take at most; nothing where the plan has none, does not say their sizes, or has a capacity."""
+    stages = np.zeros(len(layout.stages))
+    if plan.hot is None or plan.experts is None or plan.capacity is not None:
+        return Slots(stages)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    return (own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype)
+    one = (own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype)
+    layers = layout.counts[:, [WORK.index(kind) for kind in _MOE]].sum(1)
+    return Slots(stages + one * layers, one * float(layers.any()))
 
 
-def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: float = 0.0) -> Floats:
+def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: Slots) -> Floats:
     """[P] the most that each rank holds: its parameters, ``slots``, and activations inside cells."""
-    running = _running(schedule, costs.resolved(schedule.stages))
+    running = _running(schedule, costs.resolved(schedule.stages), slots)
     most = np.maximum(np.maximum.reduceat(running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
     parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
-    return np.asarray(parameters + slots + most)
+    return np.asarray(parameters + slots.passing + most)
 
 
-def _running(schedule: Schedule, costs: StageCosts) -> Floats:
-    """[ops] activations that the rank holds after each op; the forward of a pair is counted before its backward."""
-    added = _added(costs)[schedule.kind, schedule.stage]
+def _running(schedule: Schedule, costs: StageCosts, slots: Slots) -> Floats:
+    """[ops] activations, and weights in slots, that the rank holds after each op; the forward of a pair is counted before its backward."""
+    added = _added(costs, slots)[schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
     return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
 
 
-def _added(costs: StageCosts) -> Floats:
+def _added(costs: StageCosts, slots: Slots) -> Floats:
     """[kinds, stages] memory that an op adds."""
-    activation, pending = costs.activation, costs.pending_weight
+    activation, pending = costs.activation + slots.held, costs.pending_weight
     table = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
     return np.stack([table[kind] for kind in OpKind])
 
 
-def peak_of(
-    rank: int, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: float = 0.0
-) -> Peak:
+def peak_of(rank: int, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: Slots) -> Peak:
     """What ``rank`` holds at its fullest, largest first."""
     of_stage = costs.resolved(schedule.stages)
     low, high = schedule.rank_start[rank : rank + 2]
-    row = int(low + np.argmax(_running(schedule, of_stage)[low:high]))
+    row = int(low + np.argmax(_running(schedule, of_stage, slots)[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
-    parts: dict[str, float] = {}
+    parts: dict[str, float] = {"slots of hot experts": slots.passing}
     for stage in stages:
         _add(parts, "parameters of", layout, layers.parameters, stage, layers.per_stage(layout, "parameters")[stage])
         kinds = schedule.kind[low : row + 1][schedule.stage[low : row + 1] == stage]
@@ -117,10 +127,10 @@ def peak_of(
         active = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
         waiting = number[OpKind.I] - number[OpKind.W]
         _add(parts, "activations of", layout, layers.activations, stage, active * of_stage.activation[stage])
+        parts["slots of hot experts"] += active * float(slots.held[stage])
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + waiting * of_stage.pending_weight[stage]
         )
-    parts["slots of hot experts"] = slots
     order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
     return Peak(rank, sum(value for _, value in order), row, tuple(order))
 
@@ -155,7 +165,7 @@ def check_memory(
     line = memory_line(tree)
     if line is None:
         return
-    limit, slots = amount(line), hot_bytes(plan) if line.unit else 0.0
+    limit, slots = amount(line), hot_slots(plan, layout) if line.unit else Slots(np.zeros(len(layout.stages)))
     held = peaks(layout, layers, known.schedule, costs, slots)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):

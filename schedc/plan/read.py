@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedc.cell.hand import ALIASES, EXCHANGES, SEGMENTS
+from schedc.cost.exchange import Topology
 from schedc.diagnostics import did_you_mean
 from schedc.plan.attached import Attached, Request
 from schedc.plan.quantities import speed_of
@@ -20,7 +21,6 @@ from schedc.plan.values import (
     Level,
     Method,
     Recompute,
-    Topology,
 )
 from schedc.source import Span
 from schedc.syntax.plan import (

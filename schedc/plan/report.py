@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.cost.exchange import capacity_rows, choose, hot_break_even
 from schedc.layout.parts import Kind, Layout
-from schedc.plan.facts import arrive, mesh_of, routing_of, travelling
+from schedc.plan.facts import arrive, routing_of, travelling
 from schedc.plan.levels import layer_bytes, saving, slot_bytes
 from schedc.plan.quantities import shown
 from schedc.plan.values import BYTES, ExpertPlan, Method
@@ -52,7 +52,7 @@ def _why(plan: ExpertPlan) -> str:
     if plan.experts is None or plan.topology is None:
         return "said by the plan, or the default"
     size = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    choice = choose(routing_of(plan.experts), mesh_of(plan.topology), size)
+    choice = choose(routing_of(plan.experts), plan.topology, size)
     if choice.method == plan.method:
         return choice.why
     return f"as the plan has it; by the closed form {choice.method} is better: {choice.why}"
@@ -82,7 +82,7 @@ def _hot(plan: ExpertPlan) -> dict[str, Any] | None:
         "most": most,
         "auto": plan.hot.most is None,
         "until_imbalance_below": plan.hot.below,
-        "break_even_rows": hot_break_even(experts.width, BYTES[plan.dtype]) if experts and sized else None,
+        "break_even_rows": hot_break_even(experts.width, *2 * (BYTES[plan.dtype],)) if experts and sized else None,
         "slot_bytes": most * slot_bytes(experts, plan.dtype) if most and experts and sized else None,
     }
 
@@ -146,7 +146,7 @@ def _of_hot(hot: dict[str, Any] | None) -> Iterator[str]:
     )
     even = hot["break_even_rows"]
     pays = "" if even is None else f"; a copy pays from {even} rows on a rank"
-    slots = f"; slots take {shown(hot['slot_bytes'])}" if hot["slot_bytes"] else ""
+    slots = f"; slots take {shown(hot['slot_bytes'])} per layer and microbatch in flight" if hot["slot_bytes"] else ""
     yield f"hot {most}{until}{pays}{slots}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from schedc.cost.exchange import Topology
+
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of a number, by the name of its type."""
 
@@ -25,23 +27,6 @@ class Experts:
     shared: int = 0
     width: int = 0
     hidden: int = 0
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The ranks that share the experts: ``nodes`` times ``per_node``, rank = node * per_node + position.
-
-    rail, node: bytes per second that a rank sends to other nodes, and to the others of its node; 0 where not said.
-    """
-
-    nodes: int
-    per_node: int
-    rail: float = 0.0
-    node: float = 0.0
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.per_node
 
 
 class Method(StrEnum):
