@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         processes = max(sharing, 2 if program.stages > 1 else 1)
         if not launched() and processes > 1:
             check_processes(processes)
-            return launch("schedc_runtime.calibrate", arguments, processes)
+            nodes, per_node = (plan.topology.nodes, plan.topology.per_node) if plan.topology else (1, 1)
+            return launch("schedc_runtime.calibrate", [*arguments, "--topology", f"{nodes}x{per_node}"], processes)
         costs = _calibrate(program, plan, sharing, options)
     except (RuntimeFault, DiagnosticError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -163,7 +164,7 @@ def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
-    about = f"# Milliseconds on {where}: {what}; {sharing} expert ranks; medians of {options.repetitions}.\n"
+    about = f"# Milliseconds on {where}: {what}; {sharing} expert rank{'s' * (sharing > 1)}; medians of {options.repetitions}.\n"
     if options.output is None:
         print(about + dump_costs(costs), end="", flush=True)
         return

@@ -190,7 +190,7 @@ def part_of(step: tuple[Handler, Any]) -> str:
     """What a micro-step does, as ``run backward of 0.experts``; "" for a step that is a whole instruction."""
     handler, operands = step
     if isinstance(operands, Micro):
-        return f"{_WORDS[handler]} of {operands.stage.shape.nodes[operands.node].name}"
+        return f"{_WORDS.get(handler, 'a step')} of {operands.stage.shape.nodes[operands.node].name}"
     return _WORDS.get(handler, "")
 
 

@@ -1,0 +1,243 @@
+"""What each optimization of a plan does to step time and loss of a model in the shape of DeepSeek-V3, at toy size.
+
+    python benchmarks/moe_step.py [--json] [--steps 40] [--only overlap,capacity]
+
+Four processes over gloo: DualPipeV on a pipeline of two ranks, each an expert group of two nodes of one rank. The model
+has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed experts, and multi-token prediction; it
+learns to count (sequences with random starts and strides). Every variant trains the same model on the same data: all
+optimizations off, each alone, all together.
+
+    step_ms    instrument: emulated device time (see `schedc_runtime.emulate`), from the begin of a step until the last
+               segment ends on the slowest rank; of three steps the shortest. Segments take the proportions of
+               DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward 20 + 18, 12, 20 + 26), experts
+               by the rows that they really got, padding included; exchanges by the bytes that they really sent to the
+               other node, at a speed at which a flat dispatch of uniform routing takes 16
+    loss       really computed: the mean of the last ten steps. same: whether the whole curve is, bit by bit, that of
+               `off`; deviation: of the last ten steps' mean from that of `off`
+    dropped    part of the choices of experts that a capacity dropped
+
+A variant that drops nothing and adds nothing up in another order must be the same; the others must be within 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import schedc
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.program import Half
+from schedc.plan import Capacity, Drop, ExpertPlan, Hot, Level, Method, Recompute
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.cells import Micro
+from schedc_runtime.emulate import Device
+from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss
+from schedc_runtime.testing import pool
+
+RANKS, EXPERT_RANKS, MICROBATCHES = 2, 2, 8
+ROWS, TOKENS, WIDTH, VOCAB = 2, 32, 32, 64
+ROUTING = Routing(
+    32, 8, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, bias_rate=0.01, balance=1e-3
+)
+SEGMENTS = {
+    "attention": Times(20, 20, 18), "shared": Times(6, 6, 6), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
+    "dense": Times(40, 40, 38), "permute": Times(1, 1, 0), "relay": Times(1, 1, 0), "relay_back": Times(1, 1, 0),
+}  # fmt: skip
+"""Milliseconds of one layer; of the experts at the mean number of rows."""
+FLAT = 16.0
+"""Milliseconds of a dispatch of a row for each expert, under uniform routing."""
+LATENCY = 0.5
+FLAT_BYTES = ROWS * TOKENS * ROUTING.k * (EXPERT_RANKS - 1) / EXPERT_RANKS * (WIDTH + 1) * 4
+MEAN_ROWS = ROWS * TOKENS * ROUTING.k
+
+DROPPING = Capacity(1.25, Drop.PROBS)
+LENT = Hot(2, 1.2)
+AGAIN = (Recompute(Level.MEDIUM),) * 2 * RANKS
+VARIANTS: dict[str, ExpertPlan] = {
+    "off": ExpertPlan(),
+    "overlap": ExpertPlan(overlap=True),
+    "alltoall": ExpertPlan(method=Method.AUTO),
+    "capacity": ExpertPlan(capacity=DROPPING),
+    "hot": ExpertPlan(hot=LENT),
+    "recompute": ExpertPlan(recompute=AGAIN),
+    "all": ExpertPlan(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=AGAIN),
+}
+REORDERED = ("hot",)
+"""Those that drop nothing, but add up in another order."""
+
+
+@dataclass
+class Emulated(Device):
+    """A device on which experts take as long as their rows say, and exchanges as long as their bytes."""
+
+    group: ExpertGroup = field(default_factory=ExpertGroup.solo)
+    moved: int = 0
+    planned: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Rows that each layer's experts have got so far, by stage and layer."""
+    rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """By stage, layer and microbatch."""
+
+    def time(self, op: Micro, half: Half) -> float:
+        node = op.stage.shape.nodes[op.node]
+        layer = (op.stage.index, node.layer)
+        if node.exchange:
+            before, self.moved = self.moved, self.group.bytes_leaving_node()
+            return (LATENCY + FLAT * (self.moved - before) / FLAT_BYTES) * self.unit
+        if node.role == "permute" and half is Half.FORWARD:
+            planner = [each for _, each in moe_layers(op.stage.module)][node.layer].planner
+            before, self.planned[layer] = self.planned.get(layer, 0), planner.padded_rows
+            self.rows[*layer, op.microbatch] = max(0, planner.padded_rows - before)
+        share = self.rows.get((*layer, op.microbatch), MEAN_ROWS) / MEAN_ROWS if node.role == "experts" else 1.0
+        return super().time(op, half) * share
+
+
+def costs_of(plan: ExpertPlan) -> CellCosts:
+    """What cells are ordered by: the table, and exchanges at uniform routing."""
+    rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
+    lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}
+    return CellCosts.of(SEGMENTS, {**lanes, "routing.rail": Times(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5})
+
+
+def model_of() -> MoETransformer:
+    torch.manual_seed(0)
+    config = MoEConfig(
+        vocab=VOCAB, width=WIDTH, moe_blocks=7, inner=64, expert_inner=8, routing=ROUTING, query_rank=16,
+        key_value_rank=8, plain=8, rotary=4, value=8, multi_token=True,
+    )  # fmt: skip
+    return MoETransformer(config)
+
+
+def text(seed: int) -> tuple[Tensor, Tensor]:
+    """One step's batch of one replica: counting sequences, and what comes next in each."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(0, VOCAB, (ROWS * MICROBATCHES, 1), generator=generator)
+    stride = torch.randint(1, 4, (ROWS * MICROBATCHES, 1), generator=generator)
+    sequence = (start + stride * torch.arange(TOKENS + 1)) % VOCAB
+    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
+
+
+def rank_of_run(rank: int, world_size: int, variant: str, steps: int, timed: int, unit: float) -> dict[str, Any]:
+    """Losses of all steps and the emulated seconds of the timed ones, on this process."""
+    plan = VARIANTS[variant]
+    program = schedc.compile("dualpipev", P=RANKS, M=MICROBATCHES)
+    mesh = Mesh(RANKS, EXPERT_RANKS, per_node=1)
+    costs = costs_of(plan)
+    model = model_of()
+    pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cell_costs=costs, timeout=120)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
+    layers = [layer for stage in pipe.held(pipe.places[0]) for _, layer in moe_layers(stage.module)]
+    device = Emulated(costs=costs, unit=unit, group=layers[0].routing.group)
+    losses, seconds, dropped, choices = [], [], 0, 0
+    plain: list[tuple[Any, Any]] = []
+    for step in range(steps):
+        emulated = 1 <= step <= timed  # the first step binds, and warms up connections
+        if emulated:
+            plain = emulate(pipe, device, plain)
+            dist.barrier()
+            device.moved = device.group.bytes_leaving_node()
+            device.planned.clear()
+            device.begin()
+        began = perf_counter()
+        optimizer.zero_grad()
+        losses.append(pipe.step(*text(step * mesh.replicas + pipe.replica)).item())
+        if emulated:
+            seconds.append(device.end - began)
+        if step == timed:
+            for executor, code in plain:
+                executor.code = code
+        optimizer.step()
+        dropped += sum(layer.statistics.dropped for layer in layers)
+        choices += sum(layer.statistics.choices for layer in layers)
+        pipe.update_biases()
+    pipe.close()
+    return {"losses": losses, "seconds": seconds, "dropped": dropped, "choices": choices}
+
+
+def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Let the executors that the pipeline has bound run in emulated time; each with its own code, to be put back."""
+    if done:
+        return done
+    bound = [executor for _, placed in pipe._prepared._bound.values() for executor in placed.values()]
+    plain = [(executor, executor.code) for executor in bound]
+    for executor, code in plain:
+        executor.code = device.code(code)
+    return plain
+
+
+def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    ranks = pool(RANKS * EXPERT_RANKS).run(
+        "moe_step:rank_of_run", timeout=1200, variant=variant, steps=options.steps, timed=options.timed,
+        unit=options.unit * 1e-3,
+    )  # fmt: skip
+    slowest = [max(step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    return {
+        "step_ms": 1e3 * min(slowest) / options.unit,
+        "losses": ranks[0]["losses"],
+        "dropped": sum(rank["dropped"] for rank in ranks) / sum(rank["choices"] for rank in ranks),
+    }
+
+
+def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Every variant beside `off`."""
+    base = results["off"]
+    end = last(base)
+    return {
+        name: {
+            "step_ms": x["step_ms"], "speedup": base["step_ms"] / x["step_ms"], "loss": last(x),
+            "same": x["losses"] == base["losses"], "deviation": abs(last(x) - end) / end, "dropped": x["dropped"],
+            "losses": x["losses"],
+        }
+        for name, x in results.items()
+    }  # fmt: skip
+
+
+def last(result: dict[str, Any]) -> float:
+    losses = result["losses"][-10:]
+    return float(sum(losses) / len(losses))
+
+
+def faults(table: dict[str, Any]) -> list[str]:
+    """Variants whose loss is not what it must be."""
+    exact = {name for name in table if VARIANTS[name].capacity is None and name not in REORDERED}
+    return [name for name, x in table.items() if (not x["same"] if name in exact else x["deviation"] > 0.01)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Step time and loss of a MoE model, its optimizations off and on.")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--steps", type=int, default=40, help="training steps of every variant")
+    parser.add_argument("--timed", type=int, default=3, help="steps in emulated device time, of which the best counts")
+    parser.add_argument("--unit", type=float, default=0.5, help="milliseconds that a millisecond of the table takes")
+    parser.add_argument("--only", default="", help="names of variants, with commas; `off` is always run")
+    options = parser.parse_args()
+    chosen = ["off", *filter(None, options.only.split(","))] if options.only else list(VARIANTS)
+    table = compared({name: measure(name, options) for name in dict.fromkeys(chosen)})
+    wrong = faults(table)
+    if options.json:
+        print(json.dumps({"variants": table, "faults": wrong, "all_speedup": table.get("all", {}).get("speedup")}))
+    else:
+        print("emulated device time, 2 pipeline x 2 expert ranks (2 nodes) over gloo; loss: mean of the last ten steps")
+        print(f"{'variant':>10} {'step':>9} {'speedup':>8} {'loss':>9} {'as off':>12} {'dropped':>8}")
+        for name, x in table.items():
+            same = "same bits" if x["same"] else f"{100 * x['deviation']:.3f} %"
+            print(
+                f"{name:>10} {x['step_ms']:6.0f} ms {x['speedup']:8.2f} {x['loss']:9.5f} {same:>12}"
+                f" {100 * x['dropped']:6.1f} %"
+            )
+    if wrong:
+        sys.exit(f"losses that are not what they must be: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()
