@@ -412,7 +412,7 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
         "node": moved.node * 4096,
     }
     assert facts["capacity"] == {"factor": 1.25, "drop": "position", "rows": 640}
-    assert facts["hot"]["break_even_rows"] == 3168
+    assert facts["hot"]["break_even_rows"] == 2112
     assert [(row["level"], row["moe_layers"]) for row in facts["recompute"]] == [
         ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
     ]  # fmt: skip

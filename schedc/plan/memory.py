@@ -98,7 +98,7 @@ def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, 
 
 
 def _running(schedule: Schedule, costs: StageCosts, slots: Slots) -> Floats:
-    """[ops] activations, and weights in slots, that the rank holds after each op; the forward of a pair is counted before its backward."""
+    """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
     added = _added(costs, slots)[schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
