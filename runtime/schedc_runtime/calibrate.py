@@ -164,7 +164,8 @@ def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
-    about = f"# Milliseconds on {where}: {what}; {sharing} expert rank{'s' * (sharing > 1)}; medians of {options.repetitions}.\n"
+    ranks = f"{sharing} expert ranks" if sharing > 1 else "one rank"
+    about = f"# Milliseconds on {where}: {what}; {ranks}; medians of {options.repetitions}.\n"
     if options.output is None:
         print(about + dump_costs(costs), end="", flush=True)
         return

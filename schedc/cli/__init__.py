@@ -1,4 +1,4 @@
-"""The command line: ``schedc compile | check | show | export | list | explain | run``.
+"""The command line: ``schedc compile | check | show | export | list | explain | run | calibrate``, ...
 
 Results go to stdout, diagnostics and progress to stderr. Everything that costs import time is imported by the
 command that needs it.
