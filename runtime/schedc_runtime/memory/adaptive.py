@@ -28,10 +28,10 @@ def imbalance(everyone: Tensor, experts: int, rank: int | None = None) -> float:
 
 @dataclass
 class _Layer:
-    """on: recompute, whatever a microbatch has. peak: the largest imbalance of this step; 0 before any."""
+    """on: recompute, whatever a microbatch has. peak: the largest imbalance of this step; None before any."""
 
     on: bool = True
-    peak: float = 0.0
+    peak: float | None = None
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Adaptive:
         """Whether the experts of this microbatch are worked out again."""
         state = self.layers.setdefault(layer, _Layer())
         found = imbalance(everyone, experts, None if self.by is By.GROUP else rank)
-        state.peak = max(state.peak, found)
+        state.peak = found if state.peak is None else max(state.peak, found)
         again = state.on or found > self.threshold
         self.recomputed += again
         self.held += not again
@@ -62,6 +62,6 @@ class Adaptive:
     def end_step(self) -> None:
         """Decide on the next step from what came in this one."""
         for state in self.layers.values():
-            if state.peak:
+            if state.peak is not None:
                 state.on = state.peak > self.threshold * (RELAX if state.on else 1.0)
-                state.peak = 0.0
+                state.peak = None

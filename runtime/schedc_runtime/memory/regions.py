@@ -315,6 +315,11 @@ class Recorder:
     def decide(self, everyone: Tensor, experts: int, rank: int) -> None:
         """Told the routing [ranks, N, k] of the layer that is being forwarded, of so many ``experts``."""
 
+    def decisions(self) -> list[Any]:
+        """What is kept so that it need not be decided again."""
+        regions = [found for made in self.regions.values() for weak in made if (found := weak()) is not None]
+        return [decided for kept in (*(x.kept for x in regions), *self.kept.values()) for decided in kept]
+
     def fill(self, node: int) -> None:
         """Work out again what the regions of a node made, ahead of its backward."""
         for reference in self.regions.get(node, ()):

@@ -90,7 +90,8 @@ def choose(scores: Tensor, k: int, groups: int = 1, kept_groups: int = 1) -> Ten
 
 def _best(scores: Tensor, k: int) -> Tensor:
     # Not topk: which of equal scores it keeps is not told, and differs between devices.
-    return scores.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    # Copied: a view would hold the order of all.
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :k].contiguous()
 
 
 class Router(nn.Module):

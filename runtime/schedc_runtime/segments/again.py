@@ -30,7 +30,7 @@ class Again:
     def __init__(self, graph: StageGraph, recorder: MicrobatchRecorder) -> None:
         self.graph, self.recorder = graph, recorder
         self.pending: dict[int, Any] = {}
-        self._held: dict[int, Any] = {}
+        self.held: dict[int, Any] = {}
         """Notes of values that enter what is repeated."""
         self._values: dict[int, Any] = {}
         self._uses: dict[int, int] = {}
@@ -46,7 +46,7 @@ class Again:
             return
         for number, value in values:
             if self.graph.maker.get(number) not in self.graph.again:
-                self._held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
+                self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
 
     def arrived(self, node: int, given: Sequence[Tensor]) -> None:
         """What an exchange brought is not held, if it will be sent once more."""
@@ -112,8 +112,8 @@ class Again:
         )  # fmt: skip
 
     def _take(self, number: int) -> Any:
-        if number in self._held:
-            return pytree.tree_map(_restored, self._held[number], is_leaf=_is_note)
+        if number in self.held:
+            return pytree.tree_map(_restored, self.held[number], is_leaf=_is_note)
         if number not in self._values:
             made = self.graph.nodes[self.graph.maker[number]].name
             raise StageError(f"a value of {made} is taken once more before it is there")

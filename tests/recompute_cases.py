@@ -1,0 +1,81 @@
+"""What the tests of recomputation run, here and on every rank of a pool of processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from expert_cases import compiled, train
+from runtime_cases import next_token_loss
+from segmented_cases import small_moe
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from schedc.plan.values import Recompute
+from schedc_runtime import Pipeline
+from schedc_runtime.boundary import Boundary, TensorSpec
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import GatedMLP, MoELayer
+from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.partition import partition
+from schedc_runtime.segments import SegmentedStage
+
+
+def moe(dropout: float) -> Any:
+    """Four blocks, the first dense; biased routing and an auxiliary loss."""
+    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=1e-2)
+    return small_moe(moe_blocks=3, dense_blocks=1, dropout=dropout, routing=routing)
+
+
+def trained(
+    schedule: str, sizes: dict[str, int], lines: str, dropout: float = 0.2, **options: Any
+) -> dict[str, Tensor]:
+    """Losses and the state after two steps of the model, on the ranks of this process."""
+    program = compiled(schedule, sizes, lines)
+    pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, **options)
+    torch.manual_seed(5)
+    losses = train(pipe, 2)
+    state = {f"{at} {name}": value for at, stage in enumerate(pipe._held())
+             for name, value in stage.module.state_dict().items()}  # fmt: skip
+    pipe.close()
+    return {**state, "losses": torch.stack(losses)}
+
+
+def unequal(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    return sorted(name for name in {*mine, *expected} if not torch.equal(mine[name], expected[name]))
+
+
+def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str, list[str]]]) -> list[list[str]]:
+    """Per case (schedule, sizes, lines, lines of recomputation): what differs from the plan without the latter."""
+    found = []
+    for schedule, sizes, lines, levels in cases:
+        expected = trained(schedule, sizes, lines)
+        found += [unequal(trained(schedule, sizes, f"{lines}\n{level}"), expected) for level in levels]
+    return found
+
+
+class Block(nn.Module):
+    """A norm, a linear layer for an attention, and a `MoELayer` behind another norm."""
+
+    def __init__(self, width: int, inner: int, experts: int, top: int, shared: int) -> None:
+        super().__init__()
+        self.first, self.attention, self.second = nn.LayerNorm(width), nn.Linear(width, width), nn.LayerNorm(width)
+        routing = Routing(experts, top, exact_logits=True)
+        part = GatedMLP(width, shared * inner) if shared else None
+        self.mlp = MoELayer(Router(width, routing), Experts(experts, width, inner), part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        output: Tensor = x + self.mlp(self.second(x))
+        return output
+
+
+def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recompute) -> SegmentedStage:
+    """The blocks as the first of two stages that count what they hold; [tokens, width] float32 go in and out."""
+    parts = partition(nn.Sequential(*blocks), 1, blocks="")
+    stage = SegmentedStage(parts.modules[0], 0, 2, inputs=1, blocks=parts.blocks[0])
+    spec = TensorSpec((tokens, width), torch.float32, True)
+    edges = (pytree.tree_structure((0,)), ("x",)), (pytree.tree_structure(0), ("y",))
+    stage.bind(*[Boundary((spec,), *edge) for edge in edges])
+    stage.recompute(plan, count=True)
+    return stage

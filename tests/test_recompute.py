@@ -1,0 +1,366 @@
+"""Recomputation: the bits of a backward without it, bytes and FLOPs as counted, decisions, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recompute_cases import Block, block_stage, moe, trained, unequal
+from runtime_cases import next_token_loss, small_gpt, tokens
+from segmented_cases import listed
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import schedc
+from schedc.cell.collectives import Cell, ExpertRanks, events, verify_collectives
+from schedc.cell.program import Half
+from schedc.cell.verify import verify
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import InstructionKind
+from schedc.plan import ExpertPlan
+from schedc.plan.levels import saving
+from schedc.plan.values import By, Experts, Level, Recompute
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.errors import StageError
+from schedc_runtime.memory.adaptive import RELAX, Adaptive, imbalance
+from schedc_runtime.memory.counter import held
+from schedc_runtime.moe.router import Router
+from schedc_runtime.testing import pool
+
+LEVELS = [level for level in Level if level is not Level.NONE]
+TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
+ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
+
+# The same bits.
+
+
+@pytest.mark.parametrize(
+    ("schedule", "levels"),
+    [
+        (("dualpipev", {"P": 2, "M": 4}), ["norm", "light", "full"]),
+        (("zbh1", {"P": 2, "M": 2}), ["act", "medium", "adaptive(1.2)"]),
+    ],
+)
+def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]], levels: list[str]) -> None:
+    """Experts on 2 x 1 ranks: parameters, biases and losses after two steps.
+
+    Without dropout: all ranks here draw from one source, in an order that depends on their steps.
+    """
+    lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n"
+    expected = trained(*schedule, lines, dropout=0.0, in_process=True)
+    for level in levels:
+        found = trained(*schedule, f"{lines}  recompute {level}", dropout=0.0, in_process=True)
+        assert unequal(found, expected) == [], level
+
+
+CASES = [
+    ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto",
+     ["  recompute chunk 0 full\n  recompute chunk 1 medium"]),
+    ("zbh1", {"P": 2, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto", ["  recompute adaptive(1.3)"]),
+    ("1f1b", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall flat\n  capacity 1.25 drop probs",
+     ["  recompute full", "  recompute medium adaptive(1.2) by rank", "  recompute stage 0 light"]),
+]  # fmt: skip
+
+
+def test_processes() -> None:
+    for wrong in pool(4).run("recompute_cases:parity", cases=CASES, timeout=240):
+        assert wrong == [[]] * sum(len(levels) for *_, levels in CASES)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("level", [Level.NORM, Level.ACT, Level.FULL])
+def test_dense_stages(level: Level, overlap: bool) -> None:
+    """Stages that are run as a whole, and in segments; different levels on different stages."""
+
+    class Mlp(nn.Module):
+        def __init__(self, up: nn.Module, down: nn.Module) -> None:
+            super().__init__()
+            self.up, self.act, self.down = up, nn.GELU(), down
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.act(self.up(x)))
+
+    class Around(nn.Module):
+        def __init__(self, block: Any) -> None:
+            super().__init__()
+            self.norm, self.drop = block.mlp_norm, nn.Dropout(0.3)
+            self.mlp = Mlp(block.up, block.down)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.drop(self.mlp(self.norm(x)))
+
+    def model() -> nn.Module:
+        gpt = small_gpt()
+        gpt.blocks = nn.ModuleList([Around(block) for block in gpt.blocks])
+        return gpt
+
+    program = schedc.compile("zbv", P=2, M=3)
+    plans = [
+        ExpertPlan(),
+        ExpertPlan(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
+    ]
+    found = []
+    for plan in plans:
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, plan=plan, overlap=overlap)
+        torch.manual_seed(1)
+        loss = pipe.step(*tokens(6))
+        found.append({"loss": loss, **{name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}})
+        pipe.close()
+    assert len(found[0]) > 30
+    assert unequal(found[1], found[0]) == []
+
+
+def test_the_routing_is_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    chosen = Router._chosen
+    monkeypatch.setattr(Router, "_chosen", lambda self, scores: calls.append(1) or chosen(self, scores))
+    stage, x = moe_stage(Recompute(Level.FULL)), torch.randn(TOKENS, WIDTH)
+    stage.forward(0, (x,))
+    assert len(calls) == 2
+    stage.backward(0, (x,))
+    assert len(calls) == 2
+
+
+# Bytes and FLOPs.
+
+WIDTH, INNER, EXPERTS, TOP, SHARED, TOKENS = 16, 12, 8, 2, 1, 32
+SIZES = Experts(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
+
+
+def moe_stage(plan: Recompute) -> Any:
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [Block(WIDTH, INNER, EXPERTS, TOP, SHARED) for _ in range(2)]
+    return block_stage(blocks, TOKENS, WIDTH, plan)
+
+
+def measured(plan: Recompute) -> tuple[float, int, int]:
+    """Bytes that autograd has saved, and those the runtime holds, per token and layer; FLOPs of the backward."""
+    stage, x = moe_stage(plan), torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    stage.forward(0, (x,))
+    found = held(stage, 0)
+    with FlopCounterMode(display=False) as flops:
+        stage.backward(0, (x,))
+    return sum(found.saved.values()) / TOKENS / 2, found.runtime // TOKENS, flops.get_total_flops()
+
+
+STATISTICS = 2 * 2 * 4
+"""Bytes per token and layer of two norms' means and deviations, which closed forms leave out."""
+WEIGHTS = TOP * 4 + 4 + TOP * 8
+"""And of the router's weights before they are divided by their sum, of the sum, and of the choice."""
+OUTPUTS = TOP * WIDTH * 4 + TOP * 4 - TOP * 2
+"""And of the experts' outputs and the gates, from which the gates' gradients are made; less the choice of all."""
+BESIDE = {
+    Level.NORM: STATISTICS, Level.ACT: STATISTICS, Level.LIGHT: STATISTICS + WEIGHTS,
+    Level.MEDIUM: STATISTICS + WEIGHTS, Level.FULL: STATISTICS + WEIGHTS + OUTPUTS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
+    none, kept_by_none, before = measured(Recompute())
+    bytes_held, kept, after = measured(Recompute(level))
+    expected = saving(SIZES, "fp32", level)
+    assert none - bytes_held == expected.bytes + BESIDE[level]
+    assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is worked out again
+    flops = (after - before) // TOKENS // 2
+    # Of the shared expert nothing asks for its second product.
+    assert flops == expected.flops - (2 * SHARED * WIDTH * INNER if level is Level.FULL else 0)
+
+
+# Decisions.
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=4, max_size=4), min_size=1, max_size=30), st.floats(1.05, 3))
+def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int]], threshold: float) -> None:
+    """Steps of two microbatches; by group all ranks decide alike, by rank each keeps to the threshold."""
+    groups = [Adaptive(threshold, By.GROUP) for _ in range(4)]
+    ranks = [Adaptive(threshold, By.RANK) for _ in range(4)]
+    for number, counts in enumerate(rows):
+        everyone = torch.repeat_interleave(torch.arange(4), torch.tensor(counts)).repeat(4, 1)[..., None]
+        fullest = imbalance(everyone, 4)
+        assert fullest == pytest.approx(max(counts) * 4 / sum(counts))
+        together = {x.decide(0, everyone, 4, rank) for rank, x in enumerate(groups)}
+        assert together == {True} or (together == {False} and fullest <= threshold)
+        for rank, x in enumerate(ranks):
+            again = x.decide(0, everyone, 4, rank)
+            assert again or counts[rank] * 4 / sum(counts) <= threshold
+        if number < 2:
+            assert together == {True}  # the first step is taken for the worst
+        if number % 2:
+            for x in (*groups, *ranks):
+                x.end_step()
+
+
+def test_decisions_stay_until_they_are_clearly_wrong() -> None:
+    def step(*fullest: int) -> list[bool]:
+        """Microbatches of 100 rows on two ranks, so many on the fuller one."""
+        found = []
+        for rows in fullest:
+            everyone = (torch.arange(100) >= rows).long().view(1, 100, 1).repeat(2, 1, 1)
+            found.append(decides.decide(3, everyone, 2, 0))
+        decides.end_step()
+        return found
+
+    decides = Adaptive(1.5, By.GROUP)
+    assert step(50, 50) == [True, True]
+    assert step(50, 70) == [False, False]
+    assert step(50, 76) == [False, True]  # above it, whatever was decided
+    assert step(60, 72) == [True, True]  # below it, but not below RELAX times
+    assert 1.5 * RELAX < 72 * 2 / 100
+    assert step(60, 66) == [True, True]
+    assert step(60, 66) == [False, False]
+
+
+def skewed(by: By, level: Level, steps: int = 3) -> tuple[list[list[int]], list[dict[str, Tensor]]]:
+    """Per step the microbatches that each rank recomputes, of two; routing is balanced from the second step on."""
+    program = schedc.compile("1f1b", P=1, M=2)
+    found: list[list[int]] = []
+    results = []
+    plans = (ExpertPlan(), ExpertPlan(recompute=(Recompute(level, 1.5, by),)))
+    for plan in plans:
+        torch.manual_seed(0)
+        model = recompute_model()
+        pipe = Pipeline(
+            model, program, loss_fn=next_token_loss, in_process=True, plan=plan, mesh=Mesh(1, 2), cells=listed
+        )
+        counts = [0] * len(list(pipe._held()))
+        for step in range(steps):
+            for stage in pipe._held():
+                for name, bias in stage.module.named_buffers():
+                    if name.endswith("router.bias"):
+                        bias.copy_(torch.tensor([9.0, 9.0] + [0.0] * 6) if step == 0 else torch.arange(8) % 2 * 9.0)
+            pipe.step(*tokens(4))
+            adaptives = [stage.recomputation.adaptive for stage in pipe._held()]
+            now = [x.recomputed if x else 0 for x in adaptives]
+            if plan.recompute:
+                found.append([a - b for a, b in zip(now, counts, strict=True)])
+            counts = now
+        results.append({name: p.grad for name, p in pipe.named_parameters() if p.grad is not None})
+    return found, results
+
+
+def recompute_model() -> Any:
+    return moe(0.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "level", "first"),
+    [(By.GROUP, Level.FULL, [6, 6]), (By.GROUP, Level.MEDIUM, [6, 6]), (By.RANK, Level.MEDIUM, [6, 6])],
+)
+def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level, first: list[int]) -> None:
+    """In the first step all tokens go to the first rank: three layers, two microbatches."""
+    found, results = skewed(by, level)
+    assert found[0] == first
+    assert found[1] == ([6, 6] if by is By.GROUP else [6, 0])  # off on the rank that had no rows
+    assert found[2] == [0, 0]
+    assert len(results[0]) > 30
+    assert unequal(results[1], results[0]) == []
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("recompute", "mesh", "code", "message"),
+    [
+        ([Recompute(Level.FULL, 2.0, By.RANK)] * 2, Mesh(2, 2), "S150", "each rank decides for itself"),
+        ([Recompute(Level.FULL, 0.5)] * 2, None, "S149", "more than 0.5 times the mean"),
+        ([Recompute(Level.FULL)], None, "S149", "levels of 1 stages, and the program has 2"),
+    ],
+)
+def test_plans_made_in_python_are_checked(recompute: list[Recompute], mesh: Any, code: str, message: str) -> None:
+    plan = ExpertPlan(recompute=tuple(recompute))
+    program = schedc.compile("1f1b", P=2, M=2)
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        Pipeline(recompute_model(), program, loss_fn=next_token_loss, in_process=True, plan=plan, mesh=mesh)
+    assert {finding.code for finding in caught.value.diagnostics} == {code}
+
+
+def test_a_rank_alone_may_decide_about_collectives() -> None:
+    plan = ExpertPlan(recompute=(Recompute(Level.FULL, 2.0, By.RANK),) * 2)
+    pipe = Pipeline(
+        recompute_model(), schedc.compile("1f1b", P=2, M=2), loss_fn=next_token_loss, in_process=True, plan=plan
+    )
+    pipe.step(*tokens(2))
+
+
+def full_cell() -> Cell:
+    shape = moe_stage(Recompute(Level.FULL)).shape
+    return Cell(None, shape, listed("B", None, shape))
+
+
+def test_programs_have_to_do_what_their_graph_says_is_done_again() -> None:
+    cell = full_cell()
+    assert cell.backward is not None
+    assert [cell.backward.nodes[at].name for at in cell.backward.again][:4] == [
+        "0.shared", "0.permute", "0.dispatch.node", "0.experts"
+    ]  # fmt: skip
+    assert verify(cell.program, None, cell.backward) == []
+    without = replace(cell.program, steps=tuple(s for s in cell.program.steps if s.half is not Half.AGAIN))
+    (finding, *_) = verify(without, None, cell.backward)
+    assert finding.code == "S320"
+
+
+def test_dispatching_again_is_one_order_on_all_ranks() -> None:
+    program, cell = schedc.compile("1f1b", P=1, M=2), full_cell()
+    moved = [step for step in cell.program.steps if step.half is Half.AGAIN]
+    rest = [step for step in cell.program.steps if step.half is not Half.AGAIN]
+    other = cell._replace(program=replace(cell.program, steps=(*moved, *rest)))
+    idle = Cell(None, None, replace(cell.program, steps=()))
+
+    def cells(second: Cell) -> Any:
+        return lambda rank, expert, item: idle if item.kind is InstructionKind.F else (second if expert else cell)
+
+    group = ExpertRanks(1, 2)
+    labels = [event.collective.label for event in events(program, 0, 0, group, cells(cell)) if event.start]
+    assert "0B1 again 1.dispatch.node" in labels
+    assert verify_collectives(program, group, cells(cell)) == []
+    assert [x.code for x in verify_collectives(program, group, cells(other))] == ["S321"]
+
+
+def test_a_backward_without_what_was_to_be_sent_again() -> None:
+    stage, x = moe_stage(Recompute(Level.FULL)), torch.randn(TOKENS, WIDTH)
+    stage.forward(0, (x,))
+    stage.begin_backward(0, (x,))
+    names = {name: at for at, name in enumerate(stage.shape.names)}
+    with pytest.raises(StageError, match=r"1.dispatch.node was not started once more"):
+        stage.wait_again(0, names["1.dispatch.node"])
+    with pytest.raises(StageError, match=r"a value of 1.permute is taken once more before it is there"):
+        stage.start_again(0, names["1.dispatch.node"])
+    with pytest.raises(StageError, match=r"0.attention is not recomputed"):
+        stage.run_again(0, names["0.attention"])
+    stage.run_backward(0, names["1.post"])
+    stage.start_backward(0, names["1.combine.node"])
+    stage.wait_backward(0, names["1.combine.node"])
+    with pytest.raises(StageError, match=r"wants what 1.dispatch.node brought, which has not been sent once more"):
+        stage.run_backward(0, names["1.experts"])
+
+
+def test_writing_into_what_is_held_is_found_out() -> None:
+    class Writes(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.attention(self.first(x))
+            output = torch.sin(made)
+            made.mul_(2.0)
+            return super().forward(output + made)
+
+    blocks: list[nn.Module] = [Writes(WIDTH, INNER, EXPERTS, TOP, 0)]
+    stage, x = block_stage(blocks, TOKENS, WIDTH, Recompute(Level.NORM)), torch.randn(TOKENS, WIDTH)
+    stage.forward(0, (x,))
+    with pytest.raises(StageError, match="has been written to"):
+        stage.backward(0, (x,))
+
+
+def test_writing_into_what_a_segment_was_given_is_refused() -> None:
+    class Writes(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2.0))
+
+    blocks: list[nn.Module] = [Writes(WIDTH, INNER, EXPERTS, TOP, 0)]
+    stage = block_stage(blocks, TOKENS, WIDTH, Recompute(Level.NORM))
+    with pytest.raises(StageError, match="writes into a value of another segment"):
+        stage.forward(0, (torch.randn(TOKENS, WIDTH),))
