@@ -188,6 +188,16 @@ def test_gradients_are_those_without_hot_experts(nodes: int, per_node: int, meth
         assert exchanged_bytes(without) - exchanged_bytes(hot) == fewer > 0
 
 
+def test_methods_agree_bit_by_bit() -> None:
+    found = []
+    for method in ("flat", "hierarchical", "allgather"):
+        pipe = pipeline("zbh1", {"P": 1, "M": 1}, lines_of(2, 2, method) + HOT, skewed(2.0))
+        step(pipe)
+        assert lent(pipe)["hot_rows"] > 0
+        found.append(gradients(pipe))
+    assert unequal(found[0], found[1]) == unequal(found[0], found[2]) == []
+
+
 @pytest.mark.parametrize("line", ["  hot 2 until imbalance < 50", "  hot auto"])
 def test_off_is_the_baseline_bit_by_bit(line: str) -> None:
     """Ranks that count as balanced, and experts too wide for a copy to pay (the last: with few tokens)."""
