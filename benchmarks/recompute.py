@@ -1,0 +1,229 @@
+"""Recomputation: bytes that a backward finds held and FLOPs that it does once more, counted, beside the closed forms.
+
+    python benchmarks/recompute.py [--json]
+
+Four ranks, two nodes of two, share the experts, all in this process; float32. Bytes are those of storages that
+autograd and the runtime refer to when the backward of a microbatch begins, parameters left out, as
+`schedc_runtime.memory.counter` counts them; FLOPs are those of products, by torch.utils.flop_counter. Both are counts,
+not times: they are the same on any machine.
+
+adaptive: one layer whose routing is drawn by Zipf's law with an exponent that falls to zero from step to step. Peak is
+the largest number of bytes that a rank holds of a microbatch. The cap is what a rank would hold with as many rows as
+the threshold allows, all of it kept: a line through what ranks hold without recomputation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+import schedc
+from schedc.cost import exchange
+from schedc.plan import ExpertPlan, Method
+from schedc.plan import Experts as Sizes
+from schedc.plan.levels import saving
+from schedc.plan.values import By, Level, Recompute
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.memory.adaptive import imbalance
+from schedc_runtime.memory.counter import held
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import GatedMLP, MoELayer
+from schedc_runtime.moe.router import Router, Routing
+
+WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
+TOKENS = 256
+"""Of a microbatch on a rank."""
+MESH = Mesh(1, experts=4, per_node=2)
+LAYERS = 2
+THRESHOLD = 1.5
+EXPONENTS = (1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0)
+
+
+class Block(nn.Module):
+    """A norm, a linear layer for an attention, and experts behind another norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention, self.second = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.mlp = expert_layer(SHARED)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        output: Tensor = x + self.mlp(self.second(x))
+        return output
+
+
+class Steered(nn.Module):
+    """Experts that are chosen by the first columns of a token, whatever has been learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = expert_layer(0)
+        self.mlp.router.weight.data.copy_(torch.eye(EXPERTS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.mlp(x)
+        return output
+
+
+def expert_layer(shared: int) -> MoELayer:
+    part = GatedMLP(WIDTH, shared * INNER) if shared else None
+    return MoELayer(Router(WIDTH, Routing(EXPERTS, TOP)), Experts(EXPERTS, WIDTH, INNER), part)
+
+
+@dataclass
+class Counted:
+    """Of each microbatch on each rank: bytes that autograd has saved, and with those that the runtime holds.
+
+    flops: of the step, all ranks together.
+    """
+
+    saved: list[int]
+    held: list[int]
+    flops: int = 0
+
+
+class Counter:
+    """A pipeline of one rank, four times, whose held bytes are counted whenever a backward begins."""
+
+    def __init__(self, blocks: Sequence[nn.Module], recompute: Recompute, method: Method) -> None:
+        plan = ExpertPlan(recompute=(recompute,), method=method)
+        program = schedc.compile("1f1b", P=1, M=1)
+        model = nn.Sequential(*blocks)
+        self.pipe = Pipeline(
+            model, program, loss_fn=functional.mse_loss, mesh=MESH, in_process=True, plan=plan, blocks=""
+        )
+        self.counted = Counted([], [])
+        for place in self.pipe.places:
+            (stage,) = self.pipe.held(place)
+            stage.recompute(recompute, count=True)
+            self._watch(stage)
+
+    def _watch(self, stage: Any) -> None:
+        begin = stage.begin_backward
+
+        def begin_backward(microbatch: int, gradients: Any = ()) -> None:
+            found = held(stage, microbatch)
+            self.counted.saved.append(sum(found.saved.values()))
+            self.counted.held.append(found.total)
+            begin(microbatch, gradients)
+
+        stage.begin_backward = begin_backward
+
+    def step(self, batch: Tensor) -> Counted:
+        self.counted = Counted([], [])
+        self.pipe.zero_grad()
+        with FlopCounterMode(display=False) as flops:
+            self.pipe.step(batch, torch.zeros_like(batch))
+        self.counted.flops = flops.get_total_flops()
+        return self.counted
+
+
+def levels(method: Method) -> Iterator[dict[str, Any]]:
+    """Per level, token and layer: bytes that are not held, as counted and in closed form, and FLOPs once more."""
+    sizes = Sizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
+    routing = exchange.Routing(EXPERTS, TOP)
+    nodes = MESH.experts // MESH.per_node
+    arrive = exchange.arrivals(method, routing, exchange.Topology(nodes, MESH.per_node))
+    batch = torch.randn(TOKENS * MESH.experts, WIDTH, generator=torch.Generator().manual_seed(1))
+    per = TOKENS * MESH.experts * LAYERS
+    none = None
+    for level in Level:
+        torch.manual_seed(0)
+        found = Counter([Block() for _ in range(LAYERS)], Recompute(level), method).step(batch)
+        none = none or found
+        closed = saving(sizes, "fp32", level, arrive)
+        yield {
+            "level": level.value,
+            "method": method.value,
+            "bytes_saved": (sum(none.saved) - sum(found.saved)) / per,
+            "bytes_saved_closed": closed.bytes,
+            "bytes_held": sum(found.held) / per,
+            "extra_flops": (found.flops - none.flops) / per,
+            "extra_flops_closed": closed.flops,
+        }
+
+
+def steered(exponent: float, seed: int) -> Tensor:
+    """[tokens of all ranks, WIDTH] tokens whose experts are drawn without replacement by Zipf's law."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.normal(size=(TOKENS * MESH.experts, WIDTH)) / 10
+    likely = -exponent * np.log(np.arange(1, EXPERTS + 1))
+    tokens[:, :EXPERTS] = likely + generator.gumbel(size=(len(tokens), EXPERTS))
+    return torch.from_numpy(tokens).float()
+
+
+def rows_of(batch: Tensor) -> list[float]:
+    """[ranks] rows of each over the mean, of the choice that the router makes."""
+    index = batch[:, :EXPERTS].topk(TOP).indices.view(MESH.experts, TOKENS, TOP)
+    return [imbalance(index, EXPERTS, rank) for rank in range(MESH.experts)]
+
+
+def adaptive() -> Iterator[dict[str, Any]]:
+    """Per step: the imbalance, peaks and extra FLOPs of adaptive recomputation, of `full` and of none."""
+    counters = {}
+    plans = [("none", Recompute()), ("full", Recompute(Level.FULL)),
+             ("adaptive", Recompute(Level.FULL, THRESHOLD, By.GROUP))]  # fmt: skip
+    for name, plan in plans:
+        torch.manual_seed(0)
+        counters[name] = Counter([Steered()], plan, Method.HIERARCHICAL)
+    for step, exponent in enumerate(EXPONENTS):
+        batch = steered(exponent, step)
+        found = {name: counter.step(batch) for name, counter in counters.items()}
+        none = found["none"]
+        rows = sorted(rows_of(batch))
+        slope, base = np.polyfit(rows, sorted(none.held), 1)
+        yield {
+            "step": step,
+            "exponent": exponent,
+            "imbalance": max(rows),
+            "cap": base + slope * THRESHOLD,
+            **{f"peak_{name}": max(x.held) for name, x in found.items()},
+            **{f"extra_flops_{name}": x.flops / none.flops - 1 for name, x in found.items() if name != "none"},
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    by_level = [row for method in (Method.FLAT, Method.HIERARCHICAL) for row in levels(method)]
+    steps = list(adaptive())
+    result = {
+        "levels": by_level,
+        "adaptive": steps,
+        "peak_over_cap": max(row["peak_adaptive"] / row["cap"] for row in steps),
+        "extra_flops_first": steps[0]["extra_flops_adaptive"],
+        "extra_flops_last": steps[-1]["extra_flops_adaptive"],
+    }
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print("per token and layer        bytes saved, closed form    held    extra FLOPs, closed form")
+    for row in by_level:
+        print(
+            f"{row['method']:>14} {row['level']:>8} {row['bytes_saved']:>14.0f} {row['bytes_saved_closed']:>12.0f}"
+            f" {row['bytes_held']:>8.0f} {row['extra_flops']:>13.0f} {row['extra_flops_closed']:>12}"
+        )
+    print(f"\nadaptive({THRESHOLD:g})  imbalance   peak none     full  adaptive       cap   extra FLOPs full  adaptive")
+    for row in steps:
+        print(
+            f"Zipf {row['exponent']:>6.1f} {row['imbalance']:>12.2f} {row['peak_none']:>12} {row['peak_full']:>8}"
+            f" {row['peak_adaptive']:>9} {row['cap']:>9.0f} {row['extra_flops_full']:>17.1%}"
+            f" {row['extra_flops_adaptive']:>9.1%}"
+        )
+    print(f"peak over cap, at most {result['peak_over_cap']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
