@@ -30,7 +30,7 @@ def gap_table(timeline: Timeline, costs: Costs) -> list[tuple[int, float, float,
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), UNEVEN, UNEVEN, st.sampled_from([0.0, 0.25, 3.0]))
 def test_classes_sum_to_the_bubble(seed: int, forward: list[int], backward: list[int], p2p: float) -> None:
     schedule = random_schedule(seed)
@@ -45,7 +45,7 @@ def test_classes_sum_to_the_bubble(seed: int, forward: list[int], backward: list
         assert not bubbles.totals[MESSAGE].any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(0, 5), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
 def test_even_stages_are_never_imbalanced_and_sums_are_exact(seed: int, f: int, w: int, p2p: float) -> None:
     costs = Costs(F=f, I=2, W=w, p2p=p2p)

@@ -251,7 +251,7 @@ def stage_costs(draw: st.DrawFn, stages: int) -> Costs:
     return Costs(F=forward, I=inputs, W=weights, FB=pair, p2p=draw(st.sampled_from((0.0, 0.25, 2.0))))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 4), st.integers(1, 6))
 def test_no_rank_waits_while_an_op_is_ready(data: st.DataObject, P: int, M: int) -> None:
     """Without caps: whatever a rank runs later had not arrived when it last began to wait."""
@@ -275,7 +275,7 @@ def test_no_rank_waits_while_an_op_is_ready(data: st.DataObject, P: int, M: int)
             assert (arrived[later] >= timeline.start[cell]).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 4), st.integers(1, 6))
 def test_a_weight_gradient_only_fills_gaps_that_are_long_enough(data: st.DataObject, P: int, M: int) -> None:
     """Whatever its rank runs later and was on its way when it began arrived no earlier than it ended."""
@@ -300,7 +300,7 @@ def longest_span(schedule: Schedule, costs: Costs) -> float:
     return float((timeline.span_bubble + timeline.busy).max())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
 def test_zb_auto_and_zb_greedy_keep_the_limit_and_are_never_slower_than_zbh1_and_zbh2(
     data: st.DataObject, P: int, M: int, more: int
@@ -369,7 +369,7 @@ def test_zb_auto_has_the_published_bubble_rates(M: int, costs: Costs, one: float
         assert round(float((timeline.span_bubble / (timeline.span_bubble + timeline.busy)).max()), 4) == published
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 8))
 def test_a_search_is_legal_and_keeps_within_its_memory(
     data: st.DataObject, P: int, M: int, most: int, whole: int
@@ -384,7 +384,7 @@ def test_a_search_is_legal_and_keeps_within_its_memory(
         assert np.cumsum(takes[made.kind[rows]]).max() <= most * whole
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 7), st.integers(1, 12))
 def test_a_search_within_what_1f1b_holds_is_zbh1(P: int, more: int) -> None:
     """At unit costs: three published implementations give this order."""
@@ -407,7 +407,7 @@ def own_needs(schedule: Schedule, end: np.ndarray) -> np.ndarray:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.sampled_from([(1, 1, 2), (2, 2, 1), (2, 2, 3), (3, 2, 2), (4, 1, 2), (4, 2, 2), (4, 3, 1)]))
 def test_the_adaptive_pipe_is_never_worse_than_the_fixed_orders(
     data: st.DataObject, shape: tuple[int, int, int]
@@ -435,7 +435,7 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
     assert compile_at("adaptive_pipe", sizes, costs).name == "adaptive_pipe"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from(["dualpipe", "dualpipev", "zbv", "interleaved_overlap", "zbh2"]))
 def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
     schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})

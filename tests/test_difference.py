@@ -44,7 +44,7 @@ def test_a_schedule_does_not_differ_from_itself(name: str) -> None:
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_one_moved_op_is_found(source: int, target: int) -> None:
     """GPipe's forwards may run in any order; one is taken out and put elsewhere on rank 0."""
     one = schedule("gpipe", P=2, M=6)

@@ -113,7 +113,7 @@ def respaced(draw: st.DrawFn) -> str:
     return "".join(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(respaced())
 def test_any_white_space_is_formatted_once_and_keeps_its_meaning(text: str) -> None:
     once = formatted(text)
@@ -161,7 +161,7 @@ STATEMENTS: st.SearchStrategy[str] = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STATEMENTS)
 def test_random_programs_keep_their_tokens(body: str) -> None:
     text = f"schedule s(P: ranks, M: microbatches) {{ rank r {{ {body} }} }}"

@@ -260,7 +260,7 @@ def test_a_wrong_formula_is_refuted_with_a_counterexample() -> None:
 
 
 @given(st.lists(st.integers(-6, 6), min_size=8, max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_fits_find_the_polynomial_that_made_the_table(numbers: list[int]) -> None:
     P, M = (grid.ravel() for grid in np.meshgrid(np.arange(2, 9), np.arange(1, 12)))
     table = {"P": P, "M": M}
@@ -274,7 +274,7 @@ def test_fits_find_the_polynomial_that_made_the_table(numbers: list[int]) -> Non
 
 
 @given(st.integers(0, 1), st.integers(-2, 1), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_counts_are_found_through_a_minimum(a: int, b: int, c: int) -> None:
     rows = np.array([(p, m, r) for p in range(2, 9) for m in range(1, 30) for r in range(p)])
     table = {"P": rows[:, 0], "M": rows[:, 1], RANK: rows[:, 2]}

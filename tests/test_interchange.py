@@ -92,7 +92,7 @@ def test_what_is_lowered_is_read_without_a_finding(name: str, sizes: dict[str, i
     assert np.array_equal(back.placement.rank_of_stage, schedule.placement.rank_of_stage)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(orders(legal=True))
 def test_any_legal_order_is_lowered_and_read_again_if_it_has_one_pipe(schedule: Schedule) -> None:
     home = schedule.placement.rank_of_stage
@@ -233,7 +233,7 @@ def garbled(draw: st.DrawFn) -> str:
     return "\n".join(map(",".join, rows))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(garbled())
 def test_a_garbled_file_is_refused_at_a_place_of_it_or_legal(text: str) -> None:
     source = Source("order.csv", text)

@@ -110,7 +110,7 @@ def test_hostile_strings_end_at_once(text: str) -> None:
     st.text(st.sampled_from("EtmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
     st.none() | st.integers(-2, 9),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_is_read_or_refused_at_a_place_in_it(text: str, dense: int | None) -> None:
     try:
         layout = parse_layout(text, dense=dense)
@@ -144,7 +144,7 @@ PARTS = st.lists(st.lists(st.sampled_from("tt-"), max_size=9), min_size=1, max_s
 
 
 @given(PARTS, st.integers(0, 2), st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_layout_is_written_and_read_back(decoder: list[list[str]], mtp: int, dense: int) -> None:
     rows = ["".join(row) for row in decoder]
     rows[0] = "E" + rows[0]

@@ -55,7 +55,7 @@ def held(layout: Layout, placement: Placement, costs: LayerCosts, in_flight: lis
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_layout_is_better(data: st.DataObject) -> None:
     placement = data.draw(st.sampled_from(PLACEMENTS))
     layers = data.draw(st.integers(1, 7))

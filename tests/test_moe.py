@@ -40,7 +40,7 @@ def chosen_slowly(row: list[float], k: int, groups: int, kept_groups: int) -> li
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObject) -> None:
     groups = data.draw(st.integers(1, 4))
     size = data.draw(st.integers(1, 5))
@@ -156,7 +156,7 @@ def test_even_loads_have_an_auxiliary_loss_of_one() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_capacity_keeps_the_first_or_the_largest_of_every_expert(data: st.DataObject) -> None:
     tokens, k, slots = (data.draw(st.integers(1, n)) for n in (12, 3, 6))
     index = torch.tensor([data.draw(st.permutations(range(4)))[:k] for _ in range(tokens)])

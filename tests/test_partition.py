@@ -52,7 +52,7 @@ TOKENS = torch.arange(6).reshape(2, 3)
     first=st.integers(0, 9),
     last=st.integers(0, 9),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_balance_finds_the_least_largest_stage(costs: list[int], stages: int, first: int, last: int) -> None:
     def loads(cuts: tuple[int, ...]) -> list[int]:
         bounds = [0, *cuts, len(costs)]

@@ -296,7 +296,7 @@ def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
     return run
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(1, 2**32))
 @pytest.mark.parametrize("kind", ["apart", "shared", "loosely", "dropping"])
 def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> None:
@@ -339,7 +339,7 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     pipe.close()
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32), method=st.sampled_from(["flat", "hierarchical", "allgather"]))
 def test_any_cells_give_the_same_bits_on_expert_groups(seed: int, method: Any) -> None:
     program = schedc.compile("dualpipev", P=2, M=4)

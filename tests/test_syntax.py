@@ -318,7 +318,7 @@ _WORDS = (*"FIWB", "F0", "B1", "sched 1", "schedule a(P: ranks = 2, M: microbatc
           "\n", "\x00")  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(_WORDS), max_size=40).map(" ".join) | st.text(max_size=60), st.booleans())
 def test_any_text_is_read_or_refused(text: str, inside: bool) -> None:
     source = Source("any.sched", f"{HEAD} rank r {{ {text} }} }}" if inside else text)
@@ -333,7 +333,7 @@ def test_any_text_is_read_or_refused(text: str, inside: bool) -> None:
     assert 1 <= min(places) <= max(places) <= len(source.lines) + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(names()), st.integers(0, 4000), st.integers(0, 30), st.text(max_size=5))
 def test_a_damaged_library_file_is_read_or_refused(name: str, start: int, length: int, instead: str) -> None:
     text = load(name).text

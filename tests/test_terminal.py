@@ -73,7 +73,7 @@ def test_a_small_schedule_in_letters() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
     st.integers(24, 300),

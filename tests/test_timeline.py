@@ -208,7 +208,7 @@ def stage_costs(stages: int) -> st.SearchStrategy[Costs]:
                      p2p=st.integers(0, 4).map(float))  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(orders.orders(legal=True), st.data())
 def test_timeline_equals_an_independent_simulation(schedule: Schedule, data: st.DataObject) -> None:
     assert check_schedule(schedule) == []
@@ -310,7 +310,7 @@ def test_a_small_run_never_loads_numba() -> None:
     assert result.stdout.endswith("False\n")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(orders.orders(legal=True), st.data())
 def test_every_start_is_bound_by_what_it_waited_for(schedule: Schedule, data: st.DataObject) -> None:
     costs = data.draw(stage_costs(schedule.stages))
@@ -327,7 +327,7 @@ def test_every_start_is_bound_by_what_it_waited_for(schedule: Schedule, data: st
 # Deadlock.
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(orders.orders(legal=False))
 def test_a_deadlock_is_found_exactly_where_execution_gets_stuck(schedule: Schedule) -> None:
     stuck = slow_ends(schedule, Costs()) is None
