@@ -422,6 +422,7 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
     said = run("check", str(path)).output
     assert "alltoall hierarchical: a token's experts share nodes" in said
     assert "overlap F & B in the order of the plan\ncapacity 1.25 drop position: 640 rows of an expert" in said
+    assert "hot: none, with a capacity all ranks have equally many rows\n" in said
     assert json.loads(run("check", str(path), "--json").output)["plan"] == facts
     laid = run("layout", "--layers", "8", "--dense", "1", "--schedule", str(path), "--json")
     assert json.loads(laid.output)["plan"]["recompute"] == facts["recompute"]

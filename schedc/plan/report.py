@@ -70,7 +70,10 @@ def _capacity(plan: ExpertPlan) -> dict[str, Any] | None:
 
 
 def _hot(plan: ExpertPlan) -> dict[str, Any] | None:
-    """break_even_rows: of an expert on a rank, from which on a copy of it moves fewer bytes than its rows do."""
+    """break_even_rows: of an expert on a rank, from which on a copy of it moves fewer bytes than its rows do.
+
+    off: why there will be none in spite of the line, or None.
+    """
     if plan.hot is None:
         return None
     experts = plan.experts
@@ -82,6 +85,7 @@ def _hot(plan: ExpertPlan) -> dict[str, Any] | None:
         "most": most,
         "auto": plan.hot.most is None,
         "until_imbalance_below": plan.hot.below,
+        "off": "with a capacity all ranks have equally many rows" if plan.capacity else None,
         "break_even_rows": hot_break_even(experts.width, *2 * (BYTES[plan.dtype],)) if experts and sized else None,
         "slot_bytes": most * slot_bytes(experts, plan.dtype) if most and experts and sized else None,
     }
@@ -137,6 +141,9 @@ def _of_capacity(capacity: dict[str, Any] | None) -> Iterator[str]:
 
 def _of_hot(hot: dict[str, Any] | None) -> Iterator[str]:
     if hot is None:
+        return
+    if hot["off"]:
+        yield f"hot: none, {hot['off']}"
         return
     most = "as many as pay" if hot["most"] is None else f"at most {hot['most']}"
     until = (
