@@ -3,7 +3,7 @@
 Real ranks, real messages, real asynchronous collectives on real, tiny tensors; only their times are a model:
 
     compute   a segment takes its time on the device of its rank, one after the other
-    exchange  takes its time on its lane, from when it was started and the lane was free; its wait returns no sooner
+    exchange  takes its time in its queue, from when it was started and the queue was free; its wait returns no sooner
 
 After its real work a micro-step sleeps until the device would be done. The device's clock runs on from the end of the
 last segment, not from when the host came to the next one: as on a GPU, whose queue is filled ahead. What really
@@ -50,7 +50,7 @@ class Device:
     """Before when the next one cannot begin: what was last waited for arrives then."""
     busy: float = 0.0
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """When each lane has carried what was started on it."""
+    """When each queue (`schedc.cell.graph.QUEUES`) has carried what was started on it."""
     due: dict[tuple[int, int, int, Half], float] = field(default_factory=dict)
     """When each exchange under way arrives: by stage, microbatch, node and half."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
@@ -75,7 +75,7 @@ class Device:
         if action is Action.RUN:
             return self._computed(handler, half), op
         if action is Action.START:
-            return self._started(handler, op.stage.shape.nodes[op.node].lane, key, row), op
+            return self._started(handler, op.stage.shape.queues[op.node], key, row), op
         return self._waited(handler, key, row), op
 
     def time(self, op: Micro, half: Half) -> float:
@@ -92,11 +92,11 @@ class Device:
 
         return run
 
-    def _started(self, handler: Handler, lane: str, key: tuple[int, int, int, Half], row: int) -> Handler:
+    def _started(self, handler: Handler, queue: str, key: tuple[int, int, int, Half], row: int) -> Handler:
         def start(executor: Any, op: Any) -> None:
             handler(executor, op)
             time = self.time(op, key[-1])
-            self.free[lane] = self.due[key] = max(self.free[lane], self.end, self.held) + time
+            self.free[queue] = self.due[key] = max(self.free[queue], self.end, self.held) + time
             self.spent[row].carried += time
 
         return start

@@ -1,63 +1,89 @@
-"""A better list schedule: priorities are changed a little at a time, as long as the cell is above its bound."""
+"""A better list schedule: priorities and then the order are changed a little, while the cell is above its bound."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
+from itertools import zip_longest
 
-from schedc.cell.graph import LANES
-from schedc.cell.lanes import Machine, Placed, Priority
+from schedc.cell.graph import QUEUES
+from schedc.cell.lanes import COMPUTE, MANNERS, Machine, Placed, Priority
 from schedc.cell.tasks import Tasks
 
-TRIES, TRIES_AT_BOUND = 600, 200
-"""Changes that are tried, and of them those of a cell that can only send its outputs earlier. On a pair of four
-layers each takes about 0.3 ms."""
+VARIED = 400
+"""Changes of priorities that are tried. On a pair of four layers each takes about 0.3 ms."""
+
+STARTS = 4
+"""List schedules from which orders are changed: of either kind the best ones that differ."""
+
+ROUNDS = 8
+TRIES_PER_TASK = 120
+MOST_STEPS = 1_200_000
+"""Orders that are tried, in so many rounds: some per task, and in large cells only as many as make so many placements
+of a task, which take about half a second."""
+
+SLACK = 0.005
+"""How much longer than the one before an order may be at the start of a round, as a share of the bound."""
+
+SHARE_FOR_LEAVING = 0.2
+"""Of the tries, those that make outputs leave earlier in a cell of the same time."""
 
 SAME = 1e-9
 """Times that differ by less than this part of the cell are the same."""
 
-MANNERS = ((math.inf, 0.0), (math.inf, 1.0), (0.5, 1.0), (0.2, 0.0), (0.0, 1.0))
-"""Patience and courtesy (`schedc.cell.lanes.Priority`) that are tried."""
-
 
 def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
-    """A time that no order is below: of the longest chain, and of each lane with what must be before and after it."""
+    """A time that no order is below: of the longest chain, and of each queue with what must be before and after it."""
     ends = _heads(tasks, duration)
     tail = [0.0] * len(tasks)
     for at in reversed(range(len(tasks))):
         tail[at] = max((tail[after] + duration[after] for after in tasks.followers[at]), default=0.0)
     bound = max(ends, default=0.0)
-    for lane in LANES:
-        members = [at for at, task in enumerate(tasks.all) if task.lane is lane and duration[at]]
+    for queue in range(len(QUEUES)):
+        members = [at for at, own in enumerate(tasks.queues) if own == queue and duration[at]]
         if members:
             work = sum(duration[at] for at in members)
             bound = max(bound, min(ends[at] - duration[at] for at in members) + work + min(tail[at] for at in members))
     return bound
 
 
-def improved(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> Placed:
-    """The best schedule found from the priorities of ``start``; the same on every machine.
+def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: float) -> list[Placed]:
+    """List schedules of priorities that differ from those of ``start`` more and more, none longer than the one before.
 
-    Changes and comparisons use no function that rounds differently from one machine to another.
+    A list schedule moves all that follows from a change, which orders changed task by task do not.
     """
     source = random.Random(len(tasks))
-    best = start
-    placed = Machine(tasks, duration).run(best)
-    least = merit(tasks, placed, bound)
+    best, found = start, [Machine(tasks, duration).run(start)]
+    least = merit(tasks, found[0], bound)
     reach = max(1, round(bound / 4 * 1024))
-    left = TRIES
-    earliest = _steps_of(bound, bound), _steps_of(_leaves(tasks, _heads(tasks, duration)), bound)
-    while left > 0 and least > earliest:
-        left -= 1 if least[0] > _steps_of(bound, bound) else TRIES // TRIES_AT_BOUND
+    for _ in range(VARIED):
+        if least[0] <= _steps_of(bound, bound):
+            break
         priority = list(best.priority)
         for _ in range(source.choice((1, 2, 4))):
             priority[source.randrange(len(priority))] += source.randint(-reach, reach) / 1024
         changed = Priority(priority, *source.choice(MANNERS))
         other = Machine(tasks, duration).run(changed)
         if (value := merit(tasks, other, bound)) <= least:
-            best, placed, least = changed, other, value
-    return placed
+            best, least = changed, value
+            found.append(other)
+    return found
+
+
+def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[Placed]], bound: float) -> Placed:
+    """The best schedule found from others of several kinds; the same on every machine: it only adds and compares.
+
+    First the shortest one: in rounds from different schedules, each round one task moved at a time to another place
+    between what it needs and what needs it, and kept if the cell gets no longer, or at the start of a round a little.
+    Then, in the same time, one whose outputs are complete earlier.
+    """
+    kinds = [_distinct(tasks, kind, bound) for kind in starts]
+    orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]
+    search = _Search(tasks, duration, bound)
+    tries = min(TRIES_PER_TASK * len(tasks), MOST_STEPS // max(1, len(tasks)))
+    search.shortest(orders, int(tries * (1 - SHARE_FOR_LEAVING)) // ROUNDS)
+    search.leave_earlier(int(tries * SHARE_FOR_LEAVING))
+    return search.placed()
 
 
 def merit(tasks: Tasks, placed: Placed, bound: float) -> tuple[int, int]:
@@ -66,6 +92,96 @@ def merit(tasks: Tasks, placed: Placed, bound: float) -> tuple[int, int]:
     for at, _, end in placed:
         ends[at] = end
     return _steps_of(max(ends, default=0.0), bound), _steps_of(_leaves(tasks, ends), bound)
+
+
+def _distinct(tasks: Tasks, starts: Sequence[Placed], bound: float) -> list[list[int]]:
+    """The orders of the best schedules, best first."""
+    ranked = sorted(starts, key=lambda placed: merit(tasks, placed, bound))
+    orders = dict.fromkeys(tuple(at for at, _, _ in placed) for placed in ranked)
+    return [list(order) for order in orders][:STARTS]
+
+
+class _Search:
+    """The best order so far, ``best``, and the time that it takes."""
+
+    def __init__(self, tasks: Tasks, duration: Sequence[float], bound: float) -> None:
+        self.tasks, self.duration, self.bound = tasks, duration, bound
+        self.near = SAME * bound
+        self.after = [task.after for task in tasks.all]
+        self.random = random.Random(len(tasks)).random  # the draw that every version of Python does alike
+        self.best: list[int] = []
+        self.time = 0.0
+
+    def ends(self, order: Sequence[int], begins: list[float] | None = None) -> list[float]:
+        """[tasks] when each ends, if every queue takes its tasks in this order; ``begins`` gets when they begin."""
+        duration, queues, chained, after = self.duration, self.tasks.queues, self.tasks.chained, self.after
+        free = [0.0] * len(QUEUES)
+        end = [0.0] * len(order)
+        for at in order:
+            queue = queues[at]
+            begin = free[queue]
+            for before in after[at]:
+                if end[before] > begin:
+                    begin = end[before]
+            if chained and at in chained:  # compute waits for the exchange before it, and starts it
+                begin = free[COMPUTE] = max(begin, free[COMPUTE])
+            end[at] = free[queue] = begin + duration[at]
+            if begins is not None:
+                begins.append(begin)
+        return end
+
+    def shortest(self, orders: Sequence[list[int]], tries: int) -> None:
+        self.best, self.time = orders[0], max(self.ends(orders[0]), default=0.0)
+        for number in range(ROUNDS):
+            order = orders[number % len(orders)]
+            time = max(self.ends(order), default=0.0)
+            if time < self.time - self.near:
+                self.best, self.time = order, time
+            for left in range(tries, 0, -1):
+                if self.time <= self.bound + self.near:
+                    return
+                changed = self._changed(order)
+                slack = SLACK * self.bound * left / tries
+                now = max(self.ends(changed))
+                if now <= time + self.near + slack * self.random():
+                    order, time = changed, now
+                    if now < self.time - self.near:
+                        self.best, self.time = changed, now
+
+    def leave_earlier(self, tries: int) -> None:
+        earliest = _leaves(self.tasks, _heads(self.tasks, self.duration)) + self.near
+        leaves = _leaves(self.tasks, self.ends(self.best))
+        for _ in range(tries):
+            if leaves <= earliest:
+                return
+            changed = self._changed(self.best)
+            ends = self.ends(changed)
+            now = _leaves(self.tasks, ends)
+            if now <= leaves + self.near and max(ends) <= self.time + self.near:
+                self.best, leaves = changed, min(now, leaves)
+
+    def placed(self) -> Placed:
+        begins: list[float] = []
+        ends = self.ends(self.best, begins)
+        return [(at, begin, ends[at]) for at, begin in zip(self.best, begins, strict=True)]
+
+    def _changed(self, order: list[int]) -> list[int]:
+        """The order with one task elsewhere between what it needs and what needs it."""
+        source = int(self.random() * len(order))
+        at = order[source]
+        before, behind = self.after[at], self.tasks.followers[at]
+        first = last = source
+        while first and order[first - 1] not in before:
+            first -= 1
+        while last + 1 < len(order) and order[last + 1] not in behind:
+            last += 1
+        if first == last:
+            return order
+        goal = first + int(self.random() * (last - first))
+        goal += goal >= source
+        changed = order[:source] + order[source + 1 :]
+        changed.insert(goal, at)
+        return changed
 
 
 def _leaves(tasks: Tasks, ends: Sequence[float]) -> float:

@@ -1,34 +1,35 @@
-"""List scheduling: tasks on one compute lane and two exchange lanes, each lane taking what a rule gives it."""
+"""List scheduling: tasks on one compute lane and the queues of exchanges, each taking what a rule gives it."""
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from schedc.cell.graph import LANES, Lane
+from schedc.cell.graph import QUEUES, Lane
 from schedc.cell.tasks import Tasks
 
 Placed = list[tuple[int, float, float]]
 """Tasks with start and end, in the order in which they were chosen."""
 
 
-COMPUTE = LANES.index(Lane.COMPUTE)
+COMPUTE = QUEUES.index(Lane.COMPUTE)
 
 
 class Machine:
-    """The lanes at one time.
+    """The queues at one time.
 
-    lane: [tasks] number of its lane in `LANES`; missing: [tasks] how many tasks each still waits for.
+    lane: [tasks] number of its queue in `QUEUES`; missing: [tasks] how many tasks each still waits for.
     """
 
     def __init__(self, tasks: Tasks, duration: Sequence[float]) -> None:
         self.tasks, self.duration = tasks, duration
         self.now = 0.0
-        self.lane, self._chained = tasks.lane_numbers, tasks.chained
+        self.lane, self._chained = tasks.queues, tasks.chained
         self.missing = list(tasks.needs)
-        self.ready: tuple[list[int], ...] = tuple([] for _ in LANES)
-        self.free = [0.0] * len(LANES)
+        self.ready: tuple[list[int], ...] = tuple([] for _ in QUEUES)
+        self.free = [0.0] * len(QUEUES)
         self.running: list[tuple[float, int]] = []
         self.placed: Placed = []
         for at, count in enumerate(self.missing):
@@ -73,6 +74,10 @@ class Machine:
 
 Rule = Callable[[Machine, list[int]], int | None]
 """What a free lane takes of the tasks that are ready for it, if any."""
+
+
+MANNERS = ((math.inf, 0.0), (math.inf, 1.0), (0.5, 1.0), (0.2, 0.0), (0.0, 1.0))
+"""Patience and courtesy of a `Priority` that are tried."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
+from schedc.cell.graph import EXCHANGE_LANES, QUEUES, Lane, StageShape
 from schedc.cell.program import Action, CellProgram, Half
 from schedc.cell.tasks import Tasks, tasks_of
 
@@ -79,7 +79,7 @@ def predict(
 ) -> Prediction:
     """Runs a cell program on paper, step by step.
 
-    Compute runs the segments in order. An exchange begins when compute has come to its start and its lane is free of
+    Compute runs the segments in order. An exchange begins when compute has come to its start and its queue is free of
     the ones started before it; at a wait compute stands until its end. ``backward_costs``: of the backward's stage,
     where they are not those of the forward's.
     """
@@ -89,18 +89,18 @@ def predict(
     duration = tasks.durations(costs, back)
     of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
     clock, compute = 0.0, 0.0
-    free = dict.fromkeys(EXCHANGE_LANES, 0.0)
-    busy, exposed = dict(free), dict(free)
+    free = [0.0] * len(QUEUES)
+    busy, exposed = dict.fromkeys(EXCHANGE_LANES, 0.0), dict.fromkeys(EXCHANGE_LANES, 0.0)
     ends: dict[int, float] = {}
     marks = {program.activation_at: 0.0, program.gradient_at: 0.0}
     for number, (action, half, node) in enumerate(program.steps, start=1):
         at = of[half, node]
-        lane = tasks.all[at].lane
+        lane, queue = tasks.all[at].lane, tasks.queues[at]
         if action is Action.RUN:
             clock += duration[at]
             compute += duration[at]
         elif action is Action.START:
-            ends[at] = free[lane] = max(clock, free[lane]) + duration[at]
+            ends[at] = free[queue] = max(clock, free[queue]) + duration[at]
             busy[lane] += duration[at]
         elif ends[at] > clock:
             exposed[lane] += ends[at] - clock

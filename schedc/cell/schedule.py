@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, StageShape
+from schedc.cell.graph import QUEUES, StageShape
 from schedc.cell.hand import chooser
-from schedc.cell.improve import MANNERS, improved, lower_bound, merit
-from schedc.cell.lanes import Machine, Placed, Priority
+from schedc.cell.improve import improved, lower_bound, merit, varied
+from schedc.cell.lanes import MANNERS, Machine, Placed, Priority
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.tasks import Tasks, tasks_of
@@ -42,8 +42,10 @@ def cell_program(
         return _steps(tasks, placed)
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
-    tried = [merit(tasks, Machine(tasks, duration).run(rule), bound) for rule in rules]
-    return _steps(tasks, improved(tasks, duration, rules[tried.index(min(tried))], bound))
+    tried = [Machine(tasks, duration).run(rule) for rule in rules]
+    merits = [merit(tasks, placed, bound) for placed in tried]
+    more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
+    return _steps(tasks, improved(tasks, duration, (tried, more), bound))
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
@@ -127,15 +129,16 @@ class _Slots:
         self.begins = [begin for _, begin, _ in segments]
         self.exchanges: list[list[tuple[Action, int]]] = [[] for _ in range(len(self.compute) + 1)]
         place = {at: number for number, at in enumerate(self.compute)}
-        last = dict.fromkeys(EXCHANGE_LANES, 0)
+        last = [0] * len(QUEUES)
         for at, begin, end in placed:
             task = tasks.all[at]
             if not task.exchange:
                 continue
-            after = max([last[task.lane], *(place[before] + 1 for before in task.after if before in place)])
+            queue = tasks.queues[at]
+            after = max([last[queue], *(place[before] + 1 for before in task.after if before in place)])
             if any(tasks.all[before].exchange for before in task.after):
                 after = max(after, self._next(begin))
-            last[task.lane] = after
+            last[queue] = after
             self.exchanges[after].append((Action.START, at))
             if not tasks.followers[at]:
                 self.exchanges[max(after, self._next(end))].append((Action.WAIT, at))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import LANES, Lane, StageShape
+from schedc.cell.graph import QUEUES, Lane, StageShape
 from schedc.cell.program import KINDS, Half
 from schedc.diagnostics import CompilerBug
 
@@ -70,9 +70,9 @@ class Tasks:
         return tuple(map(tuple, found))
 
     @cached_property
-    def lane_numbers(self) -> tuple[int, ...]:
-        """[tasks] the place of each task's lane in `schedc.cell.graph.LANES`."""
-        return tuple(LANES.index(task.lane) for task in self.all)
+    def queues(self) -> tuple[int, ...]:
+        """[tasks] the place of each task's queue in `schedc.cell.graph.QUEUES`."""
+        return tuple(QUEUES.index(self.shape(task.half).queues[task.node]) for task in self.all)
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
