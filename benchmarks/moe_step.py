@@ -1,6 +1,6 @@
 """What each optimization of a plan does to step time and loss of a model in the shape of DeepSeek-V3, at toy size.
 
-    python benchmarks/moe_step.py [--json] [--steps 40] [--only overlap,capacity]
+    python benchmarks/moe_step.py [--json] [--steps 24] [--only overlap,capacity]
 
 Four processes over gloo: DualPipeV on a pipeline of two ranks, each an expert group of two nodes of one rank. The model
 has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed experts, and multi-token prediction; it
@@ -8,7 +8,7 @@ learns to count (sequences with random starts and strides). Every variant trains
 optimizations off, each alone, all together.
 
     step_ms    instrument: emulated device time (see `schedc_runtime.emulate`), from the begin of a step until the last
-               segment ends on the slowest rank; of three steps the shortest. Segments take the proportions of
+               segment ends on the slowest rank; of the timed steps the shortest. Segments take the proportions of
                DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward 20 + 18, 12, 20 + 26), experts
                by the rows that they really got, padding included; exchanges by the bytes that they really sent to the
                other node, at a speed at which a flat dispatch of uniform routing takes 16
@@ -216,8 +216,8 @@ def faults(table: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Step time and loss of a MoE model, its optimizations off and on.")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--steps", type=int, default=40, help="training steps of every variant")
-    parser.add_argument("--timed", type=int, default=3, help="steps in emulated device time, of which the best counts")
+    parser.add_argument("--steps", type=int, default=24, help="training steps of every variant")
+    parser.add_argument("--timed", type=int, default=2, help="steps in emulated device time, of which the best counts")
     parser.add_argument("--unit", type=float, default=0.5, help="milliseconds that a millisecond of the table takes")
     parser.add_argument("--only", default="", help="names of variants, with commas; `off` is always run")
     options = parser.parse_args()
