@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.inside import CellKind, Inside, price
 from schedc.cell.graph import EXCHANGE_LANES
+from schedc.cell.predict import hidden_share
 from schedc.cell.program import PlanOrder
 from schedc.cell.table import CellTable
 from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
-from schedc.diagnostics import DiagnosticError
+from schedc.diagnostics import CompilerBug, DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan import Method, plan_of
@@ -35,6 +37,21 @@ def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
         raise DiagnosticError([problem("S404", message, costs.source, "stages", help=help)])
     table, orders = _planned(schedule, table)
     return price(dependencies, table.shapes(schedule.stages), table.costs, costs.p2p, orders.get)
+
+
+def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
+    """A schedule or plan by name at one size, priced from inside by costs that know of cells.
+
+    Raises `DiagnosticError` where there is no such legal schedule, and S404.
+    """
+    from schedc.compiler import priced
+    from schedc.inputs import open_input
+
+    schedule, costs = priced(open_input(name), sizes, costs)
+    inside = inside_of(Dependencies.of(schedule), costs)
+    if inside is None:
+        raise CompilerBug("cells", "cells were asked for with costs that know of none")
+    return schedule, inside
 
 
 def laid_out(table: CellTable, layout: Layout) -> CellTable:
@@ -125,14 +142,19 @@ def cells_text(facts: dict[str, Any]) -> list[str]:
         f"cells from inside: makespan {spans['inside']:g} (atomic {spans['atomic']:g}; overlapped, messages leave at "
         f"the ends of cells {spans['overlapped']:g})",
         f"communication {facts['communication']:g}, exposed {facts['exposed']:g}: hidden {facts['hidden_step']:.4f} of "
-        f"the step{steady}; time of the ranks: {shares}",
+        f"the step{steady}; time of the ranks: {shares}; bound by {facts['bound']}",
     ]
+    for name, use in facts["lanes"].items():
+        if use["busy"]:
+            share = f"hidden {hidden_share(use['busy'], use['exposed']):.4f}"
+            lines.append(f"{name}: communication {use['busy']:g}, exposed {use['exposed']:g}: {share}")
     columns = ("serial", "duration", "compute", "communication", "exposed")
-    lines.append("cell  stages      count  " + "  ".join(columns) + "  rail exposed  node exposed  bound by")
+    lines.append("cell  stages      count  " + "  ".join(columns) + "  hidden  rail exposed  node exposed  bound by")
     for kind in facts["kinds"]:
         pair = kind["stages"] if len(kind["kind"]) == 2 else kind["stages"][:1]
         figures = "  ".join(f"{kind[name]:>{len(name)}g}" for name in columns)
         lanes = "  ".join(f"{use['exposed']:>12g}" for use in kind["lanes"].values())
         stages = " & ".join(map(str, pair))
+        figures += f"  {kind['hidden']:.4f}"
         lines.append(f"{kind['kind']:<4}  {stages:<10}  {kind['count']:>5}  {figures}  {lanes}  {kind['bound']}")
     return lines

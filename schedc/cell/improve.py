@@ -17,13 +17,13 @@ STARTS = 4
 """List schedules from which orders are changed: of either kind the best ones that differ."""
 
 ROUNDS = 8
-TRIES_PER_TASK = 120
+TRIES_PER_TASK = 600
 MOST_STEPS = 1_200_000
 """Orders that are tried, in so many rounds: some per task, and in large cells only as many as make so many placements
 of a task, which take about half a second."""
 
-SLACK = 0.005
-"""How much longer than the one before an order may be at the start of a round, as a share of the bound."""
+SLACK = (0.005, 0.005, 0.005, 0.03)
+"""How much longer than the one before an order may be at the start of a round, as a share of the bound; in turn."""
 
 SHARE_FOR_LEAVING = 0.2
 """Of the tries, those that make outputs leave earlier in a cell of the same time."""
@@ -133,7 +133,7 @@ class _Search:
     def shortest(self, orders: Sequence[list[int]], tries: int) -> None:
         self.best, self.time = orders[0], max(self.ends(orders[0]), default=0.0)
         for number in range(ROUNDS):
-            order = orders[number % len(orders)]
+            order, allowed = orders[number % len(orders)], self.bound * SLACK[number % len(SLACK)]
             time = max(self.ends(order), default=0.0)
             if time < self.time - self.near:
                 self.best, self.time = order, time
@@ -141,7 +141,7 @@ class _Search:
                 if self.time <= self.bound + self.near:
                     return
                 changed = self._changed(order)
-                slack = SLACK * self.bound * left / tries
+                slack = allowed * left / tries
                 now = max(self.ends(changed))
                 if now <= time + self.near + slack * self.random():
                     order, time = changed, now

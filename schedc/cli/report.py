@@ -1,25 +1,32 @@
-"""`schedc report`: bubble, memory and messages of a schedule as formulas."""
+"""`schedc report`: bubble, memory and messages of a schedule as formulas, and what its cells hide."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument, note_plan
+from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, schedule_arguments
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
 
 
 @click.command(epilog=EPILOG)
-@click.argument("schedule")
-@click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX.")
+@schedule_arguments
+@cost_arguments
+@click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX, and nothing else.")
 @json_argument
-def report(schedule: str, as_latex: bool, as_json: bool) -> None:
+def report(schedule: str, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
     """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
 
     They are fitted to exact critical paths at many sizes and verified at sizes and costs that they were not fitted to;
     what fails there is reported as unknown, with the counterexample. Of a plan, those of its schedule.
+
+    Formulas hold at all sizes and costs. With a cost file that has a table [cell] it tells too, at one size, what
+    communication is exposed and hidden, per kind of cell and for the step.
     """
     from schedc.analysis.formulas.derive import derive
     from schedc.analysis.formulas.report import to_json, to_text
@@ -28,6 +35,7 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
 
     tree = open_family(schedule)
     note_plan(schedule)
+    cells = {} if as_latex else _cells(schedule, sizes, costs)
     with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -36,11 +44,26 @@ def report(schedule: str, as_latex: bool, as_json: bool) -> None:
         facts = to_json(derive(tree, progress))
     attached = _attached(schedule)
     if as_json:
-        click.echo(json.dumps(facts | ({"plan": attached} if attached else {})))
+        click.echo(json.dumps(facts | ({"plan": attached} if attached else {}) | cells))
         return
     click.echo(to_text(facts, as_latex))
     for line in plan_text(attached) if attached else ():
         click.echo(line)
+    if cells:
+        from schedc.cell_report import cells_text
+
+        at = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
+        click.echo("\n".join([f"at {at}:", *cells_text(cells["cells"])]))
+
+
+def _cells(name: str, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
+    """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
+    if costs.cell is None:
+        return {}
+    from schedc.cell_report import cells_json, inside_at
+
+    schedule, inside = inside_at(name, sizes, costs)
+    return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
 
 
 def _attached(name: str) -> dict[str, Any] | None:
