@@ -270,7 +270,7 @@ def test_levels_save_more_and_more() -> None:
     assert saving(moe, "bf16", Level.ACT).bytes - saved[1] == 2 * 9 * 2048  # the activations' outputs
     full = saving(moe, "bf16", Level.FULL)
     assert full.bytes == layer_bytes(moe, "bf16") - 2 * 6 * 7168  # all but attention's
-    assert full.flops == 9 * 6 * 7168 * 2048 + 2 * 7168 * 256  # two products of 2 F and F columns, and the router
+    assert full.flops == (8 * 6 + 4) * 7168 * 2048 + 2 * 7168 * 256  # two products, of the shared one the first, router
     assert kept_share(Experts(8, 2), "bf16", Level.FULL) == 1.0
 
 
@@ -376,7 +376,7 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     assert found.message.startswith(f"rank 0 holds {held / 1e9:.4g} GB at 0F1, and the plan allows ")
     activations, parameters = 2 * 3 * layer / 1e9, 3 * 1.2
     assert found.notes[0] == (
-        f"most of it: parameters of MoE layers {parameters:.4g} GB, activations of MoE layers {activations:.4g} GB, "
+        f"most of it: activations of MoE layers {activations:.4g} GB, parameters of MoE layers {parameters:.4g} GB, "
         "activations of dense layers 600 MB"
     )
     assert "1f1b.sched:" in render(found)

@@ -7,7 +7,7 @@ s experts side by side) and rows balanced between the ranks, a MoE layer holds, 
     norms       their outputs, in front of attention and of the experts: 2 H
     router      its scores: E numbers of 4 bytes
     rows        in the order of the experts, k H
-    experts     out of the first product 2 k F, out of the activation k F
+    experts     out of the first product 2 k F, out of the activation k F, their outputs k H, for the gates' gradients
     shared      the same: 2 s F, and s F
 
 The rows as they arrived are not held beside their copies in the order of the experts; a level that makes the copies
@@ -49,6 +49,7 @@ def _held(experts: Experts) -> dict[str, float]:
         "rows": k * H,
         "first product": 2 * k * F,
         "shared": 2 * s * F,
+        "outputs": k * H,
     }
 
 
@@ -58,11 +59,12 @@ _LEFT_OUT: dict[Level, tuple[str, ...]] = {
     Level.ACT: ("norms", "activation"),
     Level.LIGHT: ("norms", "activation", "rows"),
     Level.MEDIUM: ("norms", "activation", "rows", "first product", "shared"),
-    Level.FULL: ("norms", "activation", "rows", "first product", "shared"),
+    Level.FULL: ("norms", "activation", "rows", "first product", "shared", "outputs"),
 }
 """What each level does not hold, besides the scores of the router from `light` on."""
-_PRODUCTS = {Level.MEDIUM: 4, Level.FULL: 6}
-"""FLOPs that are done once more, per row, column of a token and column of an expert: the first product, or both."""
+_PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
+"""FLOPs that are done once more, per column of a token and column of an expert: of a routed row, the first product or
+both, and of a shared one, whose second product no gradient needs."""
 
 
 def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = None) -> Saving:
@@ -75,9 +77,9 @@ def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = No
     numbers = sum(held[name] for name in names)
     if routed and level is not Level.FULL:
         numbers -= experts.hidden * (experts.top if arrive is None else arrive)
-    rows = experts.top + experts.shared
-    flops = 2 * experts.hidden * experts.count * routed
-    flops += _PRODUCTS.get(level, 0) * rows * experts.hidden * experts.width
+    per_row, per_shared = _PRODUCTS.get(level, (0, 0))
+    products = per_row * experts.top + per_shared * experts.shared
+    flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
     return Saving(BYTES[dtype] * numbers + _SCORE * experts.count * routed, flops)
 
 
