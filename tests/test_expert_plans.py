@@ -86,3 +86,23 @@ def test_a_plan_that_does_not_fit(lines: str, options: dict[str, Mesh], message:
         Pipeline(
             model(), compiled("1f1b", {"P": 2, "M": 2}, lines), loss_fn=next_token_loss, in_process=True, **options
         )
+
+
+def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:
+    lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n  hot 2\n"
+    states = []
+    for more in ("", "  recompute all medium", "  recompute all full adaptive(1.1)"):
+        program = compiled("dualpipev", {"P": 2, "M": 4}, lines + more)
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+        losses = [pipe.step(*batch_of(program, 8 * pipe.mesh.replicas, seed=step)) for step in range(2)]
+        assert sum(layer.statistics.hot_experts for layer in pipe._experts) > 0
+        grads = {
+            f"{place} {name}": parameter.grad
+            for place, held in pipe._stages.items()
+            for stage in held.values()
+            for name, parameter in stage.module.named_parameters()
+            if parameter.grad is not None
+        }
+        states.append({**grads, "losses": torch.stack(losses)})
+    for other in states[1:]:
+        assert [name for name, value in states[0].items() if not torch.equal(value, other[name])] == []

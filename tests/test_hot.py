@@ -46,7 +46,7 @@ def routings(draw: Any) -> tuple[int, np.ndarray]:
     return local, routing
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     case=routings(),
     most=st.integers(1, 3),
