@@ -32,9 +32,10 @@ check: setup  ## what CI demands besides the tests: style and types
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
 	@for name in compile timeline cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-figures: setup  ## the drawings of the README
+figures: setup  ## the drawings of the README and the docs
 	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg
 	$(BIN)/schedc show dualpipe -D P=8 -D M=20 -o docs/figures/dualpipe.svg
+	$(BIN)/schedc show dualpipev --cell FB --cost-file examples/costs/hops.toml -o docs/figures/cell.svg
 
 clean:
 	rm -rf $(VENV) build dist

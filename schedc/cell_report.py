@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from schedc.cell.program import PlanOrder
 from schedc.cell.table import CellTable
 from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
-from schedc.diagnostics import CompilerBug, DiagnosticError
+from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan import Method, plan_of
@@ -37,21 +36,6 @@ def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
         raise DiagnosticError([problem("S404", message, costs.source, "stages", help=help)])
     table, orders = _planned(schedule, table)
     return price(dependencies, table.shapes(schedule.stages), table.costs, costs.p2p, orders.get)
-
-
-def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
-    """A schedule or plan by name at one size, priced from inside by costs that know of cells.
-
-    Raises `DiagnosticError` where there is no such legal schedule, and S404.
-    """
-    from schedc.compiler import priced
-    from schedc.inputs import open_input
-
-    schedule, costs = priced(open_input(name), sizes, costs)
-    inside = inside_of(Dependencies.of(schedule), costs)
-    if inside is None:
-        raise CompilerBug("cells", "cells were asked for with costs that know of none")
-    return schedule, inside
 
 
 def laid_out(table: CellTable, layout: Layout) -> CellTable:

@@ -26,7 +26,8 @@ class CellKind:
     """Cells with one program: of one kind, on stages with equal graphs.
 
     stages: of the forward and of the backward of one such cell (the same twice for a cell of one op).
-    count: how many the schedule has. serial: the time of all its segments and exchanges one after the other.
+    count: how many the schedule has. forward, backward: the graphs of both halves, None where there is no such half.
+    serial: the time of all its segments and exchanges one after the other.
     """
 
     kind: str
@@ -34,6 +35,8 @@ class CellKind:
     count: int
     program: CellProgram
     prediction: Prediction
+    forward: StageShape | None
+    backward: StageShape | None
 
     @property
     def serial(self) -> float:
@@ -44,7 +47,7 @@ class CellKind:
 class Inside:
     """A schedule priced from inside.
 
-    kinds: what cells there are; kind: [cells] index into it.
+    kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
     atomic: every cell takes all its segments and exchanges one after the other, and its messages leave at its end.
     overlapped: cells run their programs, messages leave at their ends.
     timeline: cells run their programs, and a message leaves as soon as what it carries is complete.
@@ -52,6 +55,7 @@ class Inside:
 
     kinds: tuple[CellKind, ...]
     kind: Int64
+    costs: CellCosts
     atomic: Timeline
     overlapped: Timeline
     timeline: Timeline
@@ -61,6 +65,18 @@ class Inside:
         kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
         time = sum(kind.count * kind.prediction.communication for kind in kinds)
         return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
+
+    def kind_on(self, name: str, stages: tuple[int, int] | None) -> CellKind | None:
+        """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
+        if stages is None:
+            return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
+        known = self.timeline.dependencies
+        stage = known.schedule.stage
+        there = (stage[known.first] == stages[0]) & (
+            stage[np.where(known.second >= 0, known.second, known.first)] == stages[1]
+        )
+        found = (self.kinds[at] for at in np.unique(self.kind[there]).tolist())
+        return next((kind for kind in found if kind.kind == name), None)
 
     @property
     def hidden_step(self) -> float:
@@ -126,6 +142,7 @@ def price(
     return Inside(
         kinds,
         kind.astype(np.int64),
+        costs,
         atomic=simulate_leaving(dependencies, serial, np.stack([serial, serial]), p2p),
         overlapped=simulate_leaving(dependencies, duration, np.stack([duration, duration]), p2p),
         timeline=simulate_leaving(dependencies, duration, leaves, p2p),
@@ -180,4 +197,4 @@ def _kind(
     forward = shapes[stages[0]] if kind.startswith("F") else None
     backward = shapes[stages[1]] if kind != "F" else None
     program = cell_program(kind, forward, backward, costs, order_of(kind))
-    return CellKind(kind, stages, count, program, predict(program, forward, backward, costs))
+    return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.cell.costs import CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, QUEUES, Lane, StageShape
-from schedc.cell.program import Action, CellProgram, Half
-from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
+from schedc.cell.play import play
+from schedc.cell.program import CellProgram
+from schedc.cell.tasks import Tasks
 
 _ROUNDING = 1e-9
 
@@ -77,44 +78,20 @@ def predict(
     costs: CellCosts,
     backward_costs: CellCosts | None = None,
 ) -> Prediction:
-    """Runs a cell program on paper, step by step.
-
-    Compute runs the segments in order. An exchange begins when compute has come to its start and its queue is free of
-    the ones started before it; at a wait compute stands until its end. ``backward_costs``: of the backward's stage,
-    where they are not those of the forward's.
-    """
-    back = backward_costs or costs
-    again = {step.node for step in program.steps if step.half is Half.AGAIN}
-    tasks = tasks_of(program.kind, forward, backward, again)
-    duration = tasks.durations(costs, back)
-    of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
-    clock, compute = 0.0, 0.0
-    free = [0.0] * len(QUEUES)
-    busy, exposed = dict.fromkeys(EXCHANGE_LANES, 0.0), dict.fromkeys(EXCHANGE_LANES, 0.0)
-    ends: dict[int, float] = {}
-    marks = {program.activation_at: 0.0, program.gradient_at: 0.0}
-    for number, (action, half, node) in enumerate(program.steps, start=1):
-        at = of[half, node]
-        lane, queue = tasks.all[at].lane, tasks.queues[at]
-        if action is Action.RUN:
-            clock += duration[at]
-            compute += duration[at]
-        elif action is Action.START:
-            ends[at] = free[queue] = max(clock, free[queue]) + duration[at]
-            busy[lane] += duration[at]
-        elif ends[at] > clock:
-            exposed[lane] += ends[at] - clock
-            clock = ends[at]
-        if number in marks:
-            marks[number] = clock
-    rail, node_lane = (LaneUse(busy[lane], exposed[lane]) for lane in EXCHANGE_LANES)
+    """What a cell program takes under these costs, as `schedc.cell.play.play` runs it."""
+    played = play(program, forward, backward, costs, backward_costs)
+    busy, exposed = (
+        [sum(span.time for span in spans if span.task.lane is lane) for lane in EXCHANGE_LANES]
+        for spans in (played.spans, played.waits)
+    )
+    rail, node = (LaneUse(*use) for use in zip(busy, exposed, strict=True))
     return Prediction(
-        duration=clock,
-        compute=compute,
-        lanes=(rail, node_lane),
-        activation_at=None if program.activation_at < 0 else marks[program.activation_at],
-        gradient_at=None if program.gradient_at < 0 else marks[program.gradient_at],
-        chain=max(longest_paths(tasks, duration), default=0.0),
+        duration=played.duration,
+        compute=sum(time for time, task in zip(played.costs, played.tasks.all, strict=True) if not task.exchange),
+        lanes=(rail, node),
+        activation_at=played.activation_at,
+        gradient_at=played.gradient_at,
+        chain=max(longest_paths(played.tasks, played.costs), default=0.0),
     )
 
 

@@ -48,6 +48,18 @@ def cell_program(
     return _steps(tasks, improved(tasks, duration, (tried, more), bound))
 
 
+def serial_program(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+    """One half after the other, every exchange waited for at once: what a cell takes without overlap."""
+    tasks = tasks_of(kind, forward, backward)
+    steps = [
+        Step(action, task.half, task.node)
+        for task in tasks.all
+        for action in ((Action.START, Action.WAIT) if task.exchange else (Action.RUN,))
+    ]
+    activation_at, gradient_at = (_complete(tasks, steps, wanted) for wanted in tasks.leaving)
+    return CellProgram(tuple(steps), activation_at, gradient_at, kind)
+
+
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
     """Longest path to the end first, in several weightings of what lies on the path.
 

@@ -1,4 +1,4 @@
-"""What `show` and `watch` draw: charts of schedules, and the text of a chart in each format."""
+"""What `show`, `watch` and `report` speak of: charts of schedules and cells, and their text in each format."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
+    from schedc.analysis.inside import Inside
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
+    from schedc.draw.inside import CellChart
     from schedc.inputs import Input
+    from schedc.ir.schedule import Schedule
 
 FORMATS = ("svg", "html", "term")
 
@@ -59,6 +64,50 @@ def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> 
 
     (chart,) = charts  # an SVG shows one schedule
     return draw_svg(chart.schedule, chart.timeline, chart.memory)
+
+
+def cell_at(
+    schedule: str, sizes: Mapping[str, int], costs: Costs, kind: str, stages: tuple[int, int] | None
+) -> CellChart:
+    """A cell of a schedule from inside; wrong usage if the schedule has none of this kind there."""
+    from schedc.draw.inside import CellChart
+
+    made, inside = inside_at(schedule, sizes, costs)
+    found = inside.kind_on(kind, stages)
+    if found is None:
+        there = ", ".join(f"{one.kind} on {' & '.join(map(str, dict.fromkeys(one.stages)))}" for one in inside.kinds)
+        where = f" on stages {stages[0]} & {stages[1]}" if stages else ""
+        raise click.UsageError(f"{made.name} has no cell {kind}{where}; it has for example {there}")
+    return CellChart.of(made.name, found, stages or found.stages, inside.costs)
+
+
+def cell_drawing(chart: CellChart, form: str, *, width: int, colours: int) -> str:
+    """The text of a cell's drawing as ``svg`` or ``term``."""
+    if form == "term":
+        from schedc.draw.inside_term import draw_cell as draw_text
+
+        return draw_text(chart, width, colours=colours)
+    from schedc.draw.inside_svg import draw_cell
+
+    return draw_cell(chart)
+
+
+def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
+    """A schedule or plan by name at one size, priced from inside by costs that know of cells.
+
+    Raises `DiagnosticError` where there is no such legal schedule, and S404.
+    """
+    from schedc.analysis.dependencies import Dependencies
+    from schedc.cell_report import inside_of
+    from schedc.compiler import priced
+    from schedc.diagnostics import CompilerBug
+    from schedc.inputs import open_input
+
+    schedule, costs = priced(open_input(name), sizes, costs)
+    inside = inside_of(Dependencies.of(schedule), costs)
+    if inside is None:
+        raise CompilerBug("cells", "cells were asked for with costs that know of none")
+    return schedule, inside
 
 
 def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:

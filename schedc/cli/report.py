@@ -60,7 +60,8 @@ def _cells(name: str, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
     if costs.cell is None:
         return {}
-    from schedc.cell_report import cells_json, inside_at
+    from schedc.cell_report import cells_json
+    from schedc.cli.charts import inside_at
 
     schedule, inside = inside_at(name, sizes, costs)
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}

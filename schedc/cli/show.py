@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.charts import FORMATS, chart_at, charts_at, drawing, format_of
+from schedc.cli.charts import FORMATS, cell_at, cell_drawing, chart_at, charts_at, drawing, format_of
 from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments, write
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+
+
+KINDS = ("F", "I", "B", "W", "FB", "FI")
+"""Those of `schedc.cell.program`, which is imported where it is used."""
+
+
+def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """``0,7`` or ``3``."""
+    if value is None:
+        return None
+    words = value.split(",")
+    if len(words) > 2 or not all(word.strip().isdecimal() and len(word) < 9 for word in words):
+        raise click.BadParameter(f"{value!r} is not STAGE or STAGE,STAGE (for example 0,7)")
+    return int(words[0]), int(words[-1])
 
 
 @click.command(epilog=EPILOG)
@@ -38,6 +52,20 @@ if TYPE_CHECKING:
     metavar="NAME=NUMBER",
     help="Cost for the second schedule only, over those of --cost: its stages may be larger or smaller.",
 )
+@click.option(
+    "--cell",
+    "kind",
+    type=click.Choice(KINDS),
+    help="Draw one cell of this kind from inside, beside its serial order (svg and term); needs a cost file with a "
+    "table [cell].",
+)
+@click.option(
+    "--cell-stages",
+    "stages",
+    metavar="STAGE[,STAGE]",
+    callback=_stages,
+    help="The stage of that cell, or of a pair those of its forward and its backward. Default: where it is most often.",
+)
 @output_argument
 def show(
     schedule: str,
@@ -46,12 +74,24 @@ def show(
     wanted: str | None,
     other: str | None,
     other_costs: tuple[str, ...],
+    kind: str | None,
+    stages: tuple[int, int] | None,
     output: Path | None,
 ) -> None:
     """Draw SCHEDULE."""
     from schedc.cli.screen import colours_of, width_of
 
     form = format_of(wanted, output)
+    if stages and not kind:
+        raise click.UsageError("--cell-stages needs --cell")
+    if kind:
+        if other or form == "html":
+            raise click.UsageError("--cell is drawn alone, as svg or term")
+        if costs.cell is None:
+            raise click.UsageError("--cell needs --cost-file with a table [cell] (docs/cells.md)")
+        cell = cell_at(schedule, sizes, costs, kind, stages)
+        write(cell_drawing(cell, form, width=width_of(output), colours=colours_of(output)), output)
+        return
     if other and form == "svg":
         raise click.UsageError("--with needs --format html or --format term")
     if other_costs and not other:

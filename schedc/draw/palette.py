@@ -29,6 +29,7 @@ GRID = "#e4e7eb"
 IDLE = "#f1f2f4"
 HATCH = "#c4cad1"
 EDGE = "#000000"
+EXPOSED = "#c2185b"
 CURVE = "#6b4fa0"
 CURVE_FILL = "#ece7f5"
 

@@ -21,6 +21,7 @@ _RULES = (
     f".grid{{stroke:{palette.GRID}}}.end{{stroke:{palette.MUTED};stroke-dasharray:3 3}}",
     ".idle{fill:url(#idle)}",
     f".edge,.paired{{fill:none;stroke:{palette.EDGE};stroke-width:2}}",
+    f".exposed{{fill:{palette.EXPOSED}}}.leaves{{stroke:{palette.CURVE};stroke-width:1.5}}",
     f".held{{fill:{palette.CURVE_FILL}}}.curve{{fill:none;stroke:{palette.CURVE};stroke-width:1.2}}",
     f".dot{{fill:{palette.CURVE}}}",
     ".n{text-anchor:middle}.i1,.i2,.i3{font-weight:600}",
