@@ -218,7 +218,7 @@ def over_gloo(rank: int, world_size: int, per_node: int, tokens: list[int], seed
     assert dist.group.WORLD is not None
     wrong, counted = [], {}
     for method in METHODS:
-        group = ExpertGroup.of(dist.group.WORLD, per_node, timeout=20)
+        group = ExpertGroup.of([range(dist.get_world_size())], per_node, timeout=20)
         *_, result = steps(case, data, group, method)
         expected = run_in_process(case, data, in_process_expert_groups(world_size, per_node), method)[rank]
         assert result is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from runtime_cases import next_token_loss, oracle, small_gpt, tokens
+from segmented_cases import small_moe
 from torch import Tensor
 
 from schedc.compiler import compile as compile_schedule
@@ -73,3 +75,22 @@ def disagreements(rank: int, world_size: int) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0])
     return found
+
+
+def a_replica_fails(rank: int, world_size: int) -> list[str]:
+    """What every rank is told when the loss function of one replica raises, and whether it was told soon."""
+    mesh = Mesh(2, 2)
+
+    def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
+        if mesh.place(rank).replica == 1:
+            raise ValueError("no such target")
+        return next_token_loss(output, targets)
+
+    program = compile_schedule("1f1b", P=2, M=2)
+    pipe = Pipeline(small_moe(), program, loss_fn=loss_fn, mesh=mesh, timeout=60)
+    began = time.monotonic()
+    try:
+        pipe.step(*tokens(2))
+    except Exception as error:
+        return [type(error).__name__, str(error), "soon" if time.monotonic() - began < 30 else "late"]
+    return []

@@ -62,7 +62,7 @@ def tokens(ranks: int, count: int = 10) -> list[Tensor]:
 def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any] | None) -> dict[str, Any]:
     """All methods on this rank against each other, bitwise, and against plain autograd over all ranks' tokens."""
     assert dist.group.WORLD is not None
-    group = ExpertGroup.of(dist.group.WORLD, per_node, 30.0)
+    group = ExpertGroup.of([range(dist.get_world_size())], per_node, 30.0)
     limit = Capacity(*capacity) if capacity else None
     found: dict[str, tuple[Tensor, ...]] = {}
     for method in METHODS:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from mesh_cases import batch_of, expected, same
-from runtime_cases import next_token_loss, small_gpt
+from runtime_cases import next_token_loss, small_gpt, tokens
+from segmented_cases import small_moe
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.testing import pool
 
@@ -80,3 +83,28 @@ def test_replicas_that_differ_are_told() -> None:
         assert told[0].startswith("ranks ")
         assert "weights of stage 1" in told[0]
         assert "differ" in told[1] or "calls" in told[1] or "shape" in told[1]
+
+
+def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:
+    """Also to ranks of other pipelines, which wait for it in a collective of experts or of replicas."""
+    everyone = pool(4).run("mesh_cases:a_replica_fails", timeout=60)
+    for rank, (kind, text, when) in enumerate(everyone):
+        assert kind == ("InstructionError" if rank == 3 else "PeerFailure"), text
+        assert "no such target" in text
+        assert when == "soon"
+
+
+def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
+    wrong: list[bool] = [True]
+
+    def loss_fn(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if wrong:
+            wrong.pop()
+            raise ValueError("this once")
+        return next_token_loss(output, targets)
+
+    pipe = Pipeline(small_moe(), compile_schedule("1f1b", P=2, M=2), loss_fn=loss_fn, mesh=Mesh(2, 2), in_process=True)
+    with pytest.raises(InstructionError, match="this once"):
+        pipe.step(*tokens(4))
+    pipe.zero_grad()
+    assert torch.isfinite(pipe.step(*tokens(4)))

@@ -103,12 +103,11 @@ def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argpar
     args, kwargs = arguments(subject.batch)
     boundaries = infer_boundaries(parts, args, kwargs)
     p2p = _message(boundaries, device) if rank < 2 <= world else 0.0
-    members = dist.new_group(list(range(sharing))) if world > 1 else None
+    per_node = plan.topology.per_node if plan.topology else 1
+    group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
     if rank >= sharing:
         return None
-    per_node = plan.topology.per_node if plan.topology else 1
     mesh = Mesh(1, sharing, per_node=per_node)
-    group = ExpertGroup.of(members, per_node, options.timeout) if members and sharing > 1 else ExpertGroup.solo()
     attach(parts.modules, plan, group, mesh)
     bench = Bench(group, device, options.warmup, options.repetitions)
     found = measure_stages(

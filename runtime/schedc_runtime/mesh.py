@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import torch.distributed as dist
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
@@ -17,6 +15,7 @@ from schedc_runtime.transport.collectives import (
     SoloCommunicator,
     TorchCommunicator,
 )
+from schedc_runtime.transport.groups import join_groups
 
 
 class Place(NamedTuple):
@@ -117,6 +116,12 @@ class Neighbours:
     replicas: Communicator
     same_experts: Communicator
 
+    def close(self) -> None:
+        """Give up what is under way with them, which wakes those that wait for this rank."""
+        group = self.experts
+        for communicator in (group.expert, group.rail, group.node, self.replicas, self.same_experts):
+            communicator.close()
+
 
 def alone() -> Neighbours:
     """The neighbours of a pipeline without replicas: none."""
@@ -125,23 +130,21 @@ def alone() -> Neighbours:
 
 def neighbours(mesh: Mesh, place: Place, timeout: float) -> Neighbours:
     """The neighbours of this process, over torch.distributed. A collective over all processes of the mesh."""
-    sharing = _group(mesh.sharing(place))
+    places = [mesh.place(process) for process in range(mesh.size)]
+    sharing, replicas, same = (
+        list(dict.fromkeys(tuple(among(each)) for each in places))
+        for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
+    )
     per_node = mesh.per_node or mesh.experts
     experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout)
     return Neighbours(
-        experts,
-        _communicator("replicas", mesh.replicas_of(place), timeout),
-        _communicator("same experts", mesh.holding_the_same(place), timeout),
+        experts, _communicator("replicas", replicas, timeout), _communicator("same experts", same, timeout)
     )
 
 
-def _communicator(name: str, processes: list[int], timeout: float) -> Communicator:
-    return SoloCommunicator(name) if len(processes) == 1 else TorchCommunicator(_group(processes), timeout, name)
-
-
-def _group(processes: list[int]) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(processes, use_local_synchronization=True)
-    return group
+def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float) -> Communicator:
+    group = join_groups(parts, timeout)
+    return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
 
 
 def in_process_neighbours(mesh: Mesh) -> dict[Place, Neighbours]:

@@ -47,6 +47,7 @@ class Network:
         if self.in_process:
             places = product(range(mesh.replicas), range(mesh.pipeline))
             self.local, self.processes, self.process = [Place(rank, replica) for replica, rank in places], 1, 0
+            self.neighbours = in_process_neighbours(mesh)
             self.reconnect()
             return
         self._check_size(group)
@@ -91,7 +92,8 @@ class Network:
 
     def reconnect(self) -> None:
         """In one process: new channels, without the messages of a step that failed."""
-        self.neighbours = in_process_neighbours(self.mesh)
+        for each in self.neighbours.values():
+            each.close()
         networks = [InProcessNetwork(self.ranks) for _ in range(self.mesh.replicas)]
         self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
 
@@ -102,7 +104,10 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Leave the group made for this pipeline."""
+        """Leave the groups made for this pipeline."""
+        if not self.in_process:
+            for each in self.neighbours.values():
+                each.close()
         if self._own is not None:
             for transport in self.transports.values():
                 transport.close()

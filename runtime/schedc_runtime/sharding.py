@@ -30,6 +30,7 @@ from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.replicas import is_expert
 from schedc_runtime.stage import Stage
 from schedc_runtime.transport.collectives import ordered_sum
+from schedc_runtime.transport.groups import join_groups
 
 if TYPE_CHECKING:
     from schedc_runtime.executor import Executor
@@ -125,7 +126,8 @@ class DenseSharding:
 
         Experts stay as they are, and so do parameters of several stages of the place. All are whole until `shard`.
         """
-        group = dist.new_group(self.mesh.replicas_of(place), use_local_synchronization=True)
+        parts = [self.mesh.replicas_of(Place(rank, 0)) for rank in range(self.mesh.pipeline)]
+        group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
         across = DeviceMesh.from_group(group, device.type)
         uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
         kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from schedc_runtime.transport.collectives import (
     SoloCommunicator,
     TorchCommunicator,
 )
+from schedc_runtime.transport.groups import join_groups
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,27 @@ class ExpertGroup:
         return ExpertGroup(SoloCommunicator("expert"), SoloCommunicator("rail"), SoloCommunicator("node"))
 
     @staticmethod
-    def of(group: dist.ProcessGroup, per_node: int, timeout: float) -> ExpertGroup:
-        """This process' place in a process group whose consecutive ``per_node`` ranks share a node.
+    def of(groups: Sequence[Sequence[int]], per_node: int, timeout: float) -> ExpertGroup:
+        """This process' place in one of ``groups``, processes of the world of which ``per_node`` in a row share a node.
 
-        Makes the groups of rails and nodes; only the members of each have to call, all of them at the same time.
+        A collective over all processes, which give the same groups: each makes those of rails and nodes, too. A process
+        in none of them is alone.
         timeout: seconds that a wait for a collective may take.
         """
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        nodes = nodes_of(size, per_node)
-        ranks = dist.get_process_group_ranks(group)
-        node, position = divmod(rank, per_node)
-        inside = ranks[node * per_node : (node + 1) * per_node]
-        return ExpertGroup(
-            expert=TorchCommunicator(group, timeout, "expert"),
-            rail=_subgroup(ranks[position::per_node], f"rail {position}", timeout),
-            node=_subgroup(inside, f"node {node}", timeout),
-            nodes=nodes,
-            per_node=per_node,
-            rank=rank,
+        process, nodes = dist.get_rank(), nodes_of(len(groups[0]), per_node)
+        rails = [ranks[position::per_node] for ranks in groups for position in range(per_node)]
+        inside = [ranks[node * per_node : (node + 1) * per_node] for ranks in groups for node in range(nodes)]
+        made = [join_groups(parts, timeout) for parts in (groups, rails, inside)]
+        own = next((ranks for ranks in groups if process in ranks), None)
+        if own is None:
+            return ExpertGroup.solo()
+        node, position = divmod(list(own).index(process), per_node)
+        names = ("expert", f"rail {position}", f"node {node}")
+        expert, rail, inner = (
+            SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
+            for name, group in zip(names, made, strict=True)
         )
+        return ExpertGroup(expert, rail, inner, nodes, per_node, node * per_node + position)
 
     def bytes_leaving_node(self) -> int:
         """Payload that this rank has sent to ranks of other nodes so far."""
@@ -102,11 +106,3 @@ def nodes_of(size: int, per_node: int) -> int:
             "choose a number of ranks per node that divides the group",
         )
     return size // per_node
-
-
-def _subgroup(ranks: list[int], name: str, timeout: float) -> Communicator:
-    if len(ranks) == 1:
-        return SoloCommunicator(name)
-    # Other expert groups may exist and make theirs at other times, so only the members meet.
-    made = dist.new_group(ranks, use_local_synchronization=True, group_desc=name)
-    return TorchCommunicator(made, timeout, name)

@@ -64,6 +64,13 @@ class Communicator(Protocol):
         """Block until the collective is complete, and give its result; once for every handle."""
         ...
 
+    def close(self) -> None:
+        """Give up what is under way, which wakes members that wait for this one.
+
+        Over torch.distributed the group is gone then; in one process the members begin anew.
+        """
+        ...
+
 
 def ordered_sum(parts: Tensor) -> Tensor:
     """[members, ...] to [...]: added one member after the other, so that the bits depend on nothing else."""

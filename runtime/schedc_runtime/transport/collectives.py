@@ -63,6 +63,9 @@ class SoloCommunicator:
     def wait(self, handle: _Done) -> Any:
         return handle.result
 
+    def close(self) -> None:
+        return
+
     def _start(self, result: Any) -> _Done:
         self.issued += 1
         return _Done(result)
@@ -79,7 +82,8 @@ class TorchCommunicator:
     def __init__(self, group: dist.ProcessGroup, timeout: float, name: str = "group") -> None:
         self.name, self.rank, self.size = name, dist.get_rank(group), dist.get_world_size(group)
         self.issued, self.sent = 0, [0] * self.size
-        self._group, self._timeout = group, timedelta(seconds=timeout)
+        self._group: dist.ProcessGroup | None = group
+        self._timeout = timedelta(seconds=timeout)
 
     def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Started:
         call = checked_call(self, label, tensors, send, receive)
@@ -120,6 +124,12 @@ class TorchCommunicator:
         except RuntimeError as error:
             raise TransportError(f"{where(self, handle.call)}: {plainly(error)}") from None
         return handle.finish()
+
+    def close(self) -> None:
+        # A group closes with the last reference to it, and tracebacks may keep this object alive.
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
 
     def _gather_sums(self, call: Call, received: Tensor, parts: list[int], shape: torch.Size) -> Tensor:
         """The second half of a sum: add up this member's share, and exchange the sums."""

@@ -28,6 +28,10 @@ class InProcessCommunicators:
     def member(self, rank: int) -> InProcessCommunicator:
         return self._members[rank]
 
+    def forget(self) -> None:
+        """Drop collectives that not all members have started."""
+        self._meetings.clear()
+
     def unmatched(self) -> int:
         """Number of collectives that some members have started and others not."""
         return len(self._meetings)
@@ -63,6 +67,10 @@ class InProcessCommunicator:
     def sum(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sum(self, tensor)
         return self._join(Call("sum", label, self.issued), (tensor,))
+
+    def close(self) -> None:
+        self.issued = 0
+        self._hub.forget()
 
     def ready(self, handle: _Joined) -> bool:
         return handle.meeting.results is not None
