@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc_runtime import Pipeline
+from schedc.plan import ExpertPlan, Method
+from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
 from schedc_runtime.moe.layer import MoELayer
@@ -135,6 +136,31 @@ def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -
             optimizer.step()
     assert losses[2] < losses[0]
     assert any(isinstance(module, MoELayer) for module in model.modules())
+    pipe.close()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN), ("DeepseekV3", DEEPSEEK)])
+def test_swapped_experts_are_shared_by_two_nodes(name: str, sizes: dict[str, Any]) -> None:
+    """Hierarchical exchanges, overlapped cells, two batches: the original model's loss, and its gradients."""
+    model, original = make(name, sizes, torch.float64), make(name, sizes, torch.float64)
+    swap_experts(model)
+    pipe = Pipeline(
+        model, schedc.compile("1f1b_overlap", P=2, M=2), loss_fn=loss_fn, inputs=["input_ids"], in_process=True,
+        mesh=Mesh(2, 2, per_node=1), plan=ExpertPlan(method=Method.HIERARCHICAL, overlap=True),
+    )  # fmt: skip
+    tokens, targets = batch(8)
+    loss = pipe.step({"input_ids": tokens}, targets)
+    expected = loss_fn(original(input_ids=tokens, use_cache=False).logits, targets)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=0.0)
+    wanted = dict(original.named_parameters())
+    compared = 0
+    for stage in pipe.held(pipe.places[0]):
+        for key, parameter in stage.module.named_parameters():
+            if key in wanted and "mlp" not in key:
+                torch.testing.assert_close(parameter.grad, wanted[key].grad, rtol=1e-4, atol=1e-9)
+                compared += 1
+    assert compared > 5
     pipe.close()
 
 
