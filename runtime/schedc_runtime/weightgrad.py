@@ -8,7 +8,7 @@ backward returns no weight gradient but hands a `WeightWork` to the stage's `Wei
 
 Both run the same function in the same order per weight, therefore I + W and B give the same bits. After I the graph
 is gone and only (input, output gradient) of each layer are held. Biases, norms and every other layer stay with
-autograd: their gradients appear in I. So do these layers' own where deferring is not known to be right (`_plain`).
+autograd: their gradients appear in I. So do these layers' own where deferring is not known to be right (`left_to_autograd`).
 
 Zero Bubble Pipeline Parallelism (Qi et al., 2023), section 2, for the split of backward into I and W.
 """
@@ -80,44 +80,44 @@ class WeightSink:
 def install(module: nn.Module, sink: WeightSink) -> None:
     """Give every linear and embedding layer inside ``module`` a forward that hands its weight work to ``sink``."""
     for name, layer in module.named_modules():
-        if isinstance(layer.__dict__.get("forward"), _Deferring):
+        if isinstance(layer.__dict__.get("forward"), Deferring):
             raise StageError(
                 f"layer `{name}` already belongs to another stage object",
                 "build every stage from its own copy of the model (copy.deepcopy), or release() the old stage first",
             )
-        if (forward := _FORWARDS.get(type(layer))) and "forward" not in layer.__dict__:
+        if (forward := FORWARDS.get(type(layer))) and "forward" not in layer.__dict__:
             layer.__dict__["forward"] = forward(layer, sink)
 
 
 def uninstall(module: nn.Module) -> None:
     """Undo `install`: every layer has the forward of its class again."""
     for layer in module.modules():
-        if isinstance(layer.__dict__.get("forward"), _Deferring):
+        if isinstance(layer.__dict__.get("forward"), Deferring):
             del layer.__dict__["forward"]
 
 
-class _Deferring:
+class Deferring:
     """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
 
     def __init__(self, layer: Any, sink: WeightSink) -> None:
         self.layer, self.sink = layer, sink
 
 
-class _LinearForward(_Deferring):
+class _LinearForward(Deferring):
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
         weight = layer.weight
-        if _plain(weight, input):
+        if left_to_autograd(weight, input):
             return functional.linear(input, weight, layer.bias)
         output: Tensor = _Linear.apply(input, weight, layer.bias, self.sink)  # type: ignore[no-untyped-call]
         return output
 
 
-class _EmbeddingForward(_Deferring):
+class _EmbeddingForward(Deferring):
     def __call__(self, input: Tensor) -> Tensor:
         layer = self.layer
         weight = layer.weight
-        if _plain(weight, weight) or layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+        if left_to_autograd(weight, weight) or layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
             return functional.embedding(
                 input,
                 weight,
@@ -133,11 +133,11 @@ class _EmbeddingForward(_Deferring):
         return output
 
 
-_FORWARDS: dict[type, type[_Deferring]] = {nn.Linear: _LinearForward, nn.Embedding: _EmbeddingForward}
-"""By exact class: a subclass may compute something else."""
+FORWARDS: dict[type, type[Deferring]] = {nn.Linear: _LinearForward, nn.Embedding: _EmbeddingForward}
+"""By exact class: a subclass may compute something else. Modules that define such a layer add theirs."""
 
 
-def _plain(weight: Tensor, input: Tensor) -> bool:
+def left_to_autograd(weight: Tensor, input: Tensor) -> bool:
     """Whether the weight's gradient is left to autograd: frozen, not a plain parameter, hooked, or cast on the way."""
     return (
         not weight.requires_grad
@@ -164,7 +164,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
-        _once(ctx)
+        refuse_twice(ctx)
         input, weight = ctx.saved_tensors
         needs_input, _, needs_bias, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])
@@ -175,7 +175,7 @@ class _Linear(torch.autograd.Function):
         return input_grad, None, bias_grad, None
 
 
-def _once(ctx: Any) -> None:
+def refuse_twice(ctx: Any) -> None:
     """Refuse double backward, like torch's `once_differentiable`, whose wrapper costs more than all else here."""
     if torch.is_grad_enabled():
         raise StageError(
@@ -200,7 +200,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
-        _once(ctx)
+        refuse_twice(ctx)
         (index,) = ctx.saved_tensors
         ctx.sink.put(WeightWork(ctx.weight, _embedding_grad, index, grad, ctx.padding))
         return None, None, None, None

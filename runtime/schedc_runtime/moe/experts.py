@@ -97,17 +97,17 @@ class Experts(nn.Module):
             raise RuntimeFault(f"{len(rows)} rows for {experts} experts that are said to have {list(counts)}")
 
 
-class _ExpertsForward(weightgrad._Deferring):
+class _ExpertsForward(weightgrad.Deferring):
     """`Experts.forward` with the sink of the stage that the experts belong to."""
 
     def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
         layer = self.layer
-        plain = weightgrad._plain(layer.gate_up, rows) or weightgrad._plain(layer.down, rows)
+        plain = weightgrad.left_to_autograd(layer.gate_up, rows) or weightgrad.left_to_autograd(layer.down, rows)
         output: Tensor = region(Level.FULL, layer.compute, rows, counts, None if plain else self.sink, *slots)
         return output
 
 
-weightgrad._FORWARDS[Experts] = _ExpertsForward
+weightgrad.FORWARDS[Experts] = _ExpertsForward
 
 
 def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
@@ -162,7 +162,7 @@ class _StackedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weightgrad._once(ctx)
+        weightgrad.refuse_twice(ctx)
         rows, weight = ctx.saved_tensors
         needs_rows, needs_weight, *_ = ctx.needs_input_grad
         rows_grad = _products(grad, weight.transpose(1, 2), ctx.counts) if needs_rows else None

@@ -275,13 +275,13 @@ class Lend(nn.Module):
         return lend(route.lending, gate_up, None), lend(route.lending, down, None)
 
 
-class _LendForward(weightgrad._Deferring):
+class _LendForward(weightgrad.Deferring):
     def __call__(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        sink = None if any(weightgrad._plain(weight, weight) for weight in (gate_up, down)) else self.sink
+        sink = None if any(weightgrad.left_to_autograd(weight, weight) for weight in (gate_up, down)) else self.sink
         return lend(route.lending, gate_up, sink), lend(route.lending, down, sink)
 
 
-weightgrad._FORWARDS[Lend] = _LendForward
+weightgrad.FORWARDS[Lend] = _LendForward
 
 
 def lend(lending: Lending, weight: Tensor, sink: WeightSink | None) -> Tensor:
@@ -312,7 +312,7 @@ class _Lent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        weightgrad._once(ctx)
+        weightgrad.refuse_twice(ctx)
         if ctx.sink is None:
             whole = torch.zeros_like(ctx.weight)
             return whole.index_copy_(0, _index(ctx.places, grad), grad), None, None

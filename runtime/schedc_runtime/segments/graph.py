@@ -109,7 +109,7 @@ class StageGraph:
     def defers(self, segment: Segment) -> bool:
         """Whether a segment has weight gradients that can be left for later."""
         return any(
-            type(layer) in weightgrad._FORWARDS and any(p.requires_grad for p in layer.parameters(recurse=False))
+            type(layer) in weightgrad.FORWARDS and any(p.requires_grad for p in layer.parameters(recurse=False))
             for path in segment.modules
             for layer in self.module.get_submodule(path).modules()
         )
