@@ -8,7 +8,8 @@ backward returns no weight gradient but hands a `WeightWork` to the stage's `Wei
 
 Both run the same function in the same order per weight, therefore I + W and B give the same bits. After I the graph
 is gone and only (input, output gradient) of each layer are held. Biases, norms and every other layer stay with
-autograd: their gradients appear in I. So do these layers' own where deferring is not known to be right (`left_to_autograd`).
+autograd: their gradients appear in I. So do these layers' own where deferring is not known to be
+right (`left_to_autograd`).
 
 Zero Bubble Pipeline Parallelism (Qi et al., 2023), section 2, for the split of backward into I and W.
 """
