@@ -24,7 +24,6 @@ from schedc_runtime.executor import Executor, InstructionError, Interval, run_to
 from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
 from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
@@ -33,6 +32,7 @@ from schedc_runtime.prepared import Prepared
 from schedc_runtime.router_bias import update_biases
 from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
+from schedc_runtime.state import joined_state, load_state, whole_state
 from schedc_runtime.surroundings import evaluating, this_step_alone
 from schedc_runtime.transport import TransportError
 
@@ -232,16 +232,7 @@ class Pipeline:
 
         strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
         """
-        wanted = {name for stage in self._held() for name in stage.module.state_dict()}
-        missing, unknown = sorted(wanted - state.keys()), sorted(state.keys() - self._names.keys())
-        if strict and (missing or unknown):
-            raise RuntimeFault(f"state dict does not fit: missing {missing}, unknown {unknown}", "or pass strict=False")
-        for stage in self._held():
-            part = {name: state[name] for name in stage.module.state_dict() if name in state}
-            part = local_state(stage.module, part)
-            stage.module.load_state_dict(
-                self._shards.parts_of(stage.module, part) if self._shards else part, strict=False
-            )
+        load_state(list(self._held()), state, self._names, self._shards, strict)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU of rank 0, under the model's own names and in its order; {} elsewhere.
@@ -254,12 +245,11 @@ class Pipeline:
             for name in module.state_dict()
         }
         if self._network.in_process:
-            mine = self._joined()
+            mine = joined_state(self._stages, self.mesh.experts)
             return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
         with self._guarded("gathering the state dict"):
             self.control.gather("full_state_dict", None)
-            mine = {name: value for stage in self._held() for name, value in full_state_dict(stage.module).items()}
-            mine = self._shards.whole(mine) if self._shards else mine
+            mine = whole_state(self._held(), self._shards)
             gathered = self._network.gather_tensors(
                 {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
             )
@@ -297,15 +287,6 @@ class Pipeline:
 
     def _held(self) -> Iterator[Stage]:
         return (stage for place in self._local for stage in self._stages[place].values())
-
-    def _joined(self) -> dict[str, Tensor]:
-        """All in one process: the state of the first replicas, the parts of their experts put together."""
-        joined: dict[str, Tensor] = {}
-        for place in (place for place in self._local if place.replica == 0):
-            for index, stage in self._stages[place].items():
-                sharing = [self._stages[place._replace(replica=e)][index] for e in range(self.mesh.experts)]
-                joined |= join_shards(stage.module, [dict(each.module.state_dict()) for each in sharing])
-        return joined
 
     def _shared_stages(self, place: Place) -> list[Stage]:
         """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
