@@ -60,66 +60,36 @@ def _end_backward(run: Executor, op: Compute) -> None:
     _segmented(op).end_backward(op.microbatch)
 
 
-def _run(run: Executor, op: Micro) -> None:
-    op.stage.run(op.microbatch, op.node)
+def _does(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
+    def handler(run: Executor, op: Micro) -> None:
+        act(op.stage, op.microbatch, op.node)
+
+    return handler
 
 
-def _start(run: Executor, op: Micro) -> None:
-    op.stage.start(op.microbatch, op.node)
+def _awaits(
+    ready: Callable[[SegmentedStage, int, int], bool], act: Callable[[SegmentedStage, int, int], None]
+) -> Handler:
+    def handler(run: Executor, op: Micro) -> bool | None:
+        if not ready(op.stage, op.microbatch, op.node):
+            return True
+        act(op.stage, op.microbatch, op.node)
+        return None
 
-
-def _wait(run: Executor, op: Micro) -> bool | None:
-    if not op.stage.ready(op.microbatch, op.node):
-        return True
-    op.stage.wait(op.microbatch, op.node)
-    return None
-
-
-def _run_backward(run: Executor, op: Micro) -> None:
-    op.stage.run_backward(op.microbatch, op.node)
-
-
-def _start_backward(run: Executor, op: Micro) -> None:
-    op.stage.start_backward(op.microbatch, op.node)
-
-
-def _wait_backward(run: Executor, op: Micro) -> bool | None:
-    if not op.stage.ready(op.microbatch, op.node):
-        return True
-    op.stage.wait_backward(op.microbatch, op.node)
-    return None
-
-
-def _run_again(run: Executor, op: Micro) -> None:
-    op.stage.run_again(op.microbatch, op.node)
-
-
-def _start_again(run: Executor, op: Micro) -> None:
-    op.stage.start_again(op.microbatch, op.node)
-
-
-def _wait_again(run: Executor, op: Micro) -> bool | None:
-    if not op.stage.ready_again(op.microbatch, op.node):
-        return True
-    op.stage.wait_again(op.microbatch, op.node)
-    return None
-
-
-def _run_weight(run: Executor, op: Micro) -> None:
-    op.stage.run_weight(op.microbatch, op.node)
+    return handler
 
 
 MICRO: dict[tuple[Half, Action], Handler] = {
-    (Half.FORWARD, Action.RUN): _run,
-    (Half.FORWARD, Action.START): _start,
-    (Half.FORWARD, Action.WAIT): _wait,
-    (Half.BACKWARD, Action.RUN): _run_backward,
-    (Half.BACKWARD, Action.START): _start_backward,
-    (Half.BACKWARD, Action.WAIT): _wait_backward,
-    (Half.WEIGHT, Action.RUN): _run_weight,
-    (Half.AGAIN, Action.RUN): _run_again,
-    (Half.AGAIN, Action.START): _start_again,
-    (Half.AGAIN, Action.WAIT): _wait_again,
+    (Half.FORWARD, Action.RUN): _does(SegmentedStage.run),
+    (Half.FORWARD, Action.START): _does(SegmentedStage.start),
+    (Half.FORWARD, Action.WAIT): _awaits(SegmentedStage.ready, SegmentedStage.wait),
+    (Half.BACKWARD, Action.RUN): _does(SegmentedStage.run_backward),
+    (Half.BACKWARD, Action.START): _does(SegmentedStage.start_backward),
+    (Half.BACKWARD, Action.WAIT): _awaits(SegmentedStage.ready, SegmentedStage.wait_backward),
+    (Half.WEIGHT, Action.RUN): _does(SegmentedStage.run_weight),
+    (Half.AGAIN, Action.RUN): _does(SegmentedStage.run_again),
+    (Half.AGAIN, Action.START): _does(SegmentedStage.start_again),
+    (Half.AGAIN, Action.WAIT): _awaits(SegmentedStage.ready_again, SegmentedStage.wait_again),
 }
 
 

@@ -152,7 +152,7 @@ def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: Ce
     shapes = {index: stage.shape for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
     found: dict[str, Cell] = {}
     for item in program.instructions(rank):
-        if item.kind <= InstructionKind.CELL and {item.stage, max(item.stage2, item.stage)} <= shapes.keys():
+        if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= shapes.keys():
             name = _name(item)
             if name not in found:
                 forward, backward = _halves(item, shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -31,7 +32,7 @@ class Pending(NamedTuple):
     handle: Handle
 
 
-class Exchange(nn.Module):
+class Exchange(nn.Module, ABC):
     """A communication of a MoE layer.
 
     label: what is exchanged, ``routing``, ``dispatch``, ``combine`` or ``hot``. lane: the links it takes, ``rail``
@@ -52,26 +53,26 @@ class Exchange(nn.Module):
     def lane(self) -> str:
         return "rail" if self.group.nodes > 1 else "node"
 
-    def start(self, route: Any, *payload: Tensor) -> Pending:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self, route: Any, *payload: Tensor) -> Pending: ...
 
     def ready(self, pending: Pending) -> bool:
         """Whether `finish` would not have to wait for another rank of the same process."""
         return pending.communicator.ready(pending.handle)
 
-    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]: ...
 
     def start_backward(self, route: Any, *gradients: Tensor) -> Pending:
         """Send back the gradients of what `finish` gave: a tensor for each, zeros where there is none."""
-        raise NotImplementedError
+        raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
     def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
         """The gradients of the payload, in its order."""
-        raise NotImplementedError
+        raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
-    def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class RoutingExchange(Exchange):
