@@ -148,9 +148,12 @@ def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
 
 
 def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, Cell]:
-    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``."""
+    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
+
+    A forward alone, ``F of 3``, is always among them: the program of an evaluation consists of these.
+    """
     shapes = {index: stage.shape for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
-    found: dict[str, Cell] = {}
+    found = {f"F of {index}": Cell(shape, None, cells("F", shape, None)) for index, shape in shapes.items()}
     for item in program.instructions(rank):
         if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= shapes.keys():
             name = _name(item)
