@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from schedc_runtime.moe.balance import balance_loss, load_of
 from schedc_runtime.moe.capacity import Capacity, kept
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.layer import METHODS, GatedMLP, MoELayer, set_loss_scale
-from schedc_runtime.moe.router import Router, Routing, balance_loss, load_of
+from schedc_runtime.moe.router import Router, Routing
 from schedc_runtime.moe.shards import full_state_dict, local_state, shard_experts
 from schedc_runtime.replicas import is_expert
 

@@ -15,12 +15,13 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.balance import Balance, balance_loss, load_of, updated_bias
 from schedc_runtime.moe.capacity import Capacity, kept
 from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
-from schedc_runtime.moe.router import Balance, Router, Routing, balance_loss, choose, load_of, updated_bias
+from schedc_runtime.moe.router import Router, Routing, choose
 from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
 from schedc_runtime.replicas import is_expert
 from schedc_runtime.testing import pool

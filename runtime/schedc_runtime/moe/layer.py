@@ -24,12 +24,13 @@ from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.memory.regions import keep, recorder, region
 from schedc_runtime.moe import routes
+from schedc_runtime.moe.balance import Balance, updated_bias
 from schedc_runtime.moe.capacity import Capacity, Dropper
 from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
-from schedc_runtime.moe.router import Balance, Router, updated_bias
+from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.routes import Method, Route
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")

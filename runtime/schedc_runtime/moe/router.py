@@ -1,10 +1,9 @@
-"""Which experts a token goes to, and with what weight: top-k routing, its ties, its balance."""
+"""Which experts a token goes to, and with what weight: top-k routing and its ties."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,7 @@ from torch.nn import functional
 
 from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.memory.regions import keep, region, replaying
-from schedc_runtime.moe.capacity import marked
-from schedc_runtime.moe.exchange import ABSENT
+from schedc_runtime.memory.regions import keep, region
 
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
@@ -33,9 +30,9 @@ class Routing:
     groups, kept_groups: group-limited routing: experts in ``groups`` equal groups of consecutive ids, of which a
         token may use ``kept_groups``, those with the largest sum of their two best experts. Groups are nodes or
         ranks where experts are placed so (DeepSeek-V3, section 2.1.2).
-    biased, bias_rate: a bias per expert takes part in the choice but not in the weight; `updated_bias` moves it
-        by ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
-    balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `Balance`.
+    biased, bias_rate: a bias per expert takes part in the choice but not in the weight; `balance.updated_bias` moves
+        it by ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
+    balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `balance.Balance`.
     dtype: what scores are computed in; by default the tokens' type, but at least float32.
     exact_logits: the logits too are computed in that type (DeepSeek-V3), not in the tokens'.
     """
@@ -133,82 +130,3 @@ class Router(nn.Module):
         routing = self.routing
         ranked = scores if self.bias is None else scores + self.bias
         return choose(ranked, routing.k, routing.groups, routing.kept_groups)
-
-
-def load_of(everyone: Tensor, experts: int) -> Tensor:
-    """[experts] int64: how often each was chosen in ``everyone``'s routing [ranks, N, k], dropped choices included."""
-    chosen = everyone.flatten().long()
-    chosen = torch.where(chosen < ABSENT, marked(chosen), chosen)
-    counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
-    return counts.scatter_add_(0, chosen.clamp(min=0), (chosen >= 0).long())
-
-
-def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
-    """``bias`` [experts] after a step with ``load``: raised by ``rate`` below the mean load, lowered above it.
-
-    Loads are whole numbers and compared as such: every rank comes to the same bits.
-    """
-    above = (load * len(load) - load.sum()).sign()
-    return bias - rate * above.to(bias.dtype)
-
-
-class Balance(nn.Module):
-    """Counts who chose what, and adds the auxiliary loss: the identity on the weights, whose backward differentiates
-
-        loss = balance * experts * sum_e load_e * share_e
-
-    load_e: the fraction of all choices that fell on e, over all ranks of the group; share_e: the mean share here.
-    Loads have no gradient. The mean of this over ranks with equally many tokens is the loss of the whole batch, so
-    that, as for any mean loss, averaging the ranks' gradients gives its gradient, however the batch is spread.
-    """
-
-    load: Tensor
-    dropped: Tensor
-
-    def __init__(self, routing: Routing) -> None:
-        super().__init__()
-        self.routing = routing
-        self.scale = 1.0
-        """What the training loss of a microbatch is multiplied by before its backward."""
-        self.loss: Tensor | None = None
-        """The auxiliary loss of the last microbatch, detached and without `scale`."""
-        self.register_buffer("load", torch.zeros(routing.experts, dtype=torch.int64), persistent=False)
-        self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def clear(self) -> None:
-        """Forget the counts."""
-        self.load.zero_()
-        self.dropped.zero_()
-
-    def forward(self, everyone: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
-        if replaying():
-            return weight
-        load = load_of(everyone, self.routing.experts)
-        if self.training and torch.is_grad_enabled():
-            self.load += load
-            self.dropped += (everyone < ABSENT).sum()
-        if not self.routing.balance:
-            return weight
-        loss = balance_loss(load, shares) * self.routing.balance
-        self.loss = loss.detach()
-        result: Tensor = _AddLoss.apply(weight, loss, self.scale)  # type: ignore[no-untyped-call]
-        return result
-
-
-def balance_loss(load: Tensor, shares: Tensor) -> Tensor:
-    """experts * sum over experts of (fraction of ``load`` [experts]) * (mean of ``shares`` [N, experts]); 1 if even."""
-    fraction = load.to(shares.dtype) / load.sum().clamp(min=1)
-    return (fraction * (shares.sum(0) / max(1, len(shares)))).sum() * len(load)
-
-
-class _AddLoss(torch.autograd.Function):
-    """The identity on the first argument; the loss, the second, is differentiated as if added to the total."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, loss: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.like = scale, loss.detach()
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, torch.full_like(ctx.like, ctx.scale), None
