@@ -2,11 +2,13 @@
 
     python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85]
 
-Four processes over gloo: a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a
-shared expert. Instrument: emulated device time (see `schedc_runtime.emulate`). Segments and exchanges take the times
-of a table, in the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward: experts 20
-and their weights 26, attention 20 and its weights 18, shared expert 6); the collectives that run underneath are real
-and asynchronous. A ratio is the time of all exchanges over that of all segments.
+Instrument: emulated device time (see `schedc_runtime.emulate`). Segments and exchanges take the times of a table; the
+collectives that run underneath are real and asynchronous, over gloo.
+
+A step: four processes, a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a shared
+expert. The table has the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward:
+experts 20 and their weights 26, attention 20 and its weights 18, shared expert 6). A ratio is the time of all exchanges
+over that of all segments.
 
     hidden         1 - exposed / carried, over all ranks: seconds that devices stood still in waits for exchanges, over
                    the seconds that the exchanges took
@@ -18,7 +20,15 @@ and asynchronous. A ratio is the time of all exchanges over that of all segments
 Of several steps, each instruction counts with the one in which it stood still the least: what else runs on the machine
 delays a real collective now and then, the order of a cell in every step.
 
-predicted_* are the same by `schedc.cell.predict`, cell by cell, from the same table.
+One block alone, without pairs: two processes, an expert group, one MoE block with a shared expert, F and then B = I + W
+of every microbatch (`1f1b` on one rank). The shared expert and the weight gradients of the experts take as long as an
+exchange or a little longer (`BLOCK`).
+
+    block_hidden           of F and B, both ranks together; block_hidden_forward and block_hidden_backward of either
+    block_split_hidden*    the same with I and W apart (`zbh1`): W comes when nothing is under way any more
+
+predicted_*, block_predicted* and block_split_predicted* are the same by `schedc.cell.predict`, cell by cell, from the
+same table.
 """
 
 from __future__ import annotations
@@ -37,10 +47,9 @@ import schedc
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
-from schedc.cell.program import CellProgram
-from schedc.cell.schedule import cell_program
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.plan import ExpertPlan
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import infer_boundaries
 from schedc_runtime.emulate import Device
@@ -51,6 +60,7 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import new_stage, stages_on
+from schedc_runtime.planned import cells_for
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage import Stage
 from schedc_runtime.testing import pool
@@ -65,6 +75,15 @@ COMPUTE = sum(sum(times) for times in SEGMENTS.values())
 ROUTING = 1.0
 """Milliseconds of the exchange of the routing, forward only."""
 PAIRED = (InstructionKind.CELL,)
+EVERY = tuple(InstructionKind)
+BLOCK = CellCosts.of(
+    {"attention": Times(10, 10, 10), "shared": Times(12, 12, 4), "experts": Times(10, 10, 12), "post": Times(2, 2, 0)},
+    {"routing.node": Times(ROUTING), "dispatch.node": 10, "combine.node": 10},
+)
+"""Milliseconds of one block alone."""
+BLOCK_SCHEDULES = {"block": "1f1b", "block_split": "zbh1"}
+BLOCK_PARTS = {"_forward": (InstructionKind.F,), "_backward": (InstructionKind.B, InstructionKind.I), "": EVERY}
+OVERLAPPED = ExpertPlan(overlap=True)
 
 
 def costs_at(ratio: float) -> CellCosts:
@@ -73,38 +92,44 @@ def costs_at(ratio: float) -> CellCosts:
     return CellCosts.of(SEGMENTS, {"routing.node": Times(ROUTING), "dispatch.node": rows, "combine.node": rows})
 
 
-def programs(costs: CellCosts) -> Any:
-    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-        return cell_program(kind, forward, backward, costs)
-
-    return source
-
-
 def rank_of_step(
     rank: int, world_size: int, ratio: float, microbatches: int, layers: int, unit: float, repetitions: int
 ) -> dict[str, Any]:
-    """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
+    """Steps of the pipeline on this process."""
     program = schedc.compile("dualpipev", P=RANKS, M=microbatches)
-    mesh = Mesh(RANKS, EXPERT_RANKS)
+    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions)
+
+
+def rank_of_block(
+    rank: int, world_size: int, schedule: str, microbatches: int, unit: float, repetitions: int
+) -> dict[str, Any]:
+    """Steps of one block on this process: a pipeline of one rank, one microbatch after the other."""
+    program = schedc.compile(schedule, P=1, M=microbatches)
+    return emulated(rank, program, Mesh(1, EXPERT_RANKS), 1, BLOCK, unit, repetitions)
+
+
+def emulated(
+    rank: int, program: Program, mesh: Mesh, layers: int, costs: CellCosts, unit: float, repetitions: int
+) -> dict[str, Any]:
+    """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
     place = mesh.place(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = neighbours(mesh, place, 60.0)
-    costs = costs_at(ratio)
     torch.manual_seed(0)
     parts = partition(model_of(layers * program.stages), program.stages, placement=program.placement)
-    tokens = torch.randint(0, 32, (microbatches, 1, 8))
+    tokens = torch.randint(0, 32, (program.microbatches, 1, 8))
     boundaries = infer_boundaries(parts, (tokens[0],))
     held: dict[int, Stage] = {}
     for index in stages_on(program, place.pipeline):
         shard_experts(parts.modules[index], near.experts)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device = Device(costs, unit)
-    code = device.code(bind(program, place.pipeline, held, boundaries, cells=programs(costs)))
+    device, cells = Device(costs, unit), cells_for(OVERLAPPED, costs)
+    code = device.code(bind(program, place.pipeline, held, boundaries, cells=cells))
     executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
     steps: list[tuple[dict[int, tuple[float, float]], float]] = []
     for _ in range(1 + repetitions):  # the first one warms up connections and allocations
-        executor.start([(x,) for x in tokens], list(tokens), 1 / microbatches, probing=False)
+        executor.start([(x,) for x in tokens], list(tokens), 1 / program.microbatches, probing=False)
         dist.barrier()
         device.begin()
         began = perf_counter()
@@ -150,11 +175,12 @@ def predictions(
 ) -> dict[str, list[float]]:
     """Carried and exposed seconds of this rank's instructions by kind, as `predict` has them."""
     total: dict[str, list[float]] = {}
+    cells = cells_for(OVERLAPPED, costs)
     for x in program.instructions(rank):
         if x.kind > InstructionKind.CELL:
             continue
         kind, forward, backward = halves(x, held)
-        found = predict(cell_program(kind, forward, backward, costs), forward, backward, costs)
+        found = predict(cells(kind, forward, backward), forward, backward, costs)
         _add(total, x.kind.name, found.communication * unit, found.exposed * unit)
     return total
 
@@ -187,20 +213,32 @@ def measure(ratio: float, options: argparse.Namespace) -> dict[str, float]:
         "overlap:rank_of_step", timeout=600, ratio=ratio, microbatches=options.microbatches, layers=options.layers,
         unit=options.unit * 1e-3, repetitions=options.repetitions,
     )  # fmt: skip
-    every = tuple(InstructionKind)
     measured, predicted = ([rank[name] for rank in ranks] for name in ("measured", "predicted"))
     carried = sum(pair[0] for table in measured for pair in table.values())
     paired = sum(table[kind.name][0] for table in measured for kind in PAIRED if kind.name in table)
     return {
         "comm_over_compute": carried / sum(rank["busy"] for rank in ranks),
         "hidden_steady": hidden(measured, PAIRED),
-        "hidden_step": hidden(measured, every),
+        "hidden_step": hidden(measured, EVERY),
         "predicted_steady": hidden(predicted, PAIRED),
-        "predicted_step": hidden(predicted, every),
+        "predicted_step": hidden(predicted, EVERY),
         "share_in_pairs": paired / carried,
         "wall_s": max(rank["wall"] for rank in ranks),
         "compute_s": max(rank["busy"] for rank in ranks),
     }
+
+
+def measure_block(options: argparse.Namespace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, schedule in BLOCK_SCHEDULES.items():
+        ranks = pool(EXPERT_RANKS).run(
+            "overlap:rank_of_block", timeout=600, schedule=schedule, microbatches=options.microbatches,
+            unit=options.unit * 1e-3, repetitions=options.repetitions,
+        )  # fmt: skip
+        for part, kinds in BLOCK_PARTS.items():
+            found[f"{name}_hidden{part}"] = hidden([rank["measured"] for rank in ranks], kinds)
+            found[f"{name}_predicted{part}"] = hidden([rank["predicted"] for rank in ranks], kinds)
+    return found
 
 
 def main() -> None:
@@ -213,8 +251,9 @@ def main() -> None:
     parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
     options = parser.parse_args()
     results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]
+    block = measure_block(options)
     if options.json:
-        print(json.dumps({**results[-1], "ratios": results}))
+        print(json.dumps({**results[-1], **block, "ratios": results}))
         return
     print("emulated device time, 2 pipeline x 2 expert ranks over gloo; hidden = 1 - exposed / carried")
     print(
@@ -222,8 +261,17 @@ def main() -> None:
     )
     for x in results:
         columns = [x[name] for name in ("hidden_steady", "predicted_steady", "hidden_step", "predicted_step")]
-        shown = " ".join(f"{100 * value:{width}.1f}%" for value, width in zip(columns, (8, 9, 8, 9), strict=True))
-        print(f"{x['comm_over_compute']:12.2f} {shown} {100 * x['share_in_pairs']:14.1f}%")
+        print(f"{x['comm_over_compute']:12.2f} {shares(columns)} {100 * x['share_in_pairs']:14.1f}%")
+    print("one MoE block alone, 2 expert ranks")
+    print(f"{'':>12} {'forward':>9} {'predicted':>10} {'backward':>9} {'predicted':>10} {'both':>9} {'predicted':>10}")
+    for name, cells in (("block", "F, B = I + W"), ("block_split", "F, I, W")):
+        columns = [block[f"{name}_{how}{part}"] for part in BLOCK_PARTS for how in ("hidden", "predicted")]
+        print(f"{cells:>12} " + shares(columns))
+
+
+def shares(columns: list[float]) -> str:
+    """Shares measured and predicted, in turn, as columns."""
+    return " ".join(f"{100 * value:{9 if at % 2 else 8}.1f}%" for at, value in enumerate(columns))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind
+from schedc.plan import ExpertPlan
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
@@ -37,6 +38,7 @@ from schedc_runtime.moe.group import in_process_expert_groups
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
+from schedc_runtime.planned import cells_for
 from schedc_runtime.segments import Part, SegmentedStage, stage_graph
 from schedc_runtime.testing import pool
 from schedc_runtime.trace import chrome_trace, compare, measured_costs
@@ -406,6 +408,23 @@ def test_what_a_cell_produces_is_sent_before_its_end() -> None:
             if program.kind[row] == InstructionKind.SEND and code.rows[at + 1] < row:
                 early += part_of(code.steps[at + 1]) != ""
     assert early > 0
+
+
+def test_a_block_alone_computes_while_it_waits() -> None:
+    """What `overlap auto` gives F and B outside of pairs: three of four exchanges are filled."""
+    program = schedc.compile("1f1b", P=1, M=1)
+    ranks = together(Mesh(1), small_moe(1), program, cells_for(ExpertPlan(overlap=True), None))
+    ((_, executor),) = ranks.executors.items()
+    parts = [part_of(step) for step in executor.code.steps]
+
+    def during(exchange: str) -> set[str]:
+        begin, end = parts.index(f"start {exchange}"), parts.index(f"wait {exchange}")
+        return {part for part in parts[begin:end] if part.startswith("run")}
+
+    assert during("forward of 0.dispatch.node") == {"run forward of 0.shared"}
+    assert during("forward of 0.combine.node") == set()
+    assert "run backward of 0.shared" in during("backward of 0.combine.node")
+    assert "run weight of 0.experts" in during("backward of 0.dispatch.node")
 
 
 def test_traces_tell_the_parts_of_a_cell() -> None:
