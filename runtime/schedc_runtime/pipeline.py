@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
 from schedc.plan import ExpertPlan, plan_of
 from schedc_runtime.cells import CellSource
-from schedc_runtime.control import Control, PeerFailure, StepTimeout, told_by
-from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
-from schedc_runtime.executor import Executor, InstructionError, Interval, run_together
-from schedc_runtime.losses import Leftovers, NonFiniteLoss, share_loss
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.executor import Executor, Interval, run_together
+from schedc_runtime.guard import Guard
+from schedc_runtime.losses import Leftovers, share_loss
 from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.network import Network
@@ -30,21 +29,13 @@ from schedc_runtime.placing import check_fingerprints, copied_stages, device_of,
 from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for, recompute_stages
 from schedc_runtime.prepared import Prepared
 from schedc_runtime.router_bias import update_biases
-from schedc_runtime.signature import BatchRefused, Request, agree, arguments, signature_of, split
+from schedc_runtime.signature import Request, agree, arguments, signature_of, split
 from schedc_runtime.stage import LossFunction, Stage
 from schedc_runtime.state import joined_state, load_state, whole_state
 from schedc_runtime.surroundings import evaluating, this_step_alone
-from schedc_runtime.transport import TransportError
 
 if TYPE_CHECKING:
     from schedc_runtime.sharding import DenseSharding
-
-_AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
-"""What every rank raises alike, with no message under way: the pipeline stays usable."""
-
-
-class PipelineBroken(RuntimeFault):
-    """The pipeline has failed before and its messages are no longer in step."""
 
 
 class Pipeline:
@@ -141,14 +132,11 @@ class Pipeline:
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
             self._cells |= made
         self._prepared = Prepared(self.partition, self._stages, self._device, cells, self._shards)
-        self._running: list[Executor] = []
-        self._activity = "idle, between steps"
         self._steps = 0
-        self._broken = ""
         self.intervals: dict[int, list[Interval]] = {}
         """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""
-        process, processes = self._network.process, self._network.processes
-        self.control = Control(self._network.store, process, processes, timeout, self._position)
+        self._guard = Guard(self._network, self.rank, timeout, self._prepared, tuple(self._held()))
+        self.control = self._guard.control
         if release_others:
             self.partition.release_others({stage.index for stage in self._held()})
         self._introduce()
@@ -247,7 +235,7 @@ class Pipeline:
         if self._network.in_process:
             mine = joined_state(self._stages, self.mesh.experts)
             return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
-        with self._guarded("gathering the state dict"):
+        with self._guard("gathering the state dict"):
             self.control.gather("full_state_dict", None)
             mine = whole_state(self._held(), self._shards)
             gathered = self._network.gather_tensors(
@@ -261,7 +249,7 @@ class Pipeline:
         Once per optimizer step, on all ranks: loads are summed over all replicas and copies of a stage. The layers'
         statistics begin anew.
         """
-        with self._guarded("updating the routers' biases"):
+        with self._guard("updating the routers' biases"):
             update_biases(self.program, self._stages, self._network)
 
     def trace(self) -> dict[int, list[Interval]]:
@@ -280,7 +268,7 @@ class Pipeline:
     def close(self) -> None:
         """Give the model back as it was and leave the process group."""
         self.control.close()
-        self._forget()
+        self._guard.forget()
         for stage in self._held():
             stage.release()
         self._network.close()
@@ -312,10 +300,9 @@ class Pipeline:
     def _run(
         self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
     ) -> Tensor:
-        if self._broken:
-            raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
+        self._guard.check()
         self._steps += 1
-        with self._guarded(f"starting {call} {self._steps}"):
+        with self._guard(f"starting {call} {self._steps}"):
             batches, wanted = self._own(batch), self._own(targets)
             signature = self._agree(call, batches[0], wanted[0], scale)
             placed = self._prepared.executors(
@@ -323,8 +310,8 @@ class Pipeline:
             )
             executors = list(placed.values())
             parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
-        with self._guarded(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
-            self._running = executors
+        with self._guard(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
+            self._guard.running = executors
             for layer in self._experts:
                 layer.loss_scale = scale / (program.microbatches * self.mesh.replicas)
             for place, executor in placed.items():
@@ -337,7 +324,7 @@ class Pipeline:
             if trace:
                 first = [(place.pipeline, x) for place, x in placed.items() if place.replica == self.replica]
                 self.intervals = {rank: executor.intervals or [] for rank, executor in first}
-        with self._guarded("the end of the step: sharing the loss"):
+        with self._guard("the end of the step: sharing the loss"):
             losses = {
                 place.replica * program.microbatches + m: loss
                 for place, held in self._stages.items()
@@ -388,62 +375,3 @@ class Pipeline:
 
     def _holds(self, index: int) -> bool:
         return any(stage.index == index for stage in self._held())
-
-    @contextmanager
-    def _guarded(self, activity: str, *, partial: bool = False) -> Iterator[None]:
-        """Around whatever other ranks wait for: a failure in it is told to them, and theirs is told here.
-
-        partial: whether a failure leaves gradients behind that are not whole, which the error then says.
-        """
-        self._activity = activity
-        try:
-            yield
-        except BaseException as error:
-            told = self._explain(error)
-            if partial:
-                told.add_note("the gradients now hold a part of the failed step: zero them before the next one")
-            if told is error:
-                raise
-            raise told from error
-        finally:
-            self._running, self._activity = [], "idle, between steps"
-
-    def _explain(self, error: BaseException) -> BaseException:
-        """What to raise for ``error``: itself if it is this rank's own, else what the rank that caused it reports."""
-        if isinstance(error, _AGREED):
-            return error
-        echo = _is_echo(error)
-        told = self._ask_others(error) if echo else error
-        self.control.publish_failure(not echo, f"{type(told).__name__}: {told}")
-        self._forget()
-        self._network.abort()
-        self._broken = "" if self._network.in_process else f"{type(told).__name__}: {told}"
-        return told
-
-    def _ask_others(self, error: BaseException) -> BaseException:
-        if isinstance(error, (PeerFailure, StepTimeout)):
-            return error
-        if (failure := self.control.failure(wait=1.0)) is not None:
-            return told_by(failure)
-        at = f"rank {self.rank}: {error}"
-        if isinstance(error, InstructionError):
-            at = f"rank {self.rank} gave up at {error.instruction}\n  --> {error.where}\n  {error.__cause__}"
-        return StepTimeout(f"{at}\nwhere every rank stands:\n{self.control.positions()}")
-
-    def _forget(self) -> None:
-        """Drop everything of a step that will not be finished."""
-        self._prepared.forget()
-        for stage in self._held():
-            stage.reset()
-
-    def _position(self) -> str:
-        """Where this rank stands; called from the watchdog's thread."""
-        for executor in self._running:
-            if (row := executor.row) >= 0:
-                return f"{executor.standing} --> {executor.program.where(row)}"
-        return self._activity
-
-
-def _is_echo(error: BaseException) -> bool:
-    """Whether an error may be the consequence of another rank's."""
-    return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)

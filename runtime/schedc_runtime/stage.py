@@ -111,7 +111,7 @@ class Stage:
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
         if self.loss_fn is not None:
             loss = self.loss_fn(result, target)
-            _check_loss(loss)
+            check_loss(loss)
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
             self._one = torch.ones_like(loss)
@@ -227,14 +227,14 @@ class Stage:
             if edge is not None and grad is not None
         ]
         if pairs:
-            _backward(tuple([edge for edge, _ in pairs]), tuple([grad for _, grad in pairs]))
+            differentiate(tuple([edge for edge, _ in pairs]), tuple([grad for _, grad in pairs]))
 
 
 _engine = torch.autograd.Variable._execution_engine
 """What `torch.autograd.backward` calls after 10 us of checks in Python; the engine itself checks the shapes again."""
 
 
-def _backward(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
+def differentiate(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
     """`torch.autograd.backward`, for gradients that are there: into the leaves, freeing the graph."""
     _engine.run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
@@ -244,7 +244,8 @@ def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
     return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 
-def _check_loss(loss: Any) -> None:
+def check_loss(loss: Any) -> None:
+    """Raise `StageError` unless a loss function has given a scalar."""
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise StageError(f"loss_fn returned {shown}", "return a scalar tensor: the mean over one microbatch")

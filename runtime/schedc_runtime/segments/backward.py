@@ -1,0 +1,156 @@
+"""The backward of a segmented stage in micro-steps: input gradients, exchanges, and weight gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.segments.flight import Moved, Ran, Tensors
+from schedc_runtime.segments.flying import FlyingStage
+from schedc_runtime.stage import differentiate
+from schedc_runtime.weightgrad import WeightWork
+
+
+class BackwardSteps(FlyingStage):
+    """The micro-steps of a backward."""
+
+    def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
+        """Take the gradients of the differentiable outputs; none on a stage that forms the loss."""
+        flight = self._flight(microbatch)
+        if flight.recorder is not None:
+            flight.recorder.forwarded()
+        if self.loss_fn is not None:
+            if flight.loss is not None:
+                differentiate((flight.loss,), (self._one,))
+        else:
+            places = self._output.differentiable
+            if len(gradients) != len(places):
+                raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(places)} outputs")
+            for place, gradient in zip(places, gradients, strict=True):
+                leaf = flight.sent[place]
+                if gradient is not None and leaf.requires_grad:
+                    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        for value, leaves in flight.leaving:
+            flight.give(value, len(self.graph.nodes), leaves)
+        flight.leaving, flight.sent, flight.loss = [], (), None
+
+    def run_backward(self, microbatch: int, node: int) -> None:
+        """The input gradients of a segment; its weight gradients are left to `run_weight`."""
+        flight, segment = self._flight(microbatch), self._segment(node)
+        ran = flight.pop(node, Ran)
+        pairs = [
+            (edge, gradient)
+            for value, edges in zip(segment.gives, ran.edges, strict=True)
+            for edge, gradient in zip(edges, flight.summed(value, len(edges)), strict=True)
+            if edge is not None and gradient is not None
+        ]
+        if pairs:
+            self._differentiate_segment(microbatch, node, pairs)
+        for value, leaves in zip(segment.takes, ran.leaves, strict=True):
+            flight.give(value, node, leaves)
+
+    def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+        """Gradients that autograd itself adds to a parameter of several segments become weight work as well."""
+        shared = self._shared.get(node, ())
+        before = [parameter.grad for parameter in shared]
+        for parameter in shared:
+            parameter.grad = None
+        self._sink.defer(self._key(microbatch, node))
+        try:
+            differentiate(tuple([edge for edge, _ in pairs]), tuple([gradient for _, gradient in pairs]))
+        finally:
+            self._sink.at_once()
+            for parameter, grad in zip(shared, before, strict=True):
+                made, parameter.grad = parameter.grad, grad
+                if made is not None:
+                    self._sink.pending[self._key(microbatch, node)].append(WeightWork(parameter, _as_made, made, made))
+        if not self._sink.pending[self._key(microbatch, node)]:
+            del self._sink.pending[self._key(microbatch, node)]
+
+    def start_backward(self, microbatch: int, node: int) -> None:
+        """Start sending the gradients of an exchange back; nothing where none are wanted, which all ranks know."""
+        flight, moving = self._flight(microbatch), self._communication(node)
+        moved = flight.done.get(node)
+        if not isinstance(moved, Moved):
+            raise StageError(f"stage {self.index}: {moving.name} of microbatch {microbatch} has not been forwarded")
+        if not any(moved.wanted):
+            return
+        found = {
+            element: flight.summed(value, 1)[0] for value, element in zip(moving.gives, moving.elements, strict=True)
+        }
+        gradients = [
+            torch.zeros(shape, dtype=dtype, device=device) if (grad := found.get(element)) is None else grad
+            for element, (shape, dtype, device) in enumerate(moved.given)
+        ]
+        with torch.no_grad():
+            flight.pending[node] = moving.exchange.start_backward(moved.route, *gradients)
+
+    def wait_backward(self, microbatch: int, node: int) -> None:
+        """Wait for the gradients of an exchange."""
+        flight, moving = self._flight(microbatch), self._communication(node)
+        moved = flight.pop(node, Moved)
+        if not any(moved.wanted):
+            return
+        back = moving.exchange.finish_backward(flight.started(node, "backward"))
+        for value, gradient, wanted in zip(moving.takes[1:], back, moved.wanted, strict=True):
+            if wanted:
+                flight.add(value, node, (gradient,))
+
+    def end_backward(self, microbatch: int) -> None:
+        """Let go of a microbatch whose backward steps have all run."""
+        flight = self._flight(microbatch)
+        if under_way := {*flight.pending, *(flight.again.pending if flight.again else ())}:
+            names = [self.graph.nodes[node].name for node in sorted(under_way)]
+            raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are under way")
+        del self._flights[microbatch]
+
+    def input_gradients(self, microbatch: int) -> Tensors:
+        """The gradient of each differentiable input."""
+        flight = self._flight(microbatch)
+        found: list[Tensor | None] = []
+        for value, tensors in enumerate(self._entry_widths):
+            found += flight.summed(value, tensors)
+        specs = self._input.tensors
+        return tuple(
+            torch.zeros(specs[at].shape, dtype=specs[at].dtype, device=flight.device) if (g := found[at]) is None else g
+            for at in self._input.differentiable
+        )
+
+    def run_weight(self, microbatch: int, node: int) -> None:
+        """Add the weight gradients of a segment to the parameters'.
+
+        Of segments that share a parameter the last one adds first: the others wait for those behind them.
+        """
+        group = self.graph.sharing.get(node, (node,))
+        asked = self._asked.setdefault(microbatch, set())
+        asked.add(node)
+        for member in reversed(group):
+            if member not in asked:
+                return
+            if (key := self._key(microbatch, member)) in self._sink.pending:
+                self._sink.flush(key)
+        asked.difference_update(group)
+        if not asked:
+            del self._asked[microbatch]
+
+    @property
+    def _entry_widths(self) -> list[int]:
+        """How many tensors are inside each value that enters."""
+        tree: Any = self._input.tree
+        widths = [0] * tree.num_children
+        place = 0
+        for value, child in enumerate(tree.children()):
+            entries = self._input.entries[place : place + child.num_leaves]
+            widths[value] = sum(entry in self._input.tensors for entry in entries)
+            place += child.num_leaves
+        return widths
+
+
+def _as_made(inputs: Tensor, grad: Tensor, parameter: nn.Parameter, options: Any) -> Tensor:
+    """The compute of weight work whose gradient is there already."""
+    return grad

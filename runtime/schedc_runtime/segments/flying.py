@@ -1,0 +1,113 @@
+"""The microbatches in flight through a segmented stage, and what all of its micro-steps look things up in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from schedc.cell.graph import StageShape
+from schedc.plan.values import Recompute
+from schedc_runtime.boundary import Boundary
+from schedc_runtime.errors import StageError
+from schedc_runtime.memory.recompute import Recomputation, draws, install
+from schedc_runtime.segments.flight import Flight
+from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
+from schedc_runtime.stage import LossFunction, Stage
+
+
+class FlyingStage(Stage):
+    """A stage as a graph, and its microbatches in flight by number; see `SegmentedStage`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        stages: int,
+        *,
+        inputs: int,
+        blocks: Sequence[str] = (),
+        loss_fn: LossFunction | None = None,
+    ) -> None:
+        # Weight gradients are steps of their own in every cell, so that they are always put aside.
+        super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
+        self.graph: StageGraph = stage_graph(module, inputs, blocks)
+        self._flights: dict[int, Flight] = {}
+        self._asked: dict[int, set[int]] = {}
+        """By microbatch: nodes whose weight gradients were asked for and wait for others with the same parameter."""
+
+    @property
+    def shape(self) -> StageShape:
+        return self.graph.shape
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        return tuple(sorted(self._flights))
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        return tuple(sorted({key // len(self.graph.nodes) for key in self._sink.pending}))
+
+    def recompute(self, plan: Recompute, *, count: bool = False) -> None:
+        self.check_empty()
+        self._memory = Recomputation(plan, self.shape, self._draws, count=count)
+        self.graph = replace(self.graph, again=self._memory.again)
+        install(self.module)
+
+    def reset(self) -> None:
+        super().reset()
+        self._flights.clear()
+        self._asked.clear()
+
+    @cached_property
+    def _draws(self) -> bool:
+        return draws(self.module)
+
+    @cached_property
+    def _shared(self) -> dict[int, tuple[nn.Parameter, ...]]:
+        """By node: its parameters that other nodes have too."""
+        return {node: self.graph.shared_parameters(node) for node in self.graph.sharing}
+
+    def bind(self, input: Boundary, output: Boundary) -> None:
+        super().bind(input, output)
+        if input.tree.num_children != self.graph.inputs:
+            raise StageError(
+                f"stage {self.index} was traced for {self.graph.inputs} inputs, but {input.tree.num_children} enter it"
+            )
+
+    def _key(self, microbatch: int, node: int) -> int:
+        """Under which the weight sink keeps the work of a node."""
+        return microbatch * len(self.graph.nodes) + node
+
+    def _flight(self, microbatch: int) -> Flight:
+        flight = self._flights.get(microbatch)
+        if flight is None:
+            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
+        return flight
+
+    def _segment(self, node: int) -> Segment:
+        found = self.graph.nodes[node]
+        if not isinstance(found, Segment):
+            raise StageError(f"stage {self.index}: {found.name} is an exchange: it is started and waited for")
+        return found
+
+    def _communication(self, node: int) -> Communication:
+        found = self.graph.nodes[node]
+        if not isinstance(found, Communication):
+            raise StageError(f"stage {self.index}: {found.name} is no exchange: it is run")
+        return found
+
+    @contextmanager
+    def _random(self, flight: Flight, node: int) -> Iterator[None]:
+        """Random numbers of a segment's own, which do not depend on what ran before it."""
+        if not (self.module.training and self._draws):
+            yield
+            return
+        devices = [flight.device] if flight.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(flight.seed + node)
+            yield
