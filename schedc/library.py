@@ -178,9 +178,10 @@ def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
             code, message = "S111", f"`{schedule.name}` has no size `{size.name}`"
             help = did_you_mean(size.name, roles)
         elif size.name in seen:
-            code, message = "S102", f"`{size.name}` is given twice"
+            code, message, help = "S102", f"`{size.name}` is given twice", "keep one of the two"
         elif not least <= size.value <= largest:
             code, message = "S113", f"{size.name} = {size.value} is not between {least} and {largest:,}"
+            help = "write a number between these two"
         seen.add(size.name)
         if code:
             found.append(Diagnostic(code, message, Label(size.span), help=help, source=plan.source))

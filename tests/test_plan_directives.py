@@ -51,6 +51,7 @@ from schedc.plan import (
     plan_of,
 )
 from schedc.plan.levels import kept_share, layer_bytes, saving
+from schedc.plan.quantities import shown
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
@@ -315,6 +316,12 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
          [("S147", 2, 34), ("S147", 2, 40), ("S147", 2, 68)]),
         ("layers 4  cell F & B { comput F.attn }", [("S144", 2, 26)]),
         ("layers 4  overlap off  cell F & B { compute F.attn }", [("S144", 2, 13)]),
+        ("layers 4  cell F & B auto  overlap off", [("S144", 2, 30)]),
+        ("layers 4  cell F & B auto  cell F & B { compute F.attn }", [("S147", 2, 30)]),
+        ("layers 4  cell F & B { compute F.attn }\n  cell F & I { compute F.attn }", [("S147", 3, 3)]),
+        ("layers 4 dense 4  experts 8 top 2", [("S145", 2, 21)]),
+        ("layers 4  experts 8 top 2 top 3  hot 9", [("S144", 2, 29), ("S151", 2, 36)]),
+        ("layers 4  experts 8 top 2\n  topology nodes 16 x 1  hot 1", [("S145", 3, 3)]),
         ("layers 4  cell F & B { compute F.experts F.attention B.experts B.attention }", None),
         ("layers 4\n  cell F & B { compute F.attention F.experts comm F.routing F.combine F.dispatch }",
          [("S323", 3, 3)]),
@@ -325,14 +332,14 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_where(tmp_path: Path, lines: str, expected: list[tuple[str, int, int]] | None) -> None:
-    path = written(tmp_path, lines)
+    path = written(tmp_path, lines, *["dualpipev(P = 2, M = 8)"] * ("cell " in lines))
     if expected is None:
         analyse(path, {})
         return
     with pytest.raises(DiagnosticError) as caught:
         analyse(path, {})
     assert [d.position for d in caught.value.diagnostics] == expected
-    assert all(d.help for d in caught.value.diagnostics if d.code not in ("S144",))
+    assert all(d.help for d in caught.value.diagnostics)
     assert [d.position for d in findings(Source("x", Path(path).read_text()))] == expected
 
 
@@ -353,6 +360,9 @@ def test_paddings_and_pairs(tmp_path: Path) -> None:
         analyse(written(tmp_path, "overlap auto\n  layers 3 pad 1 at [2]", head), {})
     (found,) = caught.value.diagnostics
     assert (found.position, found.secondary[0].span.line) == (("S148", 3, 3), 2)
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "cell F & B auto\n  layers 3 pad 1 at [2]", head), {})
+    assert caught.value.diagnostics[0].secondary[0].span.line == 2
     for lines, schedule in [("layers 3 pad 1 at [2]", head), ("overlap auto layers 3 pad 1", "1f1b(P = 4, M = 8)"),
                             ("overlap auto layers 7 pad 1 at last", head)]:  # fmt: skip
         analyse(written(tmp_path, lines, schedule), {})
@@ -373,7 +383,7 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
         analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) - 1} MB"), {})
     (found,) = caught.value.diagnostics
     assert found.position == ("S406", 3, 3)
-    assert found.message.startswith(f"rank 0 holds {held / 1e9:.4g} GB at 0F1, and the plan allows ")
+    assert found.message.startswith(f"rank 0 holds {shown(held, up=True)} at 0F1, and the plan allows ")
     activations, parameters = 2 * 3 * layer / 1e9, 3 * 1.2
     assert found.notes[0] == (
         f"most of it: activations of MoE layers {activations:.4g} GB, parameters of MoE layers {parameters:.4g} GB, "
@@ -387,6 +397,37 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     for wrong in (fits.replace("medium", "light"), fits.replace("medium", "medium adaptive(2.0)")):
         with pytest.raises(DiagnosticError, match="S406"):
             analyse(written(tmp_path, wrong), {})
+
+
+def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -> None:
+    """Recomputation leaves less of MoE layers, and all of the others; by hand, stage by stage."""
+    lines = BYTES.replace("dense 1 ", "dense 3 ").replace("moe 1200 MB", "moe 12 MB")
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{lines} recompute medium\n  memory 1 MB"), {})
+    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    layer = 4096 * (layer_bytes(moe, "bf16") - saving(moe, "bf16", Level.MEDIUM).bytes)
+    (found,) = caught.value.diagnostics
+    assert found.notes[0] == (
+        f"most of it: activations of dense layers {shown(2 * 3 * 300e6)}, activations of MoE layers {shown(2 * layer)}, "
+        f"parameters of dense layers {shown(3 * 200e6)}"
+    )
+
+
+def test_what_is_to_be_allowed_is_enough(tmp_path: Path) -> None:
+    for unit, digits in [(" MB", "moe 1234567 KB dense 7654321 KB"), ("", "moe 1.2345678 dense 7.654321")]:
+        lines = f"layers 8 dense 1 experts 64 top 8 activations {digits}\n  memory {{}}"
+        with pytest.raises(DiagnosticError, match="S406") as caught:
+            analyse(written(tmp_path, lines.format(f"1{unit}")), {})
+        allowed = re.match(r"allow ([^,]+),", caught.value.diagnostics[0].help)
+        assert allowed
+        analyse(written(tmp_path, lines.format(allowed[1])), {})
+
+
+def test_numbers_beyond_all_reason_are_refused_in_words(tmp_path: Path) -> None:
+    most = 2**31 - 1
+    lines = f"layers 4 experts 65536 top 65536 shared {most} width {most} hidden {most} tokens {most} hot auto"
+    with pytest.raises(DiagnosticError, match="S406"):
+        analyse(written(tmp_path, f"{lines} topology nodes 65536 x 1 recompute full memory 1 GB"), {})
 
 
 def test_deferred_weight_gradients_are_told_apart(tmp_path: Path) -> None:

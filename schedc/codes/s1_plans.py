@@ -20,7 +20,8 @@ S1_PLANS: tuple[Code, ...] = (
         "S145",
         "numbers of experts that do not fit",
         "A token takes the `top` k of the experts, from 1 to all of them; with `groups g limit n` those of n of g equal"
-        " groups, which hold at least k. Every rank of the `topology` holds equally many experts.",
+        " groups, which hold at least k. Every rank of the `topology` holds equally many experts. A plan with experts"
+        " has a layer that is not dense.",
         "experts 64 top 8 groups 8 limit 0",
         "experts 64 top 8 groups 8 limit 4",
     ),
@@ -34,15 +35,15 @@ S1_PLANS: tuple[Code, ...] = (
         "experts 64 top 8   topology nodes 2 x 4 rail 50",
         "experts 64 top 8   topology nodes 2 x 4 rail 50 GB/s",
     ),
-    _code(
+    Code(
         "S147",
-        "an order of a cell that cannot be read",
+        "an order of a cell that cannot be read, or that nothing follows",
         "`cell F & B` or `cell F & I` gives each lane its steps: in `compute` F.role, B.role.I or B.role.W with the"
         " roles attention, permute, relay, experts, relay_back, shared and post; in `comm` F.role or B.role with"
-        " routing, dispatch and combine. `attn` and `mlp` are attention and experts. A step stands once; those that"
-        " are left out go where they fit.",
-        "cell F & B { compute F.atention }",
-        "cell F & B { compute F.attention }",
+        " routing, dispatch, combine and hot. `attn` and `mlp` are attention and experts. A step stands once; those"
+        " that are left out go where they fit. The order is one of pairs that the schedule has.",
+        _plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
+        _plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),
     Code(
         "S148",

@@ -51,7 +51,7 @@ def check_plan(plan: PlanTree) -> list[Diagnostic]:
 
 
 def attach(plan: PlanTree, schedule: Schedule, layout: Layout) -> ExpertPlan:
-    """What a checked plan attaches to a schedule. Raises `DiagnosticError` (S146, S148, S149, S323) at its place."""
+    """What a checked plan attaches to a schedule. Raises `DiagnosticError` (S145 to S149, S323) at its place."""
     found = attached(plan)
     given = {entry.name for line in plan.lines if isinstance(line, TableLine) and line.table == "activations"
              for entry in line.entries}  # fmt: skip
@@ -86,7 +86,7 @@ def _name_faults(
             help = help if help.startswith("did") else f"known here: {', '.join(known)}"
             yield _fault(plan, code, f"`{entry.name}` is no {what}", entry.span, help)
         elif entry.name in {other.name for other in given[:at]}:
-            yield _fault(plan, "S144", f"`{entry.name}` is said twice", entry.span)
+            yield _fault(plan, "S144", f"`{entry.name}` is said twice", entry.span, "keep one of the two")
 
 
 def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan.attached import Attached
@@ -37,11 +38,13 @@ def _hot_fits(found: Attached) -> None:
         return
     if hot.most == 0:
         found.fault("S151", "no hot expert", found.span("hot"), "leave the line out, or write `hot auto`")
-    elif experts and topology and hot.most > (slots := experts.count // topology.ranks):
-        message = f"{hot.most} hot experts, and each rank has {slots} of its own"
-        help = (
-            f"a rank has a slot for a hot expert beside each of its own: write `hot {slots}`, or fewer" if slots else ""
+    elif experts and hot.most > (slots := experts.count // (topology.ranks if topology else 1)) > 0:
+        message = (
+            f"{hot.most} hot experts, and each rank has {slots} of its own"
+            if topology
+            else (f"{hot.most} hot experts of {slots}")
         )
+        help = f"a rank has a slot for a hot expert beside each of its own: write `hot {slots}`, or fewer"
         found.fault("S151", message, found.span("hot"), help)
 
 
@@ -82,8 +85,8 @@ def _decided_together(found: Attached) -> None:
 
 
 def _cells_overlap(found: Attached) -> None:
-    off = [line for line in found.tree.lines if isinstance(line, SettingLine) and line.setting == "overlap"]
-    if found.plan.cells and any(line.value.text == "off" for line in off):
+    lines = [line for line in found.tree.lines if isinstance(line, SettingLine) and line.setting == "overlap"]
+    if "cell" in found.spans and any(line.value.text == "off" for line in lines):
         found.fault("S144", "the order of a cell, and `overlap off`", found.span("overlap"), "leave one of the two out")
 
 
@@ -132,7 +135,7 @@ def padded_pairs(found: Attached, schedule: Schedule, layout: Layout) -> Iterato
     row = int(empty[0])
     stage = int(schedule.stage[row])
     line = next(line for line in found.tree.lines if isinstance(line, LayersLine | LayoutLine))
-    word = "cell" if found.plan.cells and "cell" in found.spans else "overlap"
+    word = "overlap" if "overlap" in found.spans else "cell"
     count = len(np.unique(schedule.pair[empty]))
     yield Diagnostic(
         "S148",
@@ -145,6 +148,33 @@ def padded_pairs(found: Attached, schedule: Schedule, layout: Layout) -> Iterato
         help="put a layer there (`at last` and `at [..]` say where paddings are), or leave `overlap` out",
         source=found.tree.source,
     )
+
+
+def unused_orders(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
+    """S147: an order for a kind of pair that the schedule does not have: it would be taken for one that is run."""
+    there = {f"F{OpKind(kind).name}" for kind in np.unique(schedule.kind[schedule.pair >= 0]).tolist()}
+    for cell in found.plan.cells:
+        if cell.kind not in there:
+            pairs = [" & ".join(kind) for kind in ("FB", "FI") if kind in there]
+            yield Diagnostic(
+                "S147",
+                f"an order for pairs {' & '.join(cell.kind)}, and the schedule has none",
+                Label(found.span(f"cell {cell.kind}")),
+                help=f"its pairs are {' and '.join(pairs)}" if pairs else "it has no pairs: leave the order out",
+                source=found.tree.source,
+            )
+
+
+def experts_have_layers(found: Attached, layout: Layout) -> Iterator[Diagnostic]:
+    """S145: experts, and no layer that has any."""
+    if found.plan.experts and not layout.total(Kind.MOE) and not layout.total(Kind.MTP):
+        yield Diagnostic(
+            "S145",
+            "experts, and all layers are dense",
+            Label(found.span("experts")),
+            help="say fewer `dense` layers, or leave out the line and those that speak of experts",
+            source=found.tree.source,
+        )
 
 
 def memory_is_said(tree: PlanTree, layout: Layout, known: set[str]) -> Iterator[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Kind, Layout
 from schedc.plan.facts import arrive
 from schedc.plan.levels import kept_share, layer_bytes, slot_bytes
-from schedc.plan.quantities import amount, shown
+from schedc.plan.quantities import amount, plain, shown
 from schedc.plan.values import ExpertPlan
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
@@ -41,22 +41,27 @@ def activation_bytes(plan: ExpertPlan) -> float | None:
     return plan.tokens * layer_bytes(experts, plan.dtype)
 
 
-def kept(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] share of their activations that the stages hold under the plan's recomputation.
+def held_by_kind(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
+    """[stages, kinds of `WORK`] what the parts of the stages hold of a microbatch under the plan's recomputation.
 
     activations: by kind, as `LayerCosts.activations`. Dense layers are taken as they are, and so is what is only
     recomputed where rows are many: at the mean it is held.
     """
-    if not plan.recompute:
-        return np.ones(len(layout.stages))
     held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
-    share = np.array([
-        1.0 if level.adaptive is not None else kept_share(plan.experts, plan.dtype, level.level, arrive(plan))
-        for level in plan.recompute
-    ])  # fmt: skip
-    moe = held[:, [WORK.index(kind) for kind in _MOE]].sum(1)
-    whole = held.sum(1)
-    return np.asarray(1 - np.divide(moe * (1 - share), whole, out=np.zeros(len(share)), where=whole > 0))
+    if plan.recompute:
+        share = np.array([
+            1.0 if level.adaptive is not None else kept_share(plan.experts, plan.dtype, level.level, arrive(plan))
+            for level in plan.recompute
+        ])  # fmt: skip
+        held[:, [WORK.index(kind) for kind in _MOE]] *= share[:, np.newaxis]
+    return np.asarray(held)
+
+
+def kept(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
+    """[stages] share of their activations that the stages hold; arguments as for `held_by_kind`."""
+    whole = held_by_kind(ExpertPlan(), layout, activations).sum(1)
+    held = held_by_kind(plan, layout, activations).sum(1)
+    return np.asarray(np.divide(held, whole, out=np.ones(len(whole)), where=whole > 0))
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def hot_slots(plan: ExpertPlan, layout: Layout) -> Slots:
     if plan.hot is None or plan.experts is None or plan.capacity is not None:
         return Slots(stages)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    one = (own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype)
+    one = float((own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype))
     layers = layout.counts[:, [WORK.index(kind) for kind in _MOE]].sum(1)
     return Slots(stages + one * layers, one * float(layers.any()))
 
@@ -113,20 +118,24 @@ def _added(costs: StageCosts, slots: Slots) -> Floats:
     return np.stack([table[kind] for kind in OpKind])
 
 
-def peak_of(rank: int, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: Slots) -> Peak:
+def peak_of(
+    rank: int, plan: ExpertPlan, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, slots: Slots
+) -> Peak:
     """What ``rank`` holds at its fullest, largest first."""
+    parameters = held_by_kind(ExpertPlan(), layout, layers.parameters)
+    activations = held_by_kind(plan, layout, layers.activations)
     of_stage = costs.resolved(schedule.stages)
     low, high = schedule.rank_start[rank : rank + 2]
     row = int(low + np.argmax(_running(schedule, of_stage, slots)[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
     parts: dict[str, float] = {"slots of hot experts": slots.passing}
     for stage in stages:
-        _add(parts, "parameters of", layout, layers.parameters, stage, layers.per_stage(layout, "parameters")[stage])
+        _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()))
         kinds = schedule.kind[low : row + 1][schedule.stage[low : row + 1] == stage]
         number = {kind: int((kinds == kind).sum()) for kind in OpKind}
         active = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
         waiting = number[OpKind.I] - number[OpKind.W]
-        _add(parts, "activations of", layout, layers.activations, stage, active * of_stage.activation[stage])
+        _add(parts, "activations of", activations[stage], active * of_stage.activation[stage])
         parts["slots of hot experts"] += active * float(slots.held[stage])
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + waiting * of_stage.pending_weight[stage]
@@ -135,9 +144,8 @@ def peak_of(rank: int, layout: Layout, layers: LayerCosts, schedule: Schedule, c
     return Peak(rank, sum(value for _, value in order), row, tuple(order))
 
 
-def _add(parts: dict[str, float], what: str, layout: Layout, table: tuple[float, ...], stage: int, held: float) -> None:
-    """Share out what a stage holds over the kinds of its parts, as their table has it."""
-    weights = layout.counts[stage, : len(WORK)] * np.array(table, np.float64)
+def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> None:
+    """Share out what a stage holds over the kinds of its parts, by ``weights`` [kinds]."""
     if (whole := float(weights.sum())) <= 0:
         parts[f"{what} stages"] = parts.get(f"{what} stages", 0.0) + held
         return
@@ -170,19 +178,18 @@ def check_memory(
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
         return
-    say = shown if line.unit else (lambda value: f"{value:g}")
-    peak = peak_of(rank, layout, layers, known.schedule, costs, slots)
+    say = shown if line.unit else plain
+    peak = peak_of(rank, plan, layout, layers, known.schedule, costs, slots)
     op = known.schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
-    message = f"rank {rank} holds {say(held[rank])} at {name}, and the plan allows {say(limit)}"
+    message = f"rank {rank} holds {say(held[rank], up=True)} at {name}, and the plan allows {say(limit)}"
     notes = tuple(_notes(peak, known.schedule, say))
     less = _recompute_help(plan, peak)
-    help = f"allow {say(held[rank])}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
+    help = f"allow {say(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
     raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
 
 
-def _notes(peak: Peak, schedule: Schedule, say: object) -> Iterator[str]:
-    assert callable(say)
+def _notes(peak: Peak, schedule: Schedule, say: Callable[[float], str]) -> Iterator[str]:
     yield "most of it: " + ", ".join(f"{name} {say(value)}" for name, value in peak.parts[:3])
     span = schedule.spans[schedule.span[peak.row]]
     if schedule.source is not None and span != NOWHERE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil, floor, log10
+
 from schedc.syntax.plan import Given, MemoryLine
 from schedc.syntax.tokens import UNITS
 
@@ -23,9 +25,15 @@ def amount(line: Given | MemoryLine) -> float:
     return float(value if not line.unit else bytes_of(value, line.unit) or 0.0)
 
 
-def shown(count: float) -> str:
-    """A number of bytes for people: ``1.5 GB``."""
-    for unit in ("TB", "GB", "MB", "KB"):
-        if abs(count) >= UNITS[unit]:
-            return f"{count / UNITS[unit]:.4g} {unit}"
-    return f"{count:.4g} B"
+def shown(count: float, up: bool = False) -> str:
+    """A number of bytes for people: ``1.5 GB``. up: never less than it is, so that it can be written in a plan."""
+    unit = next((unit for unit in ("TB", "GB", "MB", "KB") if abs(count) >= UNITS[unit]), "")
+    return f"{plain(count / UNITS[unit], up, 4)} {unit}" if unit else f"{plain(count, up, 4)} B"
+
+
+def plain(value: float, up: bool = False, digits: int = 6) -> str:
+    """A number in so many digits, without an exponent where it is large. up: as for `shown`."""
+    if up and value > 0:
+        step = 10.0 ** (floor(log10(value)) + 1 - digits)
+        value = ceil(value / step * (1 - 1e-12)) * step
+    return f"{value:.{digits}g}" if abs(value) < 10.0**digits else f"{value:.0f}"

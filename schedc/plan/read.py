@@ -61,7 +61,7 @@ def _experts(found: Attached, line: ExpertsLine) -> None:
         if not found.word(Word(option.name, option.span), known, "fact of the experts"):
             continue
         if option.name in values:
-            found.fault("S144", f"`{option.name}` is said twice", option.span)
+            found.fault("S144", f"`{option.name}` is said twice", option.span, "keep one of the two")
         values[option.name] = int(option.value)
     if "top" not in values:
         found.fault("S145", "experts, and not how many of them a token takes", line.span, "write `top 8` behind them")
@@ -108,7 +108,7 @@ def _topology(found: Attached, line: TopologyLine) -> None:
         if not found.word(Word(link.name, link.span), ("rail", "node"), "link"):
             continue
         if link.name in speeds:
-            found.fault("S144", f"`{link.name}` is said twice", link.span)
+            found.fault("S144", f"`{link.name}` is said twice", link.span, "keep one of the two")
         speed = speed_of(link)
         if speed is None or speed <= 0:
             help = f"write it as `{link.name} 50 GB/s`; Gbit/s and GiB/s are known too"
@@ -220,16 +220,17 @@ def _cell(found: Attached, line: CellLine) -> None:
             "S147", f"a cell `{line.first.text} & {line.second.text}`", line.second.span, "write F & B or F & I"
         )
         return
-    if line.value is not None:
-        if found.word(line.value, ("auto",), "order of a cell"):
-            found.give(overlap=True)
-        return
+    again = f"cell {kind}" in found.spans
+    found.spans.setdefault(f"cell {kind}", line.span)
     lanes = {lane.name.text: lane for lane in line.lanes}
     good = [found.word(lane.name, ("compute", "comm"), "lane of a cell") for lane in line.lanes]
-    if kind in {cell.kind for cell in found.plan.cells} or len(lanes) < len(line.lanes):
+    if again or len(lanes) < len(line.lanes):
         found.fault(
             "S147", "an order that is given twice", line.span, "keep one, with one `compute` and one `comm` lane"
         )
+    elif line.value is not None:
+        if found.word(line.value, ("auto",), "order of a cell"):
+            found.give(overlap=True)
     elif all(good):
         compute = _steps(found, lanes.get("compute"), SEGMENTS, ("", "I", "W"))
         communication = _steps(found, lanes.get("comm"), EXCHANGES, ("",))

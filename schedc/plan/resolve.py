@@ -14,7 +14,7 @@ from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.attached import Attached, Request
-from schedc.plan.checks import padded_pairs
+from schedc.plan.checks import experts_have_layers, padded_pairs, unused_orders
 from schedc.plan.facts import chosen
 from schedc.plan.values import CellPlan, ExpertPlan, Method, Recompute
 
@@ -25,9 +25,14 @@ _SCOPES = ("all", "chunk", "stage")
 def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
     """The plan with its method chosen, its orders begun where they can run, and its recomputation per stage.
 
-    found: of a checked plan. Raises `DiagnosticError` (S148, S149, S323) at the place in the plan.
+    found: of a checked plan. Raises `DiagnosticError` (S145, S147 to S149, S323) at the place in the plan.
     """
-    findings = [*padded_pairs(found, schedule, layout), *_misplaced(found, schedule.placement)]
+    findings = [
+        *experts_have_layers(found, layout),
+        *padded_pairs(found, schedule, layout),
+        *unused_orders(found, schedule),
+        *_misplaced(found, schedule.placement),
+    ]
     if findings:
         raise DiagnosticError(findings)
     choice = chosen(found.plan)
@@ -88,7 +93,7 @@ def _started(found: Attached, cell: CellPlan) -> CellPlan:
     """
     shared = bool(found.plan.experts and found.plan.experts.shared)
     shape = stage_shape(["moe"], shared=shared, hot=found.plan.hot is not None)
-    source, span = found.tree.source, found.span("cell")
+    source, span = found.tree.source, found.span(f"cell {cell.kind}")
     turns = product(range(max(len(cell.compute), 1)), range(max(len(cell.communication), 1)))
     refused: DiagnosticError | None = None
     for first, second in sorted(turns, key=sum):
