@@ -408,8 +408,8 @@ def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -
     layer = 4096 * (layer_bytes(moe, "bf16") - saving(moe, "bf16", Level.MEDIUM).bytes)
     (found,) = caught.value.diagnostics
     assert found.notes[0] == (
-        f"most of it: activations of dense layers {shown(2 * 3 * 300e6)}, activations of MoE layers {shown(2 * layer)}, "
-        f"parameters of dense layers {shown(3 * 200e6)}"
+        f"most of it: activations of dense layers {shown(2 * 3 * 300e6)}, activations of MoE layers "
+        f"{shown(2 * layer)}, parameters of dense layers {shown(3 * 200e6)}"
     )
 
 
