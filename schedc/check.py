@@ -225,7 +225,8 @@ class _Checker:
         kinds = sorted([pair.first.kind, pair.second.kind])
         if kinds not in (["B", "F"], ["F", "I"]):
             message = f"`{pair.first.kind} & {pair.second.kind}` is not a forward with a backward"
-            self.add("S108", message, pair.span, help="a pair overlaps one F with one B or I")
+            alone = "; R is written alone" if "R" in kinds else ""
+            self.add("S108", message, pair.span, help=f"a pair overlaps one F with one B or I{alone}")
         self.op(pair.first, names)
         self.op(pair.second, names)
 

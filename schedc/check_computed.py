@@ -10,6 +10,8 @@ from schedc.syntax import tree as t
 
 Computed = t.Timed | t.Policy
 
+_NO_R = "place it in a phase outside of the policy, or in a `timed` block without `fill`"
+
 MAX_CHOICES = 16
 """Ways that a policy may choose between; each is run."""
 
@@ -45,6 +47,8 @@ def misplaced(block: t.RankBlock, source: Source) -> list[Diagnostic]:
             found += [finding(*fault) for fault in _in_timed(statement)]
         else:
             found += [finding(*fault) for fault in _in_policy(statement)]
+    chosen = [s for s in computed if isinstance(s, t.Policy) or s.fill is not None]
+    found += [finding("an R where the compiler chooses what runs next", op.span, _NO_R) for op in _recomputed(chosen)]
     loose = [s for s in _all(block.body) if isinstance(s, t.SlotItem)] if not computed else []
     found += [finding("`at` outside of a `timed` block", item.span) for item in loose]
     return found
@@ -72,6 +76,20 @@ def _all(statements: Sequence[t.Statement]) -> Iterator[t.Statement]:
     for statement in statements:
         yield statement
         yield from _all(_inside(statement))
+
+
+def _recomputed(computed: Sequence[Computed]) -> Iterator[t.OpItem]:
+    """The Rs in computed orders, and among the ops that their rules name."""
+    for statement in _all(computed):
+        match statement:
+            case t.OpItem(kind="R"):
+                yield statement
+            case t.SlotItem(op=t.OpItem(kind="R") as op):
+                yield op
+            case t.Policy(choices=choices):
+                wishes = [wish for choice in choices for wish in choice.prefer]
+                counted = [op for choice in choices for cap in choice.caps for op in (cap.counted, cap.freed)]
+                yield from (op for op in (*wishes, *counted) if isinstance(op, t.OpItem) and op.kind == "R")
 
 
 def _deep(statements: Sequence[t.Statement], depth: int) -> Iterator[Computed]:

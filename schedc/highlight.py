@@ -38,7 +38,7 @@ class SchedLexer(RegexLexer):  # type: ignore[misc]
             (r"(schedule|plan)(\s+)(\w+)", bygroups(Keyword, Text, Name.Function)),
             (r'"[^"\n]*"', String),
             (r"[FB]\.[a-z_]+(\.[IW])?\b", Name.Builtin.Pseudo),
-            (r"[FIWB][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
+            (r"[FIWBR][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
             (rf"(\s+)({'|'.join(PLAN_LINES)})(?=[ \t]+[\w\"])", bygroups(Text, Keyword)),
             (words(keywords(), prefix=r"\b", suffix=r"\b"), Keyword),
             (words((*ROLES, *PLACEMENTS), prefix=r"\b", suffix=r"\b"), Keyword.Type),

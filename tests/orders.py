@@ -15,7 +15,7 @@ from schedc.ir.schedule import Schedule
 from schedc.source import Source
 
 FOLDER = Path(__file__).parent / "data" / "published_orders"
-_OP = re.compile(r"(\d+)([FIWB])(\d+)")
+_OP = re.compile(r"(\d+)([FIWBR])(\d+)")
 
 
 def two_pipes(ranks: int, microbatches: int) -> Placement:

@@ -67,7 +67,7 @@ def lanes(groups: list[ET.Element]) -> dict[float, list[tuple[float, float]]]:
     out: dict[float, list[tuple[float, float]]] = {}
     for group in groups:
         top = float(next(group.iter(f"{SVG}rect")).get("y", 0))
-        inside = rects(group, "[FIWB][01]|idle")
+        inside = rects(group, "[FIWBR][01]|idle")
         out.setdefault(top, []).append((inside[0][0], inside[-1][1]))
     return dict(sorted(out.items()))
 
@@ -204,7 +204,7 @@ def test_text_stays_on_the_canvas_and_numerals_in_their_cells() -> None:
             assert 0 < float(text.get("y", 0)) < height
         for cell in drawn.groups("cell"):
             numerals = list(cell.iter(f"{SVG}text"))
-            fills = rects(cell, "[FIWB][01]")
+            fills = rects(cell, "[FIWBR][01]")
             assert len(numerals) <= len(fills)
             if len(numerals) == len(fills):
                 for numeral, (a, b) in zip(numerals, fills, strict=True):

@@ -66,7 +66,7 @@ def test_published_orders_become_sound_programs(name: str) -> None:
     assert verify_program(program) == []
     home, first = schedule.placement.rank_of_stage, np.diff(schedule.placement.first_microbatch)
     hops = int(((home[:, 1:] != home[:, :-1]).sum(1) * first).sum())
-    kinds = np.bincount(program.kind, minlength=9)
+    kinds = np.bincount(program.kind, minlength=len(InstructionKind))
     assert (kinds[SEND], kinds[RECV], kinds[WAIT]) == (2 * hops, 2 * hops, 4 * hops)
     assert kinds[CELL] == np.unique(schedule.pair[schedule.pair >= 0]).size
     assert kinds[REDUCE] == (8 if schedule.placement.pipes == 2 else 0)

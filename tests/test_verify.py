@@ -99,7 +99,7 @@ def test_a_rank_without_ops() -> None:
         {"stage": np.zeros(3, np.int32)},
         {"rank_start": np.array([0, 9, 8])},
         {"rank_start": np.array([0, 8])},
-        {"kind": np.full(8, 4, np.int8)},
+        {"kind": np.full(8, len(OpKind), np.int8)},
         {"phase": np.ones(8, np.int32)},
         {"span": np.full(8, -1, np.int32)},
         {"pair": np.array([5, -1, 5, -1, -1, -1, -1, -1], np.int32)},

@@ -83,10 +83,11 @@ def check_claims(
 ) -> list[ClaimResult]:
     """Try every claim on a legal schedule: at the given costs, if it speaks of them, and at a fixed battery.
 
-    The symbols F, I, W, B, FB and p2p are what each stage costs, the same for all. The battery has small integer
-    costs with B = I + W, for which timelines are exact; those that satisfy the claim's condition are tried, up to
-    `VECTORS`. It varies FB from max(F, B) to F + B where the claim names it or the schedule has pairs, and p2p where
-    the claim names it; a claim that does not speaks of p2p = 0.
+    The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all. The battery has small
+    integer costs with B = I + W, for which timelines are exact; those that satisfy the claim's condition are tried,
+    up to `VECTORS`. It varies FB from max(F, B) to F + B where the claim names it or the schedule has pairs, R from
+    0 to 3/2 F where the claim names it or the schedule has Rs, and p2p where the claim names it; a claim that does
+    not speaks of p2p = 0.
 
     The metrics are those of `Timeline` and `Memory`, and ``ops``. Without an index a metric is the largest over the
     ranks; with a name that nothing else has, ``bubble[r]``, the claim is about every rank.
@@ -108,6 +109,10 @@ class _Context:
         memory = measure_memory(self.schedule, None, self.dependencies)
         found = {name: getattr(memory, name) for name in COUNTS - {"ops"}}
         return {name: row[None, :] for name, row in {**found, "ops": np.diff(self.schedule.rank_start)}.items()}
+
+    @cached_property
+    def recomputes(self) -> bool:
+        return bool((self.schedule.kind == OpKind.R).any())
 
     @cached_property
     def simulated(self) -> dict[tuple[Costs, ...], Outcomes]:
@@ -153,7 +158,8 @@ def _tried(claim: tree.Claim, context: _Context) -> ClaimResult:
     if not failed.size:
         return result
     at, rank = (int(index) for index in failed[0])
-    example = _counterexample(claim, environment, vectors, names, at, rank)
+    shown = names | {"F", "I", "W", *(["R"] if context.recomputes else [])}
+    example = _counterexample(claim, environment, vectors, shown, at, rank)
     refuted = int((~truth).any(axis=1).sum())
     diagnostic = _diagnostic(claim, context, example, refuted, len(vectors))
     return replace(result, counterexample=example, diagnostic=diagnostic)
@@ -182,7 +188,7 @@ def _why_not_given(context: _Context, names: set[str]) -> str:
         return "the given costs differ between stages"
     if given.p2p and "p2p" not in names:
         return "it speaks of p2p = 0"
-    F, I, W, B, FB = (_symbol(_scalars(given), s) for s in COST_SYMBOLS[:5])  # noqa: E741
+    F, I, W, B, FB = (_symbol(_scalars(given), s) for s in ("F", "I", "W", "B", "FB"))  # noqa: E741
     if split and abs(B - (I + W)) > 1e-9 * B:
         return "it speaks of B = I + W"
     if not max(F, B) * (1 - 1e-9) <= FB <= (F + B) * (1 + 1e-9):
@@ -206,6 +212,7 @@ def _battery(names: set[str], context: _Context) -> Iterator[Costs]:
     if not names & COSTLY:
         return
     overlaps = "FB" in names or bool(context.dependencies.pairs.any())
+    recomputes = "R" in names or context.recomputes
     for turn in range(3) if overlaps else (0,):
         for number, (F, I, W) in enumerate(_TRIPLES):  # noqa: E741
             B = I + W
@@ -213,15 +220,17 @@ def _battery(names: set[str], context: _Context) -> Iterator[Costs]:
             share = (0, 2, 1)[(number + turn) % 3] if overlaps else 0
             FB = float(F + B - min(F, B) * share // 2)
             p2p = float(number % 4) if "p2p" in names else 0.0
-            yield Costs(float(F), float(I), float(W), float(B), FB, p2p)
+            R = float(F * ((number + turn) % 4) // 2) if recomputes else float(F)
+            yield Costs(float(F), float(I), float(W), float(B), FB, p2p, R=R)
 
 
 def _scalars(costs: Costs) -> Costs:
-    """Uniform costs with one number for all stages, and the defaults of B and FB filled in."""
+    """Uniform costs with one number for all stages, and the defaults of B, R and FB filled in."""
     if not costs.uniform:
         return _scalars(Costs())  # for claims that no cost matters to
     values = {s: value[0] if isinstance(value := getattr(costs, s), tuple) else value for s in COST_SYMBOLS}
     values["B"] = values["I"] + values["W"] if values["B"] is None else values["B"]
+    values["R"] = values["F"] if values["R"] is None else values["R"]
     values["FB"] = values["F"] + values["B"] if values["FB"] is None else values["FB"]
     return Costs(**values)
 
@@ -265,9 +274,9 @@ def _rank_variables(claim: tree.Claim) -> set[str]:
 
 
 def _counterexample(
-    claim: tree.Claim, environment: Environment, vectors: tuple[Costs, ...], names: set[str], at: int, rank: int
+    claim: tree.Claim, environment: Environment, vectors: tuple[Costs, ...], shown: set[str], at: int, rank: int
 ) -> Counterexample:
-    costs = {s: _symbol(vectors[at], s) for s in COST_SYMBOLS if s in names or s in ("F", "I", "W")}
+    costs = {s: _symbol(vectors[at], s) for s in COST_SYMBOLS if s in shown}
     about_ranks = bool(_rank_variables(claim))
 
     def pick(value: Any) -> float:

@@ -25,8 +25,8 @@ class Dependencies:
 
     A cell is one op, or the two ops of an overlapped pair. Cells are numbered rank by rank, in order: those of
     rank r are rank_start[r] ..< rank_start[r + 1]. What a cell needs of its own stage on its own rank (B and I
-    their F, W its I) comes earlier in that rank's order, which `schedc.ir.verify` checks, so that ``previous``
-    covers it.
+    their F, W its I, R its F, B and I their R) comes earlier in that rank's order, which `schedc.ir.verify` checks, so
+    that ``previous`` covers it.
 
     schedule: what this was made from.
     first, second: [cells] rows of the ops; second is the backward of a pair, else -1.

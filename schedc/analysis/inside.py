@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.dependencies import Bools, Dependencies
 from schedc.analysis.timeline import Floats, Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
@@ -17,7 +17,8 @@ from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
-from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64
 
 
@@ -117,12 +118,13 @@ def price(
     shapes: [stages]. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
     that cannot run.
     """
-    codes, kind = np.unique(_codes(dependencies, shapes), return_inverse=True)
+    again = recomputed_ops(dependencies.schedule)
+    codes, kind = np.unique(_codes(dependencies, shapes, again), return_inverse=True)
     representative = np.zeros(codes.size, np.int64)
     representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
     counts = np.bincount(kind, minlength=codes.size)
     kinds = tuple(
-        _kind(dependencies, int(cell), int(count), shapes, costs, order_of)
+        _kind(dependencies, int(cell), int(count), shapes, again, costs, order_of)
         for cell, count in zip(representative, counts, strict=True)
     )
 
@@ -171,15 +173,16 @@ def simulate_leaving(dependencies: Dependencies, duration: Floats, leaves: Float
     return timeline_of(dependencies, duration, there[0, :-1], arrival)
 
 
-def _codes(dependencies: Dependencies, shapes: Sequence[StageShape]) -> Int64:
+def _codes(dependencies: Dependencies, shapes: Sequence[StageShape], again: Bools) -> Int64:
     """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
     schedule, kinds = dependencies.schedule, len(OpKind)
     numbers: dict[StageShape, int] = {}
-    graph = np.array([numbers.setdefault(shape, len(numbers)) for shape in shapes], np.int64)
+    graph = np.array([[numbers.setdefault(one, len(numbers)) for one in (s, s.ready)] for s in shapes], np.int64)
+    ready = again & np.array([FACTS[kind].backward for kind in OpKind])[schedule.kind]
+    code = schedule.kind * np.int64(len(numbers)) + graph[schedule.stage, ready.astype(np.int8)]
     first, second = dependencies.first, dependencies.second
-    code = schedule.kind[first].astype(np.int64) * len(shapes) + graph[schedule.stage[first]]
-    behind = np.where(second >= 0, 1 + schedule.kind[second] * np.int64(len(shapes)) + graph[schedule.stage[second]], 0)
-    return np.asarray(code * (1 + kinds * len(shapes)) + behind)
+    behind = np.where(second >= 0, 1 + code[second], 0)
+    return np.asarray(code[first] * (1 + kinds * len(numbers)) + behind)
 
 
 def _kind(
@@ -187,14 +190,18 @@ def _kind(
     cell: int,
     count: int,
     shapes: Sequence[StageShape],
+    again: Bools,
     costs: CellCosts,
     order_of: OrderOf,
 ) -> CellKind:
     schedule = dependencies.schedule
     first, second = int(dependencies.first[cell]), int(dependencies.second[cell])
     kind = LETTERS[schedule.kind[first]] + (LETTERS[schedule.kind[second]] if second >= 0 else "")
-    stages = int(schedule.stage[first]), int(schedule.stage[second if second >= 0 else first])
+    last = second if second >= 0 else first
+    stages = int(schedule.stage[first]), int(schedule.stage[last])
     forward = shapes[stages[0]] if kind.startswith("F") else None
     backward = shapes[stages[1]] if kind != "F" else None
+    if backward is not None and again[last] and kind != "R":
+        backward = backward.ready
     program = cell_program(kind, forward, backward, costs, order_of(kind))
     return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.cost.costs import Costs
 from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 
 Floats = npt.NDArray[np.float64]
@@ -21,8 +22,9 @@ class Memory:
     """Curves over the cells and peaks of the ranks.
 
     An activation is what one microbatch holds on one stage (one chunk), from its F until its B or, where the
-    backward is split, its W. Between its I and its W it is also a pending weight gradient. ``inside`` is the largest
-    value while a cell runs: in a pair the forward allocates before the backward frees.
+    backward is split, its W. Between its I and its W it is also a pending weight gradient. One that has an R counts
+    from that R on; from its F until then it holds the ``recomputed`` part of the costs. ``inside`` is the largest value
+    while a cell runs: in a pair the forward allocates before the backward frees.
 
     activations, activations_inside: [cells] activations held after the cell and at most inside it, in chunks.
     pending_weight: [cells] those of them that only wait for their W, after the cell.
@@ -59,8 +61,12 @@ class Memory:
         return reduce_by_rank(np.maximum, curve, self.dependencies.rank_start)
 
 
-# What an op adds to a count, by kind: each W frees what its F took, and a B does so at once.
-_HELD = np.array([{OpKind.F: 1, OpKind.I: 0}.get(kind, -FACTS[kind].weight) for kind in OpKind], np.int64)
+HELD = np.array(
+    [[1 if kind == taker else -FACTS[kind].weight for kind in OpKind] for taker in (OpKind.F, OpKind.R)],
+    np.int64,
+)
+"""[2, kinds] activations that an op adds: each W frees what its F took, and a B does so at once. Row 1 is of
+microbatches that have an R: they count from it on."""
 _PENDING = np.array([{OpKind.I: 1, OpKind.W: -1}.get(kind, 0) for kind in OpKind], np.int64)
 
 
@@ -71,14 +77,23 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
     """
     known = dependencies or Dependencies.of(schedule)
     of_stage = (costs or Costs()).resolved(schedule.stages)
-    # memory an op adds, [kind, stage]: an I replaces the activation by what the weight gradient still needs
-    activation, pending = of_stage.activation, of_stage.pending_weight
-    added = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
-    weights = np.stack([added[kind] for kind in OpKind])
-    held, held_inside = _curve(known, _HELD[schedule.kind])
+    again = recomputed_ops(schedule).astype(np.int8)
+    weights = memory_changes(of_stage.activation, of_stage.pending_weight, of_stage.recomputed)
+    held, held_inside = _curve(known, HELD[again, schedule.kind])
     waiting, _ = _curve(known, _PENDING[schedule.kind])
-    memory, memory_inside = _curve(known, weights[schedule.kind, schedule.stage])
+    memory, memory_inside = _curve(known, weights[again, schedule.kind, schedule.stage])
     return Memory(known, held, held_inside, waiting, memory, memory_inside)
+
+
+def memory_changes(activation: Floats, pending: Floats, recomputed: Floats) -> Floats:
+    """[2, kinds, stages] memory that an op adds; row 1: of microbatches that have an R.
+
+    An I replaces the activation by what the weight gradient still needs. Arguments: [stages], as of `StageCosts`.
+    """
+    added = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
+    again = added | {OpKind.F: recomputed, OpKind.R: activation - recomputed}
+    nothing = np.zeros_like(activation)
+    return np.stack([[row.get(kind, nothing) for kind in OpKind] for row in (added, again)])
 
 
 def _curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

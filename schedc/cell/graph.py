@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -133,6 +133,13 @@ class StageShape:
     def again(self) -> tuple[int, ...]:
         """The nodes that are done once more before their backward, ascending."""
         return tuple(at for at in self.backward if self.nodes[at].again)
+
+    @cached_property
+    def ready(self) -> StageShape:
+        """The graph of a microbatch that an R has worked out: its backward does nothing once more."""
+        if not any(node.again for node in self.nodes):
+            return self
+        return StageShape(tuple(replace(node, again=False) for node in self.nodes), self.outputs)
 
     @cached_property
     def weights(self) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ class CellProgram:
     kind: str
 
 
-KINDS = ("F", "I", "B", "W", "FB", "FI")
-"""The kinds of cells: one op, or a forward with a full backward or an input gradient."""
+KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
+"""The kinds of cells: one op, or a forward with a full backward or an input gradient. An R is the half AGAIN alone."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ def cell_program(
 ) -> CellProgram:
     """The program of a cell; equal arguments give equal programs, so that all ranks of a group have the same.
 
-    kind: F, I, B, W, FB or FI. forward, backward: the graphs of the two stages; None for a half that the kind lacks.
+    kind: one of `KINDS`. forward, backward: the graphs of the two stages; None for a half that the kind lacks. An R
+        has that of the backward, whose own cell then has `StageShape.ready`.
     costs: of the forward's stage, and of the backward's where ``backward_costs`` says nothing else.
     order: by hand, for FB and FI; without it, of several list schedules the shortest, then the one whose outputs are
         complete first. Raises `DiagnosticError` (S323) for an order that cannot run.

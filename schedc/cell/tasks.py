@@ -103,7 +103,10 @@ def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None,
         shape = _needed(kind, forward)
         number = maker.forward(shape, Half.FORWARD, range(len(shape)))
         leaving[0] = tuple(number[at] for at in shape.outputs)
-    if Half.BACKWARD in halves:
+    if halves == (Half.AGAIN,):
+        shape = _needed(kind, backward)
+        maker.forward(shape, Half.AGAIN, sorted({*again, *shape.again}))
+    elif Half.BACKWARD in halves:
         shape = _needed(kind, backward)
         remade = maker.forward(shape, Half.AGAIN, sorted({*again, *shape.again}))
         number = maker.backward(shape, remade)
@@ -120,6 +123,7 @@ _HALVES = {
     "I": (Half.BACKWARD,),
     "B": (Half.BACKWARD, Half.WEIGHT),
     "W": (Half.WEIGHT,),
+    "R": (Half.AGAIN,),
     "FB": (Half.FORWARD, Half.BACKWARD, Half.WEIGHT),
     "FI": (Half.FORWARD, Half.BACKWARD),
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
 
 
-KINDS = ("F", "I", "B", "W", "FB", "FI")
+KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
 """Those of `schedc.cell.program`, which is imported where it is used."""
 
 

@@ -43,17 +43,18 @@ S2: tuple[Code, ...] = (
     Code(
         "S204",
         "an op runs before one whose result it takes",
-        "On a rank, the backward of a microbatch comes after its forward and W after its I. Where a rank holds two "
-        "neighbouring stages, the later one's forward comes after the earlier one's, and the backwards the other way "
-        "round. The two ops of a pair run at the same time, so that neither may need the other.",
+        "On a rank, the backward of a microbatch comes after its forward, W after its I, and R, where there is one, "
+        "between the forward and the backward. Where a rank holds two neighbouring stages, the later one's forward "
+        "comes after the earlier one's, and the backwards the other way round. The two ops of a pair run at the same "
+        "time, so that neither may need the other.",
         wrong=_file("    phase steady repeat M { B  F }"),
         right=_file("    phase steady repeat M { F  B }"),
     ),
     Code(
         "S205",
         "an op runs twice",
-        "Each op runs once. A microbatch has one backward on a stage: B, or I and W, but not B and I. Ops without "
-        "`@` count up by themselves; an explicit microbatch is the usual cause.",
+        "Each op runs once. A microbatch has one backward on a stage: B, or I and W, but not B and I, and at most one "
+        "R. Ops without `@` count up by themselves; an explicit microbatch is the usual cause.",
         wrong=_file("    phase warmup repeat M { F }\n    phase drain for k in 0 ..< M + 1 { B @ k % M }"),
         right=_file("    phase warmup repeat M { F }\n    phase drain for k in 0 ..< M { B @ k % M }"),
     ),

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 class CostBatch:
     """K cost vectors: every time is [K], the same for all stages, or [K, stages]; p2p is [K].
 
-    B defaults to I + W and FB to F + B, as in `Costs`, FB also where it is not a number; p2p defaults to 0.
+    B defaults to I + W, R to F and FB to F + B, as in `Costs`, FB also where it is not a number; p2p defaults to 0.
     """
 
     F: Floats
@@ -28,6 +28,7 @@ class CostBatch:
     B: Floats | None = None
     FB: Floats | None = None
     p2p: Floats | None = None
+    R: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.F)
@@ -36,18 +37,19 @@ class CostBatch:
     def of(cls, costs: Sequence[Costs], stages: int) -> CostBatch:
         """The vectors of many `Costs`; raises `DiagnosticError` (S404) for a list of another length than ``stages``."""
         p2p = np.array([c.p2p for c in costs], np.float64)
-        if all(not isinstance(cost, tuple) for c in costs for cost in (c.F, c.I, c.W, c.B, c.FB)):
+        if all(not isinstance(cost, tuple) for c in costs for cost in (c.F, c.I, c.W, c.B, c.R, c.FB)):
             F, I, W = (np.array([getattr(c, name) for c in costs], np.float64) for name in ("F", "I", "W"))  # noqa: E741
             B = np.array([c.I + c.W if c.B is None else c.B for c in costs], np.float64)  # type: ignore[operator]
+            R = np.array([c.F if c.R is None else c.R for c in costs], np.float64)
             given = any(c.FB is not None for c in costs)
-            return cls(F, I, W, B, np.array([c.FB for c in costs], np.float64) if given else None, p2p)
+            return cls(F, I, W, B, np.array([c.FB for c in costs], np.float64) if given else None, p2p, R)
         resolved = [c.resolved(stages) for c in costs]
-        F, I, W, B = (np.stack([getattr(c, name) for c in resolved]) for name in ("F", "I", "W", "B"))  # noqa: E741
-        return cls(F, I, W, B, _either([c.FB for c in resolved], np.full(F.shape, np.nan)), p2p)
+        F, I, W, B, R = (np.stack([getattr(c, name) for c in resolved]) for name in "FIWBR")  # noqa: E741
+        return cls(F, I, W, B, _either([c.FB for c in resolved], np.full(F.shape, np.nan)), p2p, R)
 
     def rows(self, stages: int) -> CostRows:
         """The vectors with one row per stage, or a single one where all stages cost the same."""
-        given = [cost for cost in (self.F, self.I, self.W, self.B, self.FB) if cost is not None]
+        given = [cost for cost in (self.F, self.I, self.W, self.B, self.R, self.FB) if cost is not None]
         shapes = {np.shape(cost) for cost in given}
         K = len(self)
         if not shapes <= {(K,), (K, stages)} or (self.p2p is not None and np.shape(self.p2p) != (K,)):
@@ -60,13 +62,14 @@ class CostBatch:
 
         F, I, W = lanes(self.F), lanes(self.I), lanes(self.W)  # noqa: E741
         B = I + W if self.B is None else lanes(self.B)
+        R = F if self.R is None else lanes(self.R)
         p2p = np.zeros(K) if self.p2p is None else np.ascontiguousarray(self.p2p, np.float64)
-        return CostRows(F, I, W, B, None if self.FB is None else lanes(self.FB), p2p)
+        return CostRows(F, I, W, B, R, None if self.FB is None else lanes(self.FB), p2p)
 
 
 @dataclass(frozen=True, eq=False)
 class CostRows:
-    """`CostBatch` laid out for one schedule: F, I, W, B, FB are [rows, K], rows being 1 or the number of stages.
+    """`CostBatch` laid out for one schedule: F, I, W, B, R, FB are [rows, K], rows being 1 or the number of stages.
 
     FB is None, or not a number for a vector, where a pair takes F + B of its two stages.
     """
@@ -75,6 +78,7 @@ class CostRows:
     I: Floats  # noqa: E741
     W: Floats
     B: Floats
+    R: Floats
     FB: Floats | None
     p2p: Floats
 

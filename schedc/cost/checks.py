@@ -14,8 +14,8 @@ Cost = float | tuple[float, ...]
 LARGEST = 1e15
 """Larger costs are refused: sums of them would lose what distinguishes two timelines."""
 
-TIMES = ("F", "I", "W", "B", "FB", "p2p")
-MEMORY = ("activation", "pending_weight")
+TIMES = ("F", "I", "W", "B", "R", "FB", "p2p")
+MEMORY = ("activation", "pending_weight", "recomputed")
 KEYS = TIMES + MEMORY
 
 

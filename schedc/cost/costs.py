@@ -26,10 +26,11 @@ Floats = npt.NDArray[np.float64]
 class Costs:
     """Times in any one unit, per chunk (one stage), and p2p, the latency of one message between two ranks.
 
-    B defaults to I + W and FB, an overlapped pair, to F + B: both per stage where F, I, W are.
+    B defaults to I + W, R to F, and FB, an overlapped pair, to F + B: per stage where F, I, W are.
     Of an FB per stage a pair takes the value at the stage of its forward.
     activation: memory that one microbatch holds on one stage from its F to its backward, in any one unit;
-    pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B).
+    pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B); recomputed: the
+    part of it that a microbatch with an R holds between its F and that R.
     cell: what is known of cells from inside, if anything (`schedc.analysis.inside` prices a schedule by it).
     """
 
@@ -41,6 +42,8 @@ class Costs:
     p2p: float = 0.0
     activation: Cost = 1.0
     pending_weight: Cost = 1.0
+    R: Cost | None = None
+    recomputed: Cost = 0.0
     cell: CellTable | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
 
@@ -72,7 +75,7 @@ class Costs:
         return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in self._times())
 
     def _times(self) -> tuple[Cost | None, ...]:
-        return (self.F, self.I, self.W, self.B, self.FB)
+        return (self.F, self.I, self.W, self.B, self.R, self.FB)
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages; raises `DiagnosticError` (S404) for a list of another length."""
@@ -89,26 +92,30 @@ class Costs:
 
         F, I, W = lane(self.F), lane(self.I), lane(self.W)  # noqa: E741
         B = I + W if self.B is None else lane(self.B)
+        R = F if self.R is None else lane(self.R)
         FB = None if self.FB is None else lane(self.FB)
-        return StageCosts(F, I, W, B, FB, float(self.p2p), lane(self.activation), lane(self.pending_weight))
+        memory = (lane(self.activation), lane(self.pending_weight), lane(self.recomputed))
+        return StageCosts(F, I, W, B, R, FB, float(self.p2p), *memory)
 
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
     """`Costs` of a known number of stages.
 
-    F, I, W, B: [stages] times; FB: [stages] by the stage of the pair's forward, None where it is F + B of the
-    two stages of the pair; p2p: time; activation, pending_weight: [stages] memory.
+    F, I, W, B, R: [stages] times; FB: [stages] by the stage of the pair's forward, None where it is F + B of the
+    two stages of the pair; p2p: time; activation, pending_weight, recomputed: [stages] memory.
     """
 
     F: Floats
     I: Floats  # noqa: E741
     W: Floats
     B: Floats
+    R: Floats
     FB: Floats | None
     p2p: float
     activation: Floats
     pending_weight: Floats
+    recomputed: Floats
 
     def pair(self, forward_stage: Any, backward_stage: Any, full: Any) -> Floats:
         """Time of overlapped pairs, elementwise; ``full`` says whether the backward is B and not I.
@@ -139,8 +146,8 @@ def load_costs(path: str | Path) -> Costs:
 def parse_costs(source: Source) -> Costs:
     """The costs of a TOML text.
 
-    Keys: ``schema``; in table ``[ops]`` F, I, W, B, FB, p2p, each a number or (but p2p) a list with one number per
-    stage; in table ``[memory]`` activation and pending_weight, likewise; table ``[cell]`` is that of
+    Keys: ``schema``; in table ``[ops]`` F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per
+    stage; in table ``[memory]`` activation, pending_weight and recomputed, likewise; table ``[cell]`` is that of
     `schedc.cell.table`. All but the schema may be left out.
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """

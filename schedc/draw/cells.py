@@ -127,7 +127,7 @@ def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Fl
     shape = (len(OpKind), schedule.stages)
     total = np.bincount(key, duration[alone], len(OpKind) * schedule.stages).reshape(shape)
     count = np.bincount(key, minlength=len(OpKind) * schedule.stages).reshape(shape)
-    usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), [1.0, 1.0, 1.0, 2.0])
+    usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), [1.0, 1.0, 1.0, 2.0, 1.0])
     cost = np.where(count > 0, total / np.maximum(count, 1), usual[:, None])
     forward = cost[schedule.kind[first], schedule.stage[first]]
     backward = cost[schedule.kind[second], schedule.stage[second]]

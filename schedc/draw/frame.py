@@ -95,7 +95,7 @@ def _marks(cells: Cells, held: str, strips: bool) -> list[Item]:
     chunks = min(schedule.placement.chunks, len(palette.INKS))
     shades = min(chunks, 2)
     used = set(np.unique(schedule.kind).tolist())
-    order = (OpKind.F, OpKind.B, OpKind.I, OpKind.W)
+    order = (OpKind.F, OpKind.R, OpKind.B, OpKind.I, OpKind.W)
     items = [
         Item(2 * _SWATCH if k is OpKind.B else _SWATCH, _fills(k, shades), f"{k.name}  {FACTS[k].name}")
         for k in order

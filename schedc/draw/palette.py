@@ -9,9 +9,11 @@ FILLS: dict[OpKind, tuple[str, str]] = {
     OpKind.I: ("#d3e7a4", "#5b7518"),
     OpKind.W: ("#a8c8f0", "#2f62a8"),
     OpKind.B: ("#7fc48a", "#23733a"),
+    OpKind.R: ("#e2b9ec", "#7d3c98"),
 }
 """Fill of each kind in two shades: pale under the dark inks, deep under the light ones. The hues are those of
-the DualPipe figures: forward orange, both backwards green, weight gradient blue."""
+the DualPipe figures: forward orange, both backwards green, weight gradient blue. They have no recomputation, which is
+purple here."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colour of the numeral, by chunk: even ones stand on the pale shade, odd ones on the deep. Chunks beyond the

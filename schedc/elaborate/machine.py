@@ -48,7 +48,7 @@ class Machine:
             return 0.0 if self.split[at] else inf
         if self.forward[at] == inf:
             return inf
-        return 0.0 if stage == self.last else self.backward[at + self.count]
+        return 0.0 if stage == self.last or kind == OpKind.R else self.backward[at + self.count]
 
     def start(self, cell: Cell, rank: int, now: float) -> float:
         """Note what a cell gives to others, in ``sent`` whom it wakes, and return when it ends."""
@@ -61,7 +61,7 @@ class Machine:
         for row, kind, stage in zip(cell, kinds, stages, strict=True):
             at = stage * self.count + self.microbatch[row]
             self.split[at] |= kind == OpKind.I
-            if kind == OpKind.W:
+            if kind in (OpKind.W, OpKind.R):
                 continue
             table, taker = (self.forward, stage + 1) if kind == OpKind.F else (self.backward, stage - 1)
             to = self.holder[self.microbatch[row]][taker] if 0 <= taker <= self.last else rank

@@ -12,16 +12,19 @@ import numpy.typing as npt
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int8, Int64
 
-_QUEUE_OF = np.array([0, 1, 2, 1])
-"""By op kind: forwards, backwards (B and I) and weight gradients are numbered apart."""
-_QUEUES = 3
+_QUEUE_OF = np.array([0, 1, 2, 1, 3])
+"""By op kind: forwards, backwards (B and I), weight gradients and recomputations are numbered apart."""
+_QUEUES = 4
+_BY_BACKWARD = np.array([False, True, False, True, True])
+"""By op kind: whether ops of it are counted in the order of the backwards."""
 
 
 @dataclass(frozen=True)
 class Unnumbered:
     """The rows of one rank: kind, chunk (-1: a W of any chunk), and explicit microbatch or -1.
 
-    segments: consecutive microbatches that are segments of one; backwards take those of each last first.
+    segments: consecutive microbatches that are segments of one; backwards, and R like them, take those of each last
+        first.
     """
 
     kind: Int8
@@ -46,7 +49,7 @@ def number(rows: Unnumbered) -> Numbered:
     ``@`` on the queue that is the count of the earlier ones. A W takes the oldest pending input gradient: of its
     chunk, or of the rank.
     """
-    backward, named = _QUEUE_OF[rows.kind] == 1, rows.explicit >= 0
+    backward, named = _BY_BACKWARD[rows.kind], rows.explicit >= 0
     if rows.segments > 1:  # backwards are counted by their turn, which `@` does not speak of
         turn = np.where(backward & named, last_first(rows.explicit, rows.segments), rows.explicit)
         rows = replace(rows, explicit=turn)

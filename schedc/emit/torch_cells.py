@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
-from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 from schedc.source import Source, Span
 
@@ -37,9 +37,10 @@ MESSAGES = (CellKind.SEND_F, CellKind.RECV_F, CellKind.SEND_B, CellKind.RECV_B)
 OF_STAGE = (CellKind.UNSHARD, CellKind.RESHARD, CellKind.REDUCE_GRAD)
 """Kinds that concern a stage and no microbatch."""
 
+_COMPUTE = "".join(kind.name for kind in CellKind if len(kind.name) == 1)
 _WORDS = "|".join(kind.name for kind in MESSAGES)
 _TOKEN = re.compile(
-    rf"(?P<stage>\d{{1,9}})(?:(?P<kind>[{LETTERS}]|{_WORDS})(?P<microbatch>\d{{1,9}})"
+    rf"(?P<stage>\d{{1,9}})(?:(?P<kind>[{_COMPUTE}]|{_WORDS})(?P<microbatch>\d{{1,9}})"
     rf"|(?P<alone>{'|'.join(kind.name for kind in OF_STAGE)}))"
     r"|\((\d{1,9})F(\d{1,9});(\d{1,9})([IB])(\d{1,9})\)OVERLAP_F_B",
     re.ASCII,

@@ -17,6 +17,8 @@ class OpKind(IntEnum):
     """The pending weight gradients of one microbatch on one stage."""
     B = 3
     """Full backward: I, then W, in one."""
+    R = 4
+    """Recomputation: what F did not keep, worked out again ahead of the backward."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ FACTS: dict[OpKind, OpFacts] = {
     OpKind.I: OpFacts("input gradient", backward=True, weight=False),
     OpKind.W: OpFacts("weight gradient", backward=False, weight=True),
     OpKind.B: OpFacts("full backward", backward=True, weight=True),
+    OpKind.R: OpFacts("recomputation", backward=False, weight=False),
 }
 
 LETTERS = "".join(kind.name for kind in OpKind)

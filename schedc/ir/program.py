@@ -24,15 +24,16 @@ class InstructionKind(IntEnum):
     I = OpKind.I  # noqa: E741
     W = OpKind.W
     B = OpKind.B
-    CELL = 4
+    R = OpKind.R
+    CELL = 5
     """A forward and a backward of different microbatches, overlapped."""
-    SEND = 5
+    SEND = 6
     """Start sending a message; returns at once."""
-    RECV = 6
+    RECV = 7
     """Post the receive of a message; returns at once."""
-    WAIT = 7
+    WAIT = 8
     """Wait until a message that this rank has posted is complete."""
-    REDUCE = 8
+    REDUCE = 9
     """Sum the weight gradients of a stage with its other copy (bidirectional schedules)."""
 
 

@@ -77,7 +77,7 @@ def _print_op(row: tuple[int, ...], span: int) -> tuple[str, int]:
     return (text if row[5] == span else f"{text}@{row[5]}"), row[5]
 
 
-_OP = r"(\d+)([FIWB])(\d+)(?:@(\d+))?"
+_OP = rf"(\d+)([{LETTERS}])(\d+)(?:@(\d+))?"
 _WORD = re.compile(rf"(?:\({_OP};{_OP}\)|{_OP})(?:&(\d+))?", re.ASCII)
 
 
@@ -108,7 +108,7 @@ def _read_ops(header: Header, line: Line, rows: list[tuple[int, ...]], pairs: in
         match = _WORD.match(line.text, offset, start.end() + word.end())
         if match is None or match.end() != start.end() + word.end():
             line.fail(f"`{word[0][:40]}` is not an op", offset, len(word[0]),
-                      help="an op is written 0F3, 5I2, 5W2 or 2B1, a pair (3F4;2B1)")  # fmt: skip
+                      help="an op is written 0F3, 5I2, 5W2, 2B1 or 2R1, a pair (3F4;2B1)")  # fmt: skip
         paired = match[1] is not None
         pair = line.number_at(match[13], match.start(13)) if match[13] else (pairs if paired else -1)
         pairs += paired

@@ -15,7 +15,7 @@ from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 from schedc.source import NOWHERE, Span
 
-F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
+F, I, W, B, R = OpKind.F, OpKind.I, OpKind.W, OpKind.B, OpKind.R  # noqa: E741
 Bools = npt.NDArray[np.bool_]
 
 SHOWN = 3
@@ -192,7 +192,7 @@ def _on_its_rank(table: _Table) -> list[Diagnostic]:
 def _runs_once(table: _Table) -> list[Diagnostic]:
     """S205: no op runs twice, and a microbatch has one backward on a stage, B or I."""
     schedule = table.schedule
-    group = np.array([0, 1, 2, 1])[schedule.kind]  # F, backward, W
+    group = np.array([0, 1, 2, 1, 3])[schedule.kind]  # F, backward, W, R
     # a stable sort puts the ops with one key next to each other, in the order of their rows
     key = group * np.int64(table.slots) + table.slot
     if table.slots <= len(schedule) and np.bincount(key, minlength=1).max(initial=0) <= 1:
@@ -284,6 +284,8 @@ def _in_order(table: _Table) -> list[Diagnostic]:
     """S204: on a rank, an op comes after those whose results it takes, also across stages of one rank."""
     row, shape = table.row, (table.schedule.stages, table.schedule.microbatches)
     found = _misordered(table, row[F], table.backward, "its forward")
+    found += _misordered(table, row[F], row[R], "its forward")
+    found += _misordered(table, row[R], table.backward, "its recomputation")
     found += _misordered(table, row[I], row[W], "its input gradient")
     if table.covered < table.slots:
         return found

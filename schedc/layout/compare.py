@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
+from schedc.analysis.memory import HELD, measure_memory
 from schedc.analysis.timeline import simulate
-from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
+from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 from schedc.layout.balancing import Balanced
 from schedc.layout.costs import Floats, LayerCosts
@@ -22,14 +22,13 @@ from schedc.layout.writer import write_layout
 
 
 def peaks(schedule: Schedule) -> Int64:
-    """[stages] microbatches that a stage holds at its peak, from their F to their B or W, inside pairs.
+    """[stages] microbatches that a stage holds at its peak, from their F (or R) to their B or W, inside pairs.
 
     Where a stage has two copies, that of the copy which holds more.
     """
-    change = np.zeros(len(OpKind), np.int64)
-    change[[OpKind.F, OpKind.B, OpKind.W]] = 1, -1, -1
+    change = HELD[recomputed_ops(schedule).astype(np.int8), schedule.kind]
     order = np.lexsort((np.arange(len(schedule)), schedule.rank, schedule.stage))
-    held = np.cumsum(change[schedule.kind[order]])  # every copy ends at 0
+    held = np.cumsum(change[order])  # every copy ends at 0
     most = np.zeros(schedule.stages, np.int64)
     np.maximum.at(most, schedule.stage[order], held)
     return most

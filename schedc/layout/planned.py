@@ -33,8 +33,8 @@ _PLACES = ("last", "first", "auto")
 _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
 _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
 """The table of `LayerCosts` that a line gives."""
-_PER_LAYER = ("F", "I", "W", "B", "FB")
-_HELD = ("activation", "pending_weight")
+_PER_LAYER = ("F", "I", "W", "B", "R", "FB")
+_HELD = ("activation", "pending_weight", "recomputed")
 
 
 def check_plan(plan: PlanTree) -> list[Diagnostic]:

@@ -13,7 +13,7 @@ from schedc.syntax.parser import parse
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
-_OP = re.compile(r"([FIWB])(\d*)")
+_OP = re.compile(r"([FIWBR])(\d*)")
 _MOST_RANKS = 16
 
 WORDS: dict[str, str] = {

@@ -1,6 +1,7 @@
 """The passes' loops that numba compiles where it is worth it; numpy's way stands beside each call, with equal results.
 
-They are plain functions of arrays; what the arrays mean is said in `schedc.passes.insert_communication`.
+They are plain functions of arrays; what the arrays mean is said in `schedc.passes.insert_communication`. Compiled
+ones are kept with the kinds below as constants, until this file changes.
 """
 
 from __future__ import annotations

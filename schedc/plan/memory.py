@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import memory_changes
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
@@ -104,18 +106,12 @@ def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, 
 
 def _running(schedule: Schedule, costs: StageCosts, slots: Slots) -> Floats:
     """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
-    added = _added(costs, slots)[schedule.kind, schedule.stage]
+    changes = memory_changes(costs.activation + slots.held, costs.pending_weight, costs.recomputed + slots.held)
+    added = changes[recomputed_ops(schedule).astype(np.int8), schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
     return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
-
-
-def _added(costs: StageCosts, slots: Slots) -> Floats:
-    """[kinds, stages] memory that an op adds."""
-    activation, pending = costs.activation + slots.held, costs.pending_weight
-    table = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
-    return np.stack([table[kind] for kind in OpKind])
 
 
 def peak_of(
@@ -124,19 +120,21 @@ def peak_of(
     """What ``rank`` holds at its fullest, largest first."""
     parameters = held_by_kind(ExpertPlan(), layout, layers.parameters)
     activations = held_by_kind(plan, layout, layers.activations)
-    of_stage = costs.resolved(schedule.stages)
+    of_stage, again = costs.resolved(schedule.stages), recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
     row = int(low + np.argmax(_running(schedule, of_stage, slots)[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
     parts: dict[str, float] = {"slots of hot experts": slots.passing}
     for stage in stages:
         _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()))
-        kinds = schedule.kind[low : row + 1][schedule.stage[low : row + 1] == stage]
-        number = {kind: int((kinds == kind).sum()) for kind in OpKind}
-        active = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
+        own = low + np.flatnonzero(schedule.stage[low : row + 1] == stage)
+        number = {kind: int((schedule.kind[own] == kind).sum()) for kind in OpKind}
+        flying = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
+        let_go = int((again[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
         waiting = number[OpKind.I] - number[OpKind.W]
-        _add(parts, "activations of", activations[stage], active * of_stage.activation[stage])
-        parts["slots of hot experts"] += active * float(slots.held[stage])
+        held = (flying - let_go) * of_stage.activation[stage] + let_go * of_stage.recomputed[stage]
+        _add(parts, "activations of", activations[stage], held)
+        parts["slots of hot experts"] += flying * float(slots.held[stage])
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + waiting * of_stage.pending_weight[stage]
         )

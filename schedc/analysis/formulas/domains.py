@@ -18,7 +18,7 @@ _UNIT = 1 << 16
 _SPREADS = (0.05, 0.4, 1.6)
 """How far costs differ from each other, as powers of e: nearly equal ones find regimes that are narrow."""
 
-_TYPICAL = {"F": 100, "I": 100, "W": 80, "B": 180, "FB": 260, "p2p": 1}
+_TYPICAL = {"F": 100, "I": 100, "W": 80, "B": 180, "R": 90, "FB": 260, "p2p": 1}
 
 LATENCY_SHARE = 10
 """In the domain with latency, p2p is at most every other cost divided by this."""
@@ -28,7 +28,7 @@ LATENCY_SHARE = 10
 class Domain:
     """Costs that are free, with the conditions under which they are drawn.
 
-    symbols: the free costs, of F, I, W, B, FB, p2p. equal: whether F, I and W are one value, called F.
+    symbols: the free costs, of F, I, W, B, R, FB, p2p. equal: whether F, I and W are one value, called F.
     conditions: what every vector of the domain satisfies, as it is printed.
     """
 
@@ -47,7 +47,7 @@ class Domain:
 
     def vectors(self, rng: np.random.Generator, count: int, unit: int = _UNIT) -> Int64:
         """[count, symbols] random integers; a small ``unit`` makes ties likely, a large one rules them out."""
-        basic = [s for s in self.symbols if s in ("F", "I", "W", "B")]
+        basic = [s for s in self.symbols if s in ("F", "I", "W", "B", "R")]
         spread = rng.choice(_SPREADS, (count, 1))
         drawn = (
             np.ceil(unit * np.exp(rng.uniform(-spread, spread, (count, len(basic))))).astype(np.int64) * LATENCY_SHARE
@@ -80,7 +80,8 @@ def domains_of(sizes: Sequence[Dependencies]) -> tuple[Domain, ...]:
     """Without latency; with F = I = W and without latency, where the backward is split; with a small latency."""
     split = any(bool((cells.schedule.kind == OpKind.I).any()) for cells in sizes)
     pairs = any(bool(cells.pairs.any()) for cells in sizes)
-    whole = ("F", "I", "W") if split else ("F", "B")
+    again = ("R",) if any(bool((cells.schedule.kind == OpKind.R).any()) for cells in sizes) else ()
+    whole = (*(("F", "I", "W") if split else ("F", "B")), *again)
     pair = ("FB",) if pairs else ()
     backward = "I + W" if split else "B"
     within = (f"F <= FB, {backward} <= FB, FB <= F + {backward}",) if pairs else ()
@@ -88,5 +89,5 @@ def domains_of(sizes: Sequence[Dependencies]) -> tuple[Domain, ...]:
     domains = [Domain((*whole, *pair), conditions=within)]
     if split:
         equal = ("2*F <= FB, FB <= 3*F",) if pairs else ()
-        domains.append(Domain(("F", *pair), equal=True, conditions=("F == I, I == W", *equal)))
+        domains.append(Domain(("F", *again, *pair), equal=True, conditions=("F == I, I == W", *equal)))
     return (*domains, Domain((*whole, *pair, "p2p"), conditions=(*within, *least)))

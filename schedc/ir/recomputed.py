@@ -1,0 +1,26 @@
+"""Which microbatches are worked out again by an op of their own, an R, between their forward and their backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Program
+from schedc.ir.schedule import Schedule
+
+
+def recomputed_ops(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """[ops] whether the microbatch of an op has an R on the op's stage; true of the R itself."""
+    again = np.flatnonzero(schedule.kind == OpKind.R)
+    if not again.size:
+        return np.zeros(len(schedule), bool)
+    marked = np.zeros((schedule.stages, schedule.microbatches), bool)
+    marked[schedule.stage[again], schedule.microbatch[again]] = True
+    return np.asarray(marked[schedule.stage, schedule.microbatch])
+
+
+def recomputed_slots(of: Schedule | Program) -> frozenset[tuple[int, int]]:
+    """(stage, microbatch) of every R: instructions have the values of ops."""
+    rows = np.flatnonzero(of.kind == OpKind.R)
+    return frozenset(zip(of.stage[rows].tolist(), of.microbatch[rows].tolist(), strict=True))
