@@ -20,10 +20,10 @@ ROWS = 1
 """Of a microbatch."""
 
 
-def compiled(schedule: str, sizes: dict[str, int], lines: str) -> Program:
+def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 dense 1") -> Program:
     """A schedule of the library with a plan of these lines attached, as `schedc compile` gives it."""
     given = ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    text = f"sched 1\n\nplan tried = {schedule}({given}) {{\n  layers 4 dense 1\n{lines}\n}}\n"
+    text = f"sched 1\n\nplan tried = {schedule}({given}) {{\n  layers {layers}\n{lines}\n}}\n"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tried.sched"
         path.write_text(text, encoding="utf-8")

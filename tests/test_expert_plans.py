@@ -8,6 +8,7 @@ from expert_cases import batch_of, compiled, in_process, model, train
 from runtime_cases import next_token_loss, plain
 
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import Program
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.replicas import is_expert
@@ -31,9 +32,21 @@ def test_processes() -> None:
 
 @pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
 def test_sharing_experts_trains_the_undivided_model(method: str) -> None:
-    """Against autograd of the whole model, all its experts in place, on the batches of all replicas."""
     lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
-    program = compiled("1f1b", {"P": 2, "M": 2}, lines)
+    check_whole_model(compiled("1f1b", {"P": 2, "M": 2}, lines))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lines"), [("dualpipev", f"{ONE_NODE}  recompute medium"), ("hanayo", f"{ONE_NODE}  overlap auto")]
+)
+def test_stages_of_paddings_train_the_undivided_model(schedule: str, lines: str) -> None:
+    """They hand on what they get: as a forward, as a backward, and as either half of a pair."""
+    program = compiled(schedule, {"P": 2, "M": 4}, lines, layers="4 dense 1 pad 4 at [2, 3, 4, 5]")
+    check_whole_model(program)
+
+
+def check_whole_model(program: Program) -> None:
+    """Against autograd of the whole model, all its experts in place, on the batches of all replicas."""
     pipe = Pipeline(model(balance=0.0), program, loss_fn=next_token_loss, in_process=True)
     batch, targets = batch_of(program, pipe.mesh.replicas)
     loss = pipe.step(batch, targets)

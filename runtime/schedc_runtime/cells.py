@@ -118,26 +118,31 @@ def expand(kind: str, forward: Compute | None, backward: Compute | None, cells: 
     made: Steps = []
     begun: set[Half] = set()
     differentiated = [number for number, step in enumerate(program.steps, 1) if step.half is Half.BACKWARD]
-    last = max(differentiated, default=0)
+    last = max([*differentiated, program.gradient_at])
+
+    def begin(half: Half) -> None:
+        """Once: before a half's first step, or before its end where it has none, as in a stage of paddings."""
+        if half not in begun:
+            begun.add(half)
+            made.append(_opening(half, forward if half is Half.FORWARD else backward))
 
     def edges(number: int) -> None:
         """What happens after so many steps: outputs and gradients are complete."""
         if forward is not None and number == program.activation_at:
+            begin(Half.FORWARD)
             made.append((_outputs, forward))
         if backward is not None and kind != "W" and number == program.gradient_at:
+            begin(Half.BACKWARD)
             made.append((_gradients, backward))
         if backward is not None and kind != "W" and number == last:
             made.append((_end_backward, backward))
 
-    for number, step in enumerate(program.steps):
-        if number:
-            edges(number)
-        half = step.half if step.half in (Half.FORWARD, Half.BACKWARD) else None
-        if half is not None and half not in begun:
-            begun.add(half)
-            made.append(_opening(half, forward if half is Half.FORWARD else backward))
+    edges(0)
+    for number, step in enumerate(program.steps, 1):
+        if step.half in (Half.FORWARD, Half.BACKWARD):
+            begin(step.half)
         made.append(_micro(step, forward if step.half is Half.FORWARD else backward))
-    edges(len(program.steps))
+        edges(number)
     return made
 
 
