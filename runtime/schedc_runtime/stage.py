@@ -4,6 +4,8 @@
     backward(m, defer=False)  B    frees it, weight gradients included
     backward(m, defer=True)   I    frees the graph, keeps the weight work of m
     weight(m)                 W    runs that work
+    forward(m, again=True)    F    keeps its inputs, or what the level of recomputation keeps
+    again(m)                  R    works out the rest of what the backward of m needs
 
 Every stage is cut off from its neighbours: its inputs are detached leaves, its outputs are given away detached.
 """
@@ -11,18 +13,20 @@ Every stage is cut off from its neighbours: its inputs are detached leaves, its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from schedc.plan.values import Recompute
+from schedc.plan.values import Level, Recompute
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
-from schedc_runtime.memory.recompute import Recomputation, draws
+from schedc_runtime.memory.recompute import MicrobatchRecorder, Recomputation, draws
 from schedc_runtime.memory.recompute import install as install_regions
 from schedc_runtime.memory.recompute import uninstall as uninstall_regions
+from schedc_runtime.memory.whole import Beginning, Beginnings, letting_go
 from schedc_runtime.weightgrad import WeightSink, install, uninstall
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -37,6 +41,17 @@ class _Held(NamedTuple):
     outputs: tuple[GradientEdge | None, ...]
     """Where the gradient of each differentiable output enters the graph, None where nothing in this stage wants it;
     on the last stage that of the scaled loss alone. The output itself is not kept: whoever got it decides."""
+    recorder: MicrobatchRecorder | None
+    """Where something is recomputed."""
+
+
+class Kept(NamedTuple):
+    """What a microbatch keeps that runs once more as a whole."""
+
+    inputs: tuple[Tensor, ...]
+    target: Any
+    loss_scale: float
+    beginning: Beginning
 
 
 class Stage:
@@ -60,11 +75,14 @@ class Stage:
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch, detached and not scaled; on the last stage. The caller clears it: `take_losses`."""
         self._held: dict[int, _Held] = {}
+        self.kept: dict[int, Kept] = {}
+        """Microbatches that wait for their R."""
         self._input: Boundary
         self._output: Boundary
         self._one: Tensor
         self._sink = WeightSink()
         self._memory = Recomputation(Recompute(), None, False)
+        self._beginnings = Beginnings(module)
         if deferring:
             install(module, self._sink)
 
@@ -75,7 +93,7 @@ class Stage:
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Microbatches whose forward has run and whose backward (B or I) has not."""
-        return tuple(sorted(self._held))
+        return tuple(sorted({*self._held, *self.kept}))
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -88,13 +106,20 @@ class Stage:
         self._input, self._output = input, output
 
     def forward(
-        self, microbatch: int, inputs: Sequence[Tensor], target: Any = None, loss_scale: float = 1.0
+        self,
+        microbatch: int,
+        inputs: Sequence[Tensor],
+        target: Any = None,
+        loss_scale: float = 1.0,
+        *,
+        again: bool = False,
     ) -> tuple[Tensor, ...]:
         """F: the tensors of the output boundary, detached; they may be sent, but must not be written to.
 
         inputs: the tensors of the input boundary, in order; not written to, and held until the backward has run.
         target: what ``loss_fn`` gets as its second argument, on the last stage. loss_scale: factor of the loss
         that is differentiated (1 / microbatches for a mean); `losses` keeps the loss without it.
+        again: the backward will find what `again` works out before it.
         With gradients switched off (evaluation) nothing is kept.
         """
         if not torch.is_grad_enabled():
@@ -102,10 +127,41 @@ class Stage:
             if self.loss_fn is not None and target is not None:
                 self.losses[microbatch] = self.loss_fn(result, target)
             return self._output.pack(result)
-        if microbatch in self._held:
+        if microbatch in self.in_flight:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+        if not (again and self.runs_whole):
+            within = self._memory.forwarding()
+            outputs, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+            return tuple([t.detach() for t in outputs])
+        beginning = self._beginnings.begin(device_holding(inputs))
+        outputs, _ = self._through(microbatch, inputs, target, loss_scale, letting_go())
+        self._beginnings.end(beginning)
+        self.kept[microbatch] = Kept(tuple(inputs), target, loss_scale, beginning)
+        return tuple([t.detach() for t in outputs])
+
+    def again(self, microbatch: int) -> None:
+        """R: work out again what the forward of ``microbatch``, told so, did not keep for its backward."""
+        if (kept := self.kept.pop(microbatch, None)) is not None:
+            inputs, target, loss_scale, beginning = kept
+            with beginning.restored():
+                within = self._memory.forwarding()
+                _, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+        elif (held := self._held.get(microbatch)) is None:
+            raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
+        elif held.recorder is not None:
+            held.recorder.fill_all()
+
+    def _through(
+        self,
+        microbatch: int,
+        inputs: Sequence[Tensor],
+        target: Any,
+        loss_scale: float,
+        within: AbstractContextManager[MicrobatchRecorder | None],
+    ) -> tuple[Sequence[Tensor], _Held]:
+        """The outputs of a microbatch, and what its backward needs. within: what sees to what autograd saves."""
         leaves = self._detach(inputs)
-        with self._memory.forwarding():
+        with within as recorder:
             result = self._call(leaves)
         outputs = self._output.pack(result)
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
@@ -115,11 +171,12 @@ class Stage:
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
             self._one = torch.ones_like(loss)
-        self._held[microbatch] = _Held(
+        held = _Held(
             tuple([leaves[i] for i in self._input.differentiable]),
             tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
+            recorder,
         )
-        return tuple([t.detach() for t in outputs])
+        return outputs, held
 
     def backward(
         self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False
@@ -158,6 +215,18 @@ class Stage:
         self._memory = Recomputation(plan, None, draws(self.module), count=count)
         install_regions(self.module)
 
+    def recompute_ahead(self) -> None:
+        """There are Rs: make ready for forwards with ``again``.
+
+        They let go of what the level of `recompute` does. Without one it is the whole stage; where exchanges are inside
+        it is level `full`.
+        """
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether an R runs the whole forward once more: no level says what of it."""
+        return self._memory.level is Level.NONE
+
     @property
     def recomputation(self) -> Recomputation:
         """What is worked out again here."""
@@ -185,6 +254,7 @@ class Stage:
     def reset(self) -> None:
         """Forget every microbatch in flight, as after a step that failed."""
         self._held.clear()
+        self.kept.clear()
         self._sink.pending.clear()
         self._sink.at_once()
         self.losses = {}
@@ -214,7 +284,12 @@ class Stage:
                 " inplace=True",
             ) from error
 
+    def _check_kept(self, microbatch: int) -> None:
+        if microbatch in self.kept:
+            raise StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
+
     def _pop(self, microbatch: int) -> _Held:
+        self._check_kept(microbatch)
         if microbatch not in self._held:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return self._held.pop(microbatch)
@@ -237,6 +312,11 @@ _engine = torch.autograd.Variable._execution_engine
 def differentiate(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
     """`torch.autograd.backward`, for gradients that are there: into the leaves, freeing the graph."""
     _engine.run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def device_holding(tensors: Sequence[Tensor]) -> torch.device:
+    """Where ``tensors`` lie; the CPU if there are none."""
+    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:

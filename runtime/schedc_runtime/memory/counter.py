@@ -33,10 +33,12 @@ class Bytes:
 
 
 def held(stage: Stage, microbatch: int) -> Bytes:
-    """Bytes of a microbatch between its forward and its backward.
+    """Bytes of a microbatch between its forward and its backward; ahead of an R of the whole stage its inputs.
 
     The stage must recompute something, or have been told to count: ``stage.recompute(Recompute(), count=True)``.
     """
+    if (kept := stage.kept.get(microbatch)) is not None:
+        return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
     flight = stage._flights.get(microbatch) if isinstance(stage, SegmentedStage) else None
     recorder: Recorder | None = stage.recomputation.counted if flight is None else flight.recorder
     if recorder is None:

@@ -43,14 +43,14 @@ class Recomputation:
         return self.counted
 
     @contextmanager
-    def forwarding(self) -> Iterator[None]:
+    def forwarding(self) -> Iterator[MicrobatchRecorder | None]:
         """Around the forward of a microbatch through a stage that is run as a whole."""
         if not self.active:
-            yield
+            yield None
             return
         recorder = self.recorder()
         with recorder.forwarding():
-            yield
+            yield recorder
         recorder.forwarded()
 
 

@@ -12,7 +12,7 @@ the bits that they have without regions.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -186,7 +186,7 @@ class Region(Source):
                 stack.enter_context(torch.autocast(device, enabled=on, dtype=dtype))
             if self.random is not None:
                 stack.enter_context(torch.random.fork_rng(self.devices))
-                _set_random(self.random, self.devices)
+                set_random_state(self.random, self.devices)
             given = repeat(self.kept, self.function, *map(_again, self.args))
         self.results = tuple([x.detach() if isinstance(x, Tensor) else x for x in _listed(given)])
 
@@ -273,13 +273,13 @@ class Recorder:
             return function(*args)
         noted = [self._argument(arg) for arg in args]
         made = Region(function, noted, [arg for arg in args if isinstance(arg, Tensor)])
-        before = _random(made.devices) if self.random else None
+        before = random_state(made.devices) if self.random else None
         self._inside = made
         try:
             given = function(*args)
         finally:
             self._inside = None
-        if before is not None and not torch.equal(before, _random(made.devices)):
+        if before is not None and not torch.equal(before, random_state(made.devices)):
             made.random = before
         self.regions.setdefault(self.node, []).append(weakref.ref(made))
         kept = {_storage(x) for x in made.kept if isinstance(x, Tensor)}
@@ -326,6 +326,12 @@ class Recorder:
             if (found := reference()) is not None:
                 found.fill()
 
+    def fill_all(self, but: Collection[int] = ()) -> None:
+        """As `fill`, of all nodes ``but`` those. The forward is over."""
+        self.forwarded()
+        for node in sorted(self.regions.keys() - set(but)):
+            self.fill(node)
+
     def _argument(self, arg: Any) -> Any:
         if not isinstance(arg, Tensor) or isinstance(arg, nn.Parameter):
             return arg
@@ -356,11 +362,13 @@ def _cuda(tensors: Sequence[Tensor]) -> list[torch.device]:
     return list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
 
 
-def _random(devices: Sequence[torch.device]) -> Tensor:
+def random_state(devices: Sequence[torch.device]) -> Tensor:
+    """The state of the random numbers of the CPU, then of ``devices``."""
     return torch.cat([torch.get_rng_state(), *[torch.cuda.get_rng_state(device) for device in devices]])
 
 
-def _set_random(state: Tensor, devices: Sequence[torch.device]) -> None:
+def set_random_state(state: Tensor, devices: Sequence[torch.device]) -> None:
+    """Undo what was drawn since `random_state` gave ``state`` of these devices."""
     size = len(torch.get_rng_state())
     torch.set_rng_state(state[:size])
     for device, part in zip(devices, state[size:].chunk(max(1, len(devices))), strict=False):

@@ -17,6 +17,7 @@ from schedc_runtime.segments.graph import StageGraph
 if TYPE_CHECKING:
     from schedc_runtime.memory.recompute import MicrobatchRecorder
     from schedc_runtime.segments.again import Again
+    from schedc_runtime.stage import Kept
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
@@ -67,6 +68,10 @@ class Flight:
     recorder: MicrobatchRecorder | None = None
     """Where something is recomputed."""
     again: Again | None = None
+    kept: Kept | None = None
+    """Where all of it runs once more, and nothing else is kept."""
+    remade: bool = False
+    """Whether an R has done what is done once more."""
 
     def value(self, value: int, node: int) -> Any:
         """The value of that number, for ``node``; raises `StageError` if it is not there."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from schedc.cell.graph import StageShape
-from schedc.plan.values import Recompute
+from schedc.plan.values import Level, Recompute
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
 from schedc_runtime.memory.recompute import Recomputation, draws, install
@@ -36,6 +36,10 @@ class FlyingStage(Stage):
         # Weight gradients are steps of their own in every cell, so that they are always put aside.
         super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
         self.graph: StageGraph = stage_graph(module, inputs, blocks)
+        self.remaking: StageGraph = self.graph
+        """The graph of microbatches with an R, which may do more of its nodes once more than the plan says."""
+        self._ahead = self._memory
+        """What is recomputed of these."""
         self._flights: dict[int, Flight] = {}
         self._asked: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients were asked for and wait for others with the same parameter."""
@@ -46,7 +50,11 @@ class FlyingStage(Stage):
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(sorted(self._flights))
+        return tuple(sorted({*self._flights, *self.kept}))
+
+    @property
+    def runs_whole(self) -> bool:
+        return self._ahead.level is Level.NONE
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -56,7 +64,14 @@ class FlyingStage(Stage):
         self.check_empty()
         self._memory = Recomputation(plan, self.shape, self._draws, count=count)
         self.graph = replace(self.graph, again=self._memory.again)
+        self._ahead, self.remaking = self._memory, self.graph
         install(self.module)
+
+    def recompute_ahead(self) -> None:
+        if self._memory.level is Level.NONE and any(isinstance(node, Communication) for node in self.graph.nodes):
+            self._ahead = Recomputation(Recompute(Level.FULL), self.shape, self._draws)
+            self.remaking = replace(self.graph, again=self._ahead.again)
+            install(self.module)
 
     def reset(self) -> None:
         super().reset()
@@ -86,6 +101,7 @@ class FlyingStage(Stage):
     def _flight(self, microbatch: int) -> Flight:
         flight = self._flights.get(microbatch)
         if flight is None:
+            self._check_kept(microbatch)
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return flight
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.memory.whole import letting_go
 from schedc_runtime.segments.again import Again
 from schedc_runtime.segments.flight import (
     Flight,
@@ -24,26 +25,39 @@ from schedc_runtime.segments.flight import (
 )
 from schedc_runtime.segments.flying import FlyingStage
 from schedc_runtime.segments.graph import Segment, Slot
-from schedc_runtime.stage import check_loss
+from schedc_runtime.stage import Kept, check_loss, device_holding
 
 
 class ForwardSteps(FlyingStage):
     """The micro-steps of a forward."""
 
-    def begin(self, microbatch: int, inputs: Sequence[Tensor], target: Any = None, loss_scale: float = 1.0) -> None:
+    def begin(
+        self,
+        microbatch: int,
+        inputs: Sequence[Tensor],
+        target: Any = None,
+        loss_scale: float = 1.0,
+        *,
+        again: bool = False,
+    ) -> None:
         """Take the tensors of the input boundary; see `Stage.forward`."""
-        if microbatch in self._flights:
+        if microbatch in self.in_flight:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+        graph, memory = (self.remaking, self._ahead) if again else (self.graph, self._memory)
         leaves = self._detach(inputs) if torch.is_grad_enabled() else tuple(inputs)
         values = dict(enumerate(self._input.unpack(leaves)))
-        uses = [len(nodes) for nodes in self.graph.consumers]
-        device = leaves[0].device if leaves else torch.device("cpu")
-        self._flights[microbatch] = flight = Flight(self.graph, self.index, values, uses, target, loss_scale, device)
+        uses = [len(nodes) for nodes in graph.consumers]
+        flight = Flight(graph, self.index, values, uses, target, loss_scale, device_holding(leaves))
+        self._flights[microbatch] = flight
+        if again and self.runs_whole and torch.is_grad_enabled():
+            # Before the seed is drawn, which the second time is drawn again.
+            beginning = self._beginnings.begin(flight.device)
+            flight.kept = Kept(tuple(inputs), target, loss_scale, beginning)
+        elif memory.active and torch.is_grad_enabled():
+            flight.recorder = memory.recorder()
+            flight.again = Again(graph, flight.recorder)
         if self.module.training and self._draws:
             flight.seed = int(torch.randint(2**62, (), dtype=torch.int64))
-        if self._memory.active and torch.is_grad_enabled():
-            flight.recorder = self._memory.recorder()
-            flight.again = Again(self.graph, flight.recorder)
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
@@ -55,17 +69,19 @@ class ForwardSteps(FlyingStage):
             made = self._called(segment, [value for value, _ in taken])
         if flight.again is not None:
             flight.again.forwarded(node, values)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and flight.kept is None:
             edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in made])
             flight.done[node] = Ran(tuple([leaves for _, leaves in taken]), edges)
         flight.values |= {value: cut_off(result) for value, result in zip(segment.gives, made, strict=True)}
         flight.took(segment.takes)
 
     def _recording(self, flight: Flight, node: int) -> AbstractContextManager[None]:
+        if flight.kept is not None:
+            return letting_go()
         if flight.recorder is None:
             return nullcontext()
         flight.recorder.role, flight.recorder.layer = self.shape.nodes[node].role, self.shape.nodes[node].layer
-        return flight.recorder.forwarding(node, node in self._memory.replayed)
+        return flight.recorder.forwarding(node, node in flight.recorder.plan.replayed)
 
     def start(self, microbatch: int, node: int) -> None:
         """Start an exchange; returns at once."""
@@ -107,7 +123,10 @@ class ForwardSteps(FlyingStage):
         if self.loss_fn is not None and (torch.is_grad_enabled() or flight.target is not None):
             self._form_loss(microbatch, flight, self.loss_fn(result, flight.target))
         flight.took(tuple(here))
-        if not torch.is_grad_enabled():
+        if flight.kept is not None:
+            self._beginnings.end(flight.kept.beginning)
+            self.kept[microbatch] = flight.kept
+        if flight.kept is not None or not torch.is_grad_enabled():
             del self._flights[microbatch]
         return tuple([tensor.detach() for tensor in self._output.pack(result)])
 

@@ -39,6 +39,17 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     # Nodes once more, for the backward; nothing where it was decided to hold what they make.
 
+    def remake(self, microbatch: int) -> None:
+        """Of an R what is not in nodes that are done once more: the regions of all others, or the whole forward."""
+        if (kept := self.kept.pop(microbatch, None)) is not None:
+            inputs, target, loss_scale, beginning = kept
+            with beginning.restored():
+                self.forward(microbatch, inputs, target, loss_scale)
+        flight = self._flight(microbatch)
+        flight.remade = True
+        if flight.recorder is not None and kept is None:
+            flight.recorder.fill_all(but=flight.graph.again)
+
     def run_again(self, microbatch: int, node: int) -> None:
         """The forward of a segment once more: what its backward needs, or what is to be sent."""
         flight = self._flight(microbatch)
@@ -56,16 +67,22 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         self._again(self._flight(microbatch), node).wait(node)
 
     def _again(self, flight: Flight, node: int) -> Again:
-        if flight.again is None or node not in self.graph.again:
+        if flight.again is None or node not in flight.graph.again:
             raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} is not recomputed")
         return flight.again
 
     # The same in serial order.
 
     def forward(
-        self, microbatch: int, inputs: Sequence[Tensor], target: Any = None, loss_scale: float = 1.0
+        self,
+        microbatch: int,
+        inputs: Sequence[Tensor],
+        target: Any = None,
+        loss_scale: float = 1.0,
+        *,
+        again: bool = False,
     ) -> Tensors:
-        self.begin(microbatch, inputs, target, loss_scale)
+        self.begin(microbatch, inputs, target, loss_scale, again=again)
         for node, what in enumerate(self.graph.nodes):
             if isinstance(what, Segment):
                 self.run(microbatch, node)
@@ -76,12 +93,8 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         self.begin_backward(microbatch, output_grads)
-        for node in self.shape.again:
-            if isinstance(self.graph.nodes[node], Segment):
-                self.run_again(microbatch, node)
-            else:
-                self.start_again(microbatch, node)
-                self.wait_again(microbatch, node)
+        if not self._flight(microbatch).remade:
+            self._once_more(microbatch)
         for node in reversed(range(len(self.graph.nodes))):
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_backward(microbatch, node)
@@ -93,6 +106,18 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         if not defer:
             self.weight(microbatch)
         return gradients
+
+    def again(self, microbatch: int) -> None:
+        self.remake(microbatch)
+        self._once_more(microbatch)
+
+    def _once_more(self, microbatch: int) -> None:
+        for node in self._flight(microbatch).graph.shape.again:
+            if isinstance(self.graph.nodes[node], Segment):
+                self.run_again(microbatch, node)
+            else:
+                self.start_again(microbatch, node)
+                self.wait_again(microbatch, node)
 
     def weight(self, microbatch: int) -> None:
         for node in reversed(self.shape.weights):

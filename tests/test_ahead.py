@@ -1,0 +1,191 @@
+"""R, working out again ahead of the backward: bits, bytes and random numbers as without it, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from recompute_cases import Block, block_stage, unequal
+from runtime_cases import next_token_loss, small_gpt, tokens
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from schedc.plan.values import Level, Recompute
+from schedc_runtime.boundary import infer_boundaries
+from schedc_runtime.errors import StageError
+from schedc_runtime.memory.counter import held
+from schedc_runtime.partition import partition
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage import Stage
+
+# Stages by themselves.
+
+
+class Noisy(nn.Module):
+    """A block that draws random numbers, and a norm with buffers that its forward writes to."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.drop, self.norm = block, nn.Dropout(0.3), nn.BatchNorm1d(6).double()
+        self.register_buffer("mask", torch.ones(6, 1).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.drop(self.block(x))) * self.mask
+
+
+def noisy() -> Any:
+    gpt = small_gpt(blocks=2, dropout=0.2)
+    gpt.blocks = nn.ModuleList([Noisy(block) for block in gpt.blocks])
+    return gpt
+
+
+def dense_stages(segmented: bool, level: Level) -> list[Stage]:
+    parts = partition(noisy(), 2)
+    stages: list[Stage] = []
+    for index, (module, edges) in enumerate(
+        zip(parts.modules, pairwise(infer_boundaries(parts, tokens(1)[:1])), strict=True)
+    ):
+        if segmented:
+            inputs = len(parts.values[index - 1] if index else parts.inputs)
+            kind = {"inputs": inputs, "blocks": parts.blocks[index]}
+            stages.append(SegmentedStage(module, index, 2, loss_fn=next_token_loss, **kind))
+        else:
+            stages.append(Stage(module, index, 2, loss_fn=next_token_loss))
+        stages[-1].bind(*edges)
+        stages[-1].recompute(Recompute(level), count=True)
+        stages[-1].recompute_ahead()
+    return stages
+
+
+def stepped(segmented: bool, level: Level, ahead: tuple[int, ...]) -> dict[str, Tensor]:
+    """Losses, gradients, buffers and random numbers of two steps of three microbatches, all of them in flight."""
+    stages = dense_stages(segmented, level)
+    torch.manual_seed(3)
+    losses = []
+    for step in range(2):
+        for m in range(3):
+            batch, target = tokens(1, seed=10 * step + m)
+            values: Any = (batch,)
+            for stage in stages:
+                values = stage.forward(m, values, target, 1 / 3, again=m in ahead)
+        for m in reversed(range(3)):
+            gradients: Any = ()
+            for stage in reversed(stages):
+                if m in ahead:
+                    stage.again(m)
+                gradients = stage.backward(m, gradients, defer=True)
+                stage.weight(m)
+        losses += [loss for _, loss in sorted(stages[-1].take_losses().items())]
+        for stage in stages:
+            stage.check_empty()
+    found = {f"{stage.index} {name}": value for stage in stages for name, value in stage.module.named_buffers()}
+    for stage in stages:
+        found |= {f"{stage.index} {n}": p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
+    return {**found, "losses": torch.stack(losses), "random": torch.rand(3)}
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("level", [Level.NONE, Level.ACT, Level.FULL])
+def test_dense_stages(segmented: bool, level: Level) -> None:
+    expected = stepped(segmented, Level.NONE, ())
+    assert len(expected) > 30
+    for ahead in [(0, 1, 2), (1,)]:
+        assert unequal(stepped(segmented, level, ahead), expected) == []
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_a_stage_keeps_its_inputs_until_its_r(segmented: bool) -> None:
+    _, stage = dense_stages(segmented, Level.NONE)
+    _, target = tokens(1)
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    stage.forward(0, (x,), target)
+    whole = held(stage, 0).total
+    assert whole > 20 * x.nbytes
+    stage.forward(1, (x,), target, again=True)
+    assert held(stage, 1).total == x.nbytes + target.nbytes
+    assert stage.in_flight == (0, 1)
+    stage.again(1)
+    own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # of the run that is repeated
+    assert held(stage, 1).total == whole + own
+    for m in (0, 1):
+        stage.backward(m)
+    stage.check_empty()
+
+
+WIDTH, TOKENS = 16, 32
+
+
+def moe_stage(level: Level, ahead: bool = True) -> SegmentedStage:
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [Block(WIDTH, 12, 8, 2, 1) for _ in range(2)]
+    stage = block_stage(blocks, TOKENS, WIDTH, Recompute(level))
+    if ahead:
+        stage.recompute_ahead()
+    return stage
+
+
+@pytest.mark.parametrize("level", [Level.NONE, Level.LIGHT, Level.MEDIUM, Level.FULL])
+def test_stages_with_experts(level: Level) -> None:
+    """Of two microbatches in flight one has an R: the other is worked out again in its backward, as ever.
+
+    Where no level is said, the first one lets go of what `full` lets go of.
+    """
+    x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+    def step(stage: SegmentedStage, ahead: bool) -> tuple[dict[str, Tensor], list[int], list[int]]:
+        bytes_held, flops = [], []
+        for m in (0, 1):
+            stage.forward(m, (x + m,), again=ahead and m == 0)
+            bytes_held.append(sum(held(stage, m).saved.values()))
+        if ahead:
+            stage.again(0)
+        given = {}
+        for m in (0, 1):
+            with FlopCounterMode(display=False) as counter:
+                given[f"input {m}"] = stage.backward(m, (x,))[0]
+            flops.append(counter.get_total_flops())
+        return {**given, **{n: p.grad for n, p in stage.module.named_parameters()}}, bytes_held, flops
+
+    none, all_held, least = step(moe_stage(Level.NONE, ahead=False), ahead=False)
+    _, without, most = step(moe_stage(level, ahead=False), ahead=False)
+    found, bytes_held, flops = step(moe_stage(level), ahead=True)
+    assert unequal(found, none) == []
+    assert flops == [least[0], most[1]]
+    assert (most[1] > least[1]) == (level is not Level.NONE)
+    full = step(moe_stage(Level.FULL, ahead=False), ahead=False)[1]
+    assert bytes_held == [(full if level is Level.NONE else without)[0], without[1]]
+    assert full[0] < without[0] < all_held[0] or level in (Level.NONE, Level.FULL)
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_a_backward_comes_behind_its_r(segmented: bool) -> None:
+    _, stage = dense_stages(segmented, Level.NONE)
+    _, target = tokens(1)
+    with pytest.raises(StageError, match="microbatch 0 has not been forwarded"):
+        stage.again(0)
+    stage.forward(0, (torch.randn(1, 6, 16, dtype=torch.float64),), target, again=True)
+    with pytest.raises(StageError, match="the backward of microbatch 0 comes before its R"):
+        stage.backward(0)
+    stage.reset()
+    stage.check_empty()
+
+
+def test_a_stage_that_changes_its_mode_still_finds_its_buffers() -> None:
+    """In evaluation mode a batch norm writes nothing; what was learnt of that does not hold for training."""
+    stage, _ = dense_stages(False, Level.NONE)
+    batch = tokens(1)[:1]
+
+    def norms() -> list[Tensor]:
+        return [value.clone() for value in stage.module.buffers()]
+
+    before = norms()
+    for training in (False, True):
+        stage.module.train(training)
+        stage.forward(0, batch, again=True)
+        after = norms()
+        assert all(map(torch.equal, after, before)) == (not training)
+        stage.again(0)
+        assert all(map(torch.equal, norms(), after))
+        stage.backward(0, (torch.zeros(1, 6, 16, dtype=torch.float64),))
