@@ -33,12 +33,14 @@ def tokens(rows: int, length: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
     )
 
 
-def oracle(pipe: Pipeline, batch: Any, targets: Any, program: Program | None = None) -> Reference:
+def oracle(
+    pipe: Pipeline, batch: Any, targets: Any, program: Program | None = None, device: torch.device = CPU
+) -> Reference:
     """The serial reference of a step of ``pipe`` (or of ``program`` on its stages); its gradients are left alone."""
     program = program or pipe.program
     count = program.microbatches
-    microbatches = [arguments(part) for part in split(batch, count, CPU)]
-    return reference_step(pipe.partition, program, microbatches, split(targets, count, CPU), next_token_loss)
+    microbatches = [arguments(part) for part in split(batch, count, device)]
+    return reference_step(pipe.partition, program, microbatches, split(targets, count, device), next_token_loss)
 
 
 def gradients(pipe: Pipeline) -> dict[str, Tensor]:

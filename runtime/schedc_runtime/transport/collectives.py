@@ -24,7 +24,7 @@ from schedc_runtime.transport.calls import (
     where,
 )
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
-from schedc_runtime.transport.distributed import plainly
+from schedc_runtime.transport.distributed import plainly, wait_for
 
 __all__ = [
     "Communicator",
@@ -74,7 +74,8 @@ class SoloCommunicator:
 class TorchCommunicator:
     """The ranks of a process group of torch.distributed: gloo between CPU processes, NCCL between GPUs.
 
-    timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog.
+    timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
+        the group was made with.
     """
 
     cooperative = False
@@ -120,7 +121,7 @@ class TorchCommunicator:
         if not handle.work:
             raise RuntimeError(f"{where(self, handle.call)}: waited for twice")
         try:
-            handle.work.pop().wait(self._timeout)
+            wait_for(handle.work.pop(), self._timeout, on_stream=handle.on_stream)
         except RuntimeError as error:
             raise TransportError(f"{where(self, handle.call)}: {plainly(error)}") from None
         return handle.finish()
@@ -146,7 +147,7 @@ class TorchCommunicator:
         except RuntimeError as error:
             raise TransportError(f"{where(self, call)}: {plainly(error)}") from None
         self.issued += not again
-        return _Started(call, [work], arguments)
+        return _Started(call, [work], arguments, on_stream=arguments[1].is_cuda)
 
 
 class _Done(NamedTuple):
@@ -154,11 +155,15 @@ class _Done(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """work: what torch gave, taken out by the wait. kept: the tensors in use, which must outlive it."""
+    """work: what torch gave, taken out by the wait. kept: the tensors in use, which must outlive it.
+
+    on_stream: whether a stream of a GPU waits, and not the host.
+    """
 
     call: Call
     work: list[Any]
     kept: tuple[Any, ...]
+    on_stream: bool
     finish: Callable[[], Any] = tuple
 
 

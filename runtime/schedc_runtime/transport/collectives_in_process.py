@@ -11,6 +11,7 @@ from torch import Tensor
 
 from schedc_runtime.transport.base import MessageMismatch, describe
 from schedc_runtime.transport.calls import Call, Splits, checked_call, count_sent, count_sum, ordered_sum, what, where
+from schedc_runtime.transport.streams import Ahead, SideStream, joined
 
 
 class InProcessCommunicators:
@@ -18,11 +19,13 @@ class InProcessCommunicators:
 
     A collective is complete when every member has started its own of the same number. Kinds, labels, splits, shapes
     and dtypes are checked against each other; a mismatch raises where the later member starts, and names both.
+    On a GPU its copies run beside what is computed (`SideStream`).
     """
 
     def __init__(self, size: int, name: str = "group") -> None:
         self.size, self.name = size, name
         self._meetings: dict[int, _Meeting] = {}
+        self._copies = SideStream()
         self._members = [InProcessCommunicator(rank, self) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessCommunicator:
@@ -43,7 +46,7 @@ class InProcessCommunicators:
         meeting.present[member.rank] = call, tensors
         if len(meeting.present) == self.size:
             del self._meetings[call.number]
-            meeting.complete(self.size)
+            meeting.complete(self.size, self._copies)
         return meeting
 
 
@@ -73,18 +76,20 @@ class InProcessCommunicator:
         self._hub.forget()
 
     def ready(self, handle: _Joined) -> bool:
-        return handle.meeting.results is not None
+        return handle.meeting.ahead is not None
 
     def wait(self, handle: _Joined) -> Any:
-        results = handle.meeting.results
-        if results is None:
+        ahead = handle.meeting.ahead
+        if ahead is None:
             raise RuntimeError(
                 f"{where(self, handle.call)}: waited for before all have started it; an in-process rank must return "
                 "instead"
             )
-        if self.rank not in results:
+        if self.rank not in ahead.result:
             raise RuntimeError(f"{where(self, handle.call)}: waited for twice")
-        return results.pop(self.rank)
+        result = ahead.result.pop(self.rank)
+        joined(ahead, result if isinstance(result, tuple) else (result,))
+        return result
 
     def _join(self, call: Call, tensors: tuple[Tensor, ...]) -> _Joined:
         self.issued += 1
@@ -98,15 +103,17 @@ class _Joined(NamedTuple):
 
 @dataclass(slots=True)
 class _Meeting:
-    """One collective of a process: who has started it with what, and each member's result once all have."""
+    """One collective of a process: who has started it with what, and the results by member once all have."""
 
     present: dict[int, tuple[Call, tuple[Tensor, ...]]] = field(default_factory=dict)
-    results: dict[int, Any] | None = None
+    ahead: Ahead | None = None
 
-    def complete(self, size: int) -> None:
+    def complete(self, size: int, copies: SideStream) -> None:
         members = [self.present[rank] for rank in range(size)]
+        results = _RESULTS[members[0][0].kind]
         # All results at once: a member that has waited may write into what it sent.
-        self.results = dict(enumerate(_RESULTS[members[0][0].kind](members)))
+        taken = [tensor for _, tensors in members for tensor in tensors]
+        self.ahead = copies.run(lambda: dict(enumerate(results(members))), taken)
         self.present.clear()
 
 

@@ -33,6 +33,7 @@ class TorchTransport:
         self.rank = dist.get_rank(group)
         self._group = group
         self._timeout = timedelta(seconds=timeout)
+        self._coalesce = coalesce
         self._post_all = self._post_coalesced if coalesce else self._post_each
 
     def post(self, batch: Sequence[Transfer]) -> list[_Posted]:
@@ -47,7 +48,7 @@ class TorchTransport:
     def wait(self, handle: _Posted) -> None:
         try:
             for work in handle.works:
-                work.wait(self._timeout)
+                wait_for(work, self._timeout, on_stream=self._coalesce)
         except RuntimeError as error:
             # Whoever keeps the traceback must not keep the works: gloo's connections stay open as long as one
             # lives, and closing them is what wakes the other ranks.
@@ -81,6 +82,18 @@ class TorchTransport:
         ]
         works = dist.batch_isend_irecv(operations) if operations else []
         return [_Posted(works, tensors) for tensors in kept]
+
+
+def wait_for(work: dist.Work, timeout: timedelta, *, on_stream: bool) -> None:
+    """Wait for what torch.distributed has under way.
+
+    on_stream: the device's stream waits, and the host goes on to launch what comes next. With a timeout NCCL would
+        block the host until the device has come this far, and nothing launched later could run beside the collective.
+    """
+    if on_stream:
+        work.wait()
+    else:
+        work.wait(timeout)
 
 
 def plainly(error: RuntimeError) -> str:
