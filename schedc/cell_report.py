@@ -62,6 +62,8 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
 def cells_json(inside: Inside) -> dict[str, Any]:
     """What ``--json`` says about cells; times in cost units.
 
+    makespan: see `schedc.analysis.inside.Inside`; floor: what no order inside the cells goes below. idle: of a rank, on
+    the average, between its cells and where it stands for messages inside.
     hidden_step: 1 - exposed / communication over all cells of all ranks; hidden_steady: over the overlapped pairs.
     shares: of the ranks' time from 0 to the makespan: computing, waiting for exchanges inside cells, idle between
     cells; they sum to 1, and the largest is what bounds the step.
@@ -72,8 +74,11 @@ def cells_json(inside: Inside) -> dict[str, Any]:
         "makespan": {
             "atomic": inside.atomic.makespan,
             "overlapped": inside.overlapped.makespan,
+            "early": inside.early.makespan,
             "inside": inside.timeline.makespan,
+            "floor": inside.floor,
         },
+        "idle": inside.idle,
         "communication": communication,
         "exposed": exposed,
         "hidden_step": inside.hidden_step,
@@ -93,6 +98,11 @@ def _shares(inside: Inside) -> dict[str, float]:
     exposed = inside.communication()[1] / total
     busy = float(timeline.busy.sum()) / total
     return {"compute": busy - exposed, "exposed": exposed, "idle": 1 - busy}
+
+
+def _removed(idle: dict[str, float]) -> float:
+    """The share of the idle time that goes by sending early and waiting late."""
+    return 1 - idle["inside"] / idle["overlapped"] if idle["overlapped"] else 0.0
 
 
 def _kind_json(kind: CellKind) -> dict[str, Any]:
@@ -119,12 +129,14 @@ def _kind_json(kind: CellKind) -> dict[str, Any]:
 
 def cells_text(facts: dict[str, Any]) -> list[str]:
     """The lines of `cells_json` for people."""
-    spans = facts["makespan"]
+    spans, idle = facts["makespan"], facts["idle"]
     steady = "" if facts["hidden_steady"] is None else f", {facts['hidden_steady']:.4f} in overlapped pairs"
     shares = ", ".join(f"{name} {share:.3f}" for name, share in facts["shares"].items())
     lines = [
         f"cells from inside: makespan {spans['inside']:g} (atomic {spans['atomic']:g}; overlapped, messages leave at "
-        f"the ends of cells {spans['overlapped']:g})",
+        f"the ends of cells {spans['overlapped']:g}; no order inside cells goes below {spans['floor']:g})",
+        f"idle {idle['inside']:g} of a rank: {_removed(idle):.4f} of it gone as messages leave early and are waited "
+        f"for late (leaving at the ends of cells {idle['overlapped']:g}, waited for at once {idle['early']:g})",
         f"communication {facts['communication']:g}, exposed {facts['exposed']:g}: hidden {facts['hidden_step']:.4f} of "
         f"the step{steady}; time of the ranks: {shares}; bound by {facts['bound']}",
     ]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.inside import price, simulate_leaving
+from schedc.analysis.inside import price, simulate_messages
 from schedc.analysis.timeline import durations, simulate
 from schedc.cell import (
     Action,
@@ -401,7 +401,8 @@ def test_a_schedule_whose_outputs_leave_at_the_end_has_the_plain_timeline() -> N
     costs = Costs(F=1.0, I=1.5, W=0.75, p2p=0.25)
     spent = durations(known, costs.resolved(8))
     plain = simulate(known.schedule, costs, known)
-    inside = simulate_leaving(known, spent, np.stack([spent, spent]), 0.25)
+    delay = np.broadcast_to(spent[:, None, None], (len(known), 3, 3))
+    inside = simulate_messages(known, spent, delay, 0.25)
     assert np.array_equal(plain.start, inside.start)
     assert np.array_equal(plain.end, inside.end)
     assert np.array_equal(plain.bound_by, inside.bound_by)
@@ -518,7 +519,9 @@ def test_check_tells_what_is_hidden(tmp_path) -> None:  # type: ignore[no-untype
     run = CliRunner().invoke(main, ["check", "dualpipev", "-D", "P=2", "-D", "M=8", "--cost-file", str(path), "--json"])
     facts = json.loads(run.stdout)["cells"]
     assert facts["hidden_steady"] == 1.0 > facts["hidden_step"] == 1 - facts["exposed"] / facts["communication"]
-    assert facts["makespan"]["inside"] <= facts["makespan"]["overlapped"] < facts["makespan"]["atomic"]
+    spans, idle = facts["makespan"], facts["idle"]
+    assert spans["floor"] <= spans["inside"] <= spans["early"] <= spans["overlapped"] < spans["atomic"]
+    assert idle["overlapped"] - idle["inside"] == pytest.approx(spans["overlapped"] - spans["inside"])
     assert sum(facts["shares"].values()) == pytest.approx(1)
     assert facts["lanes"]["rail"]["busy"] == facts["communication"]
     assert {kind["kind"] for kind in facts["kinds"]} >= {"F", "FB", "I"}

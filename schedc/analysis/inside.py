@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
+from schedc.cell.response import Delays, at_the_ends, delays, least
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
 from schedc.ir.ops import FACTS, LETTERS, OpKind
@@ -50,8 +51,11 @@ class Inside:
 
     kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
     atomic: every cell takes all its segments and exchanges one after the other, and its messages leave at its end.
-    overlapped: cells run their programs, messages leave at their ends.
-    timeline: cells run their programs, and a message leaves as soon as what it carries is complete.
+    overlapped: cells run their programs, begin when all their messages are there, and those that they send leave at
+        their ends.
+    early: a message leaves as soon as what it carries is complete.
+    timeline: and is waited for no sooner than the half of the cell that takes it begins.
+    floor: a makespan that the step is not below, whatever order the cells have inside.
     """
 
     kinds: tuple[CellKind, ...]
@@ -59,7 +63,9 @@ class Inside:
     costs: CellCosts
     atomic: Timeline
     overlapped: Timeline
+    early: Timeline
     timeline: Timeline
+    floor: float
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
         """(time, exposed) of all exchanges of the step, or of those in overlapped pairs."""
@@ -78,6 +84,12 @@ class Inside:
         )
         found = (self.kinds[at] for at in np.unique(self.kind[there]).tolist())
         return next((kind for kind in found if kind.kind == name), None)
+
+    @cached_property
+    def idle(self) -> dict[str, float]:
+        """Time of a rank, on the average, in which it runs no cell or stands for a message; by what messages do."""
+        named = {"overlapped": self.overlapped, "early": self.early, "inside": self.timeline}
+        return {name: float(timeline.bubble.mean()) for name, timeline in named.items()}
 
     @property
     def hidden_step(self) -> float:
@@ -128,34 +140,29 @@ def price(
         for cell, count in zip(representative, counts, strict=True)
     )
 
-    def per_cell(times: Sequence[float]) -> Floats:
-        return np.asarray(np.array(times, np.float64)[kind]) if times else np.zeros(len(dependencies))
+    def timeline(duration: Iterable[float], delay: Iterable[Delays]) -> Timeline:
+        times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
+        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p)
 
-    serial = per_cell([one.serial for one in kinds])
-    duration = per_cell([one.prediction.duration for one in kinds])
-    at_end = [one.prediction.duration for one in kinds]
-    leaves = np.stack([
-        per_cell([end if leave is None else leave for leave, end in zip(times, at_end, strict=True)])
-        for times in (
-            [one.prediction.activation_at for one in kinds],
-            [one.prediction.gradient_at for one in kinds],
-        )
-    ])  # fmt: skip
+    serial, duration = [one.serial for one in kinds], [one.prediction.duration for one in kinds]
+    least_delays = [least(one.kind, one.forward, one.backward, costs) for one in kinds]
     return Inside(
         kinds,
         kind.astype(np.int64),
         costs,
-        atomic=simulate_leaving(dependencies, serial, np.stack([serial, serial]), p2p),
-        overlapped=simulate_leaving(dependencies, duration, np.stack([duration, duration]), p2p),
-        timeline=simulate_leaving(dependencies, duration, leaves, p2p),
+        atomic=timeline(serial, map(at_the_ends, serial)),
+        overlapped=timeline(duration, map(at_the_ends, duration)),
+        early=timeline(duration, (_delays(one, costs, opens_late=False) for one in kinds)),
+        timeline=timeline(duration, (_delays(one, costs) for one in kinds)),
+        floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
     )
 
 
-def simulate_leaving(dependencies: Dependencies, duration: Floats, leaves: Floats, latency: float) -> Timeline:
-    """The timeline of cells whose outputs leave before their ends.
+def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Floats, latency: float) -> Timeline:
+    """The timeline of cells that send before their ends, and wait for what they get after their beginnings.
 
-    duration: [cells]; leaves: [2, cells] time from a cell's start until the output of its forward, and the input
-    gradient of its backward, are complete.
+    duration: [cells] without standing for messages, which counts as idle time before the start. delay: [cells, 3, 3] of
+    `schedc.cell.response`. A cell is bound by what its end waits for.
     """
     levels, cells = dependencies.levels, len(dependencies)
     if levels.stuck.size:
@@ -163,14 +170,14 @@ def simulate_leaving(dependencies: Dependencies, duration: Floats, leaves: Float
     there = np.zeros((3, cells + 1))  # end, output of the forward, input gradient; the last: of what nobody waits for
     waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
     after = np.concatenate([np.zeros((1, cells)), dependencies.remote * latency])
-    spent = np.stack([duration, *leaves])
+    by_output = np.ascontiguousarray(delay.transpose(1, 2, 0))
     arrival = np.zeros((3, cells))
     row = np.arange(3)[:, None]
     for low, high in pairwise(levels.start.tolist()):
         now = levels.order[low:high]
         arrival[:, now] = there[row, waits[:, now]] + after[:, now]
-        there[:, now] = arrival[:, now].max(axis=0) + spent[:, now]
-    return timeline_of(dependencies, duration, there[0, :-1], arrival)
+        there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
+    return timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
 
 
 def _codes(dependencies: Dependencies, shapes: Sequence[StageShape], again: Bools) -> Int64:
@@ -205,3 +212,7 @@ def _kind(
         backward = backward.ready
     program = cell_program(kind, forward, backward, costs, order_of(kind))
     return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)
+
+
+def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:
+    return delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)

@@ -79,7 +79,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
 def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arrival: Floats) -> Timeline:
     """The timeline of cells whose ends are known.
 
-    duration, end: [cells]; arrival: [3, cells] when the rank is free and each of the two producers' outputs is there.
+    duration, end: [cells]; arrival: [3, cells] when the rank is free and each of the two producers' outputs is there,
+    or how much of the cell must be left then.
     """
     start = np.maximum.reduce(arrival)
     candidates = np.stack([dependencies.previous, *dependencies.producers])

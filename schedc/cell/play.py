@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.program import Action, CellProgram, Half
+from schedc.cell.program import Action, CellProgram, Edge, Half
 from schedc.cell.tasks import Task, Tasks, tasks_of
 
 
@@ -23,13 +25,21 @@ class Span:
         return self.end - self.begin
 
 
+class Arrivals(NamedTuple):
+    """When the rank is free for a cell, and the inputs of its forward and the gradients of its backward are there."""
+
+    rank: float = 0.0
+    inputs: float = -math.inf
+    gradients: float = -math.inf
+
+
 @dataclass(frozen=True)
 class Played:
-    """Times from the start of the cell, in the unit of its costs.
+    """Times on the clock of the `Arrivals`, in the unit of the costs of the cell; of the plain ones, from its start.
 
-    spans: of all tasks, in the order of their starts in the program. waits: only those in which compute stands.
-    activation_at, gradient_at: when the outputs of the forward and the gradients of the inputs are complete; None
-    where the cell has none.
+    spans: of all tasks, in the order of their starts in the program. waits: only those in which compute stands for an
+    exchange. duration: when the cell ends. activation_at, gradient_at: when the outputs of the forward and the
+    gradients of the inputs are complete; None where the cell has none.
     """
 
     tasks: Tasks
@@ -47,23 +57,32 @@ def play(
     backward: StageShape | None,
     costs: CellCosts,
     backward_costs: CellCosts | None = None,
+    arrivals: Arrivals = Arrivals(),  # noqa: B008 - a frozen value
 ) -> Played:
     """Runs a cell program on paper, step by step.
 
     Compute runs the segments in order. An exchange begins when compute has come to its start and its queue is free of
-    the ones started before it; at a wait compute stands until its end. ``backward_costs``: of the backward's stage,
-    where they are not those of the forward's.
+    the ones started before it; at a wait compute stands until its end, and where a half opens, until its message is
+    there. ``backward_costs``: of the backward's stage, where they are not those of the forward's.
     """
     again = {step.node for step in program.steps if step.half is Half.AGAIN}
     tasks = tasks_of(program.kind, forward, backward, again)
     duration = tasks.durations(costs, backward_costs or costs)
     of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
-    clock, free = 0.0, [0.0] * len(QUEUES)
+    clock, free = arrivals.rank, [-math.inf] * len(QUEUES)
+    there = {Half.FORWARD: arrivals.inputs, Half.BACKWARD: arrivals.gradients}
     ends: dict[int, float] = {}
     spans: list[Span] = []
     waits: list[Span] = []
-    marks = {program.activation_at: 0.0, program.gradient_at: 0.0}
-    for number, (action, half, node) in enumerate(program.steps, start=1):
+    complete: dict[Half, float] = {}
+    for part in program.parts:
+        if isinstance(part, Edge):
+            if part.opens:
+                clock = max(clock, there[part.half])
+            else:
+                complete[part.half] = clock
+            continue
+        action, half, node = part
         at = of[half, node]
         task, queue = tasks.all[at], tasks.queues[at]
         if action is Action.RUN:
@@ -76,14 +95,12 @@ def play(
         elif ends[at] > clock:
             waits.append(Span(task, clock, ends[at]))
             clock = ends[at]
-        if number in marks:
-            marks[number] = clock
     return Played(
         tasks,
         duration,
         tuple(spans),
         tuple(waits),
         clock,
-        activation_at=None if program.activation_at < 0 else marks[program.activation_at],
-        gradient_at=None if program.gradient_at < 0 else marks[program.gradient_at],
+        activation_at=complete.get(Half.FORWARD),
+        gradient_at=complete.get(Half.BACKWARD),
     )

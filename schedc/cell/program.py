@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from schedc.source import NOWHERE, Source, Span
@@ -37,6 +38,16 @@ class Step(NamedTuple):
     node: int
 
 
+class Edge(NamedTuple):
+    """Where a half (FORWARD or BACKWARD) meets its messages.
+
+    opens: it begins, and what it takes from another stage must be there; else what it gives to another is complete.
+    """
+
+    half: Half
+    opens: bool
+
+
 @dataclass(frozen=True)
 class CellProgram:
     """The micro-steps of one cell of ``kind`` (`KINDS`).
@@ -44,12 +55,43 @@ class CellProgram:
     Exchanges of one lane run one at a time, in the order in which they are started.
     activation_at, gradient_at: the outputs of the forward, the gradients of the inputs, are complete after so many
         steps; -1 where the cell has none.
+    opens_late: whether a half opens right before its own first step; else before the first step of the cell.
     """
 
     steps: tuple[Step, ...]
     activation_at: int
     gradient_at: int
     kind: str
+    opens_late: bool = True
+
+    @cached_property
+    def parts(self) -> tuple[Step | Edge, ...]:
+        """The steps, with the edges of both halves between them."""
+        complete = dict(zip(MESSAGED, (self.activation_at, self.gradient_at), strict=True))
+        found: list[Step | Edge] = []
+        closed = [half for half in MESSAGED if complete[half] >= 0]
+
+        def open_(*halves: Half) -> None:
+            for half in halves:
+                if half in closed:
+                    closed.remove(half)
+                    found.append(Edge(half, opens=True))
+
+        if not self.opens_late:
+            open_(*MESSAGED)
+        for number in range(len(self.steps) + 1):
+            for half in MESSAGED:
+                if complete[half] == number:
+                    open_(half)  # one without steps, as of a stage of paddings, hands over what it gets
+                    found.append(Edge(half, opens=False))
+            if number < len(self.steps):
+                open_(self.steps[number].half)
+                found.append(self.steps[number])
+        return tuple(found)
+
+
+MESSAGED = (Half.FORWARD, Half.BACKWARD)
+"""The halves that messages lead to and from: activations, gradients."""
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
