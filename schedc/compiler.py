@@ -18,6 +18,7 @@ from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
 from schedc.freeze import thaw
 from schedc.inputs import Input, Order, open_input
+from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.library import Plan
@@ -184,6 +185,7 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "span_bubble": timeline.span_bubble.tolist(),
         "bubble_ratio": timeline.bubble_ratio,
         "span_bubble_ratio": timeline.span_bubble_ratio,
+        **_recomputation(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
@@ -192,6 +194,16 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "expect": [claim.to_json() for claim in analysis.claims],
         "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
     }
+
+
+def _recomputation(analysis: Analysis) -> dict[str, Any]:
+    """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
+    if not (analysis.schedule.kind == OpKind.R).any():
+        return {}
+    timeline = analysis.timeline
+    taken = timeline.recomputing
+    whole = timeline.makespan * taken.size
+    return {"recomputation": {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}}
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import orders
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from random_schedules import random_schedule
@@ -15,6 +18,8 @@ from random_schedules import random_schedule
 from schedc.analysis.batch import simulate_batch
 from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.formulas.domains import domains_of
+from schedc.analysis.formulas.measure import linear_forms
 from schedc.analysis.inside import price
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
@@ -24,9 +29,18 @@ from schedc.cell.collectives import Cell, ExpertRanks, verify_collectives
 from schedc.cell.predict import predict
 from schedc.cell.verify import verify as verify_cell
 from schedc.check import check
+from schedc.cli import main
 from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.draw import palette
+from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
+from schedc.emit.dot import to_dot
+from schedc.emit.megatron import to_megatron
+from schedc.emit.torch_csv import from_torch_csv, to_torch_csv
+from schedc.emit.torch_lowered import to_lowered_csv
+from schedc.emit.torchtitan import to_torchtitan
+from schedc.emit.trace import to_trace
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import linear
@@ -38,6 +52,7 @@ from schedc.ir.verify import verify
 from schedc.ir.verify_program import verify_program
 from schedc.passes.forward_only import forward_only
 from schedc.passes.insert_communication import insert_communication
+from schedc.search.tune import tune
 from schedc.source import Source
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
@@ -325,6 +340,62 @@ def test_all_ranks_of_a_group_dispatch_again_or_none() -> None:
     (found,) = _judge(groups_differ=True)
     assert found.code == "S321"
     assert "0R0 again 0.dispatch.rail" in "".join(found.notes)
+
+
+# Told and handed on.
+
+
+def test_targets_that_have_no_such_op_say_so() -> None:
+    schedule = orders.schedule(["0F0 0R0 0B0"], linear(1, 1))
+    program = insert_communication(schedule)
+    for write in (to_torch_csv, to_torchtitan, to_megatron):
+        with pytest.raises(DiagnosticError) as caught:
+            write(schedule)
+        assert [d.code for d in caught.value.diagnostics] == ["S609"]
+    with pytest.raises(DiagnosticError, match="S609"):
+        to_lowered_csv(program)
+    with pytest.raises(DiagnosticError) as caught:
+        from_torch_csv("0F0,0R0,0B0\n")
+    assert [d.position for d in caught.value.diagnostics] == [("S601", 1, 5)]
+
+
+def test_others_have_it() -> None:
+    schedule = one_f_one_b(P=2, M=2)[1]
+    timeline = simulate(schedule)
+    events = json.loads(to_trace(schedule, timeline, measure_memory(schedule)))["traceEvents"]
+    assert sum(event.get("cat") == "R" for event in events) == 4
+    assert '[label="0R0"' in to_dot(schedule, timeline)
+    drawn = draw_svg(schedule, timeline, measure_memory(schedule))
+    assert "recomputation" in drawn
+    assert palette.FILLS[OpKind.R][0] in drawn
+    assert 'class="R0"' in drawn
+
+
+def test_its_order_is_not_searched() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        tune(one_f_one_b()[1], Costs())
+    assert [d.position for d in caught.value.diagnostics] == [("S409", 7, 36)]
+
+
+def test_commands_tell_its_share_and_leave_out_the_csv(tmp_path: Path) -> None:
+    file = tmp_path / "a.sched"
+    file.write_text(ONE_F_ONE_B % "ops == 3*M")
+    facts = json.loads(CliRunner().invoke(main, ["check", str(file), "--cost", "R=0.5", "--json"]).stdout)
+    assert facts["recomputation"]["busy"] == [4.0] * 4
+    assert facts["recomputation"]["ratio"] == 16.0 / (4 * facts["makespan"])
+    compiled = CliRunner().invoke(main, ["compile", str(file), "-o", str(tmp_path / "out")])
+    assert "no schedule.csv: torch's has no op R" in compiled.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["program.json", "program.txt", "schedule.svg"]
+
+
+def test_formulas_have_its_symbol() -> None:
+    cells = Dependencies.of(one_f_one_b(P=4, M=8)[1])
+    domain, latency = domains_of([cells])
+    assert (domain.symbols, latency.symbols) == (("F", "B", "R"), ("F", "B", "R", "p2p"))
+    costs = np.array([[900, 1700, 500]])
+    bubble = linear_forms(cells, domain, costs)["bubble"]
+    assert bubble.exact.all()
+    assert bubble.forms.tolist() == [[3, 3, 0]]  # (P-1)*(F+B): nothing of R, which is hidden
 
 
 def test_instructions_are_counted_among_the_cells() -> None:

@@ -56,6 +56,13 @@ class Timeline:
         return idle(self.span, self.busy)
 
     @property
+    def recomputing(self) -> Floats:
+        """[P] the part of ``busy`` that the Rs of the schedule take."""
+        known = self.dependencies
+        again = known.schedule.kind[known.first] == OpKind.R
+        return reduce_by_rank(np.add, np.where(again, self.end - self.start, 0.0), known.rank_start)
+
+    @property
     def bubble_ratio(self) -> float:
         return float(ratios(self.makespan, self.busy.mean()))
 

@@ -35,22 +35,25 @@ def compile_command(
 ) -> None:
     """Check SCHEDULE and write its program: one instruction stream per rank.
 
-    Writes program.json (what the runtime loads), program.txt (the same, to read), schedule.csv and schedule.svg.
+    Writes program.json (what the runtime loads), program.txt (the same, to read), schedule.svg, and schedule.csv where
+    torch has all ops of the schedule.
     """
     from schedc.compiler import report
     from schedc.draw.svg import draw_svg
     from schedc.emit.torch_csv import to_torch_csv
     from schedc.ir.json import program_to_json
+    from schedc.ir.ops import OpKind
     from schedc.ir.text import print_program
     from schedc.passes.insert_communication import insert_communication
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
     program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
+    has_recomputation = bool((analysis.schedule.kind == OpKind.R).any())
     folder = output or Path("build") / analysis.schedule.name
     files = {
         "program.json": program_to_json(program),
         "program.txt": print_program(program),
-        "schedule.csv": to_torch_csv(analysis.schedule),
+        **({} if has_recomputation else {"schedule.csv": to_torch_csv(analysis.schedule)}),
         "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +71,8 @@ def compile_command(
         )
     else:
         click.echo(_table(report(analysis)))
-        click.echo(f"{len(program)} instructions; wrote " + ", ".join(str(folder / name) for name in files))
+        without = "; no schedule.csv: torch's has no op R" if has_recomputation else ""
+        click.echo(f"{len(program)} instructions; wrote {', '.join(str(folder / name) for name in files)}{without}")
     finish(analysis.diagnostics)
 
 
@@ -148,6 +152,8 @@ def _table(facts: dict[str, Any]) -> str:
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
     )
+    if "recomputation" in facts:
+        lines.append(f"recomputation {facts['recomputation']['ratio']:.4f} of the ranks' time, in ops of its own (R)")
     columns = ("busy", "bubble", "span_bubble", "peak_activations", "peak_pending_weight")
     lines.append("rank  " + "  ".join(columns))
     for rank in range(facts["ranks"]):

@@ -8,9 +8,9 @@ S4: tuple[Code, ...] = (
     Code(
         "S401",
         "an unknown cost",
-        "Costs are F, I, W, B and FB (an overlapped pair), p2p (the latency of a message), activation and "
-        "pending_weight (memory). They are given as `--cost F=1.5` or in a file with `--cost-file`: times in its "
-        "table [ops], memory in its table [memory].",
+        "Costs are F, I, W, B, R and FB (an overlapped pair), p2p (the latency of a message), activation, "
+        "pending_weight and recomputed (memory). They are given as `--cost F=1.5` or in a file with `--cost-file`: "
+        "times in its table [ops], memory in its table [memory].",
     ),
     Code(
         "S402",
@@ -62,5 +62,11 @@ S4: tuple[Code, ...] = (
         "too many ops to search their order",
         "`schedc tune` builds a model with a variable for every op, and more for memory. It takes at most 8,000 "
         "ops (a backward that may be split counts as two), and is at its best with some hundreds.",
+    ),
+    Code(
+        "S409",
+        "an order with recomputations is not searched",
+        "`schedc tune` moves F, B, I and W. Where each R is best depends on where its rank then waits: tune the order "
+        "without them, and let a plan's `recompute ... in bubbles` place them.",
     ),
 )

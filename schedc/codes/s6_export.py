@@ -62,4 +62,11 @@ S6: tuple[Code, ...] = (
         "a dependency graph is too large for a picture",
         "`schedc export --to dot` is for small cases: at most some hundred cells. Raised by `schedc export`.",
     ),
+    Code(
+        "S609",
+        "a target has no recomputation of its own",
+        "R is an op of the schedule: what a forward did not keep is worked out again where the schedule says so. "
+        "torch.distributed.pipelining and Megatron recompute inside of the backward, by how the modules are made, and "
+        "have no op for it. Raised by `schedc export`; `schedc compile` leaves out its schedule.csv.",
+    ),
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.emit.targets import cannot, one_copy, placement_form
+from schedc.emit.targets import cannot, no_recomputation, one_copy, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Kind, Layout
 from schedc.layout.writer import write_layout
@@ -65,10 +65,11 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     """The flags, one per line, under comments that say what else must hold; ends with a newline.
 
     layout: which stage holds which layers; its paddings, which hold nothing, are left out.
-    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for an order that Megatron does not make and for a
-    layout that is not one of these stages.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs, S607 for one that Megatron
+    does not make and for a layout that is not one of these stages.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
+    no_recomputation(schedule.kind, "Megatron", schedule.source)
     form = placement_form(schedule.placement)
     ranks, microbatches = schedule.ranks, schedule.microbatches
     if form is None or form[0] != "loop":

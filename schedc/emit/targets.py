@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.columns import Int8
+from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.source import NOWHERE, Source
 
@@ -26,6 +28,20 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
         f"{target} has no schedule with two directions",
         f"stage {stage} would live on ranks {ranks}; there a stage lives on one, and nothing sums its two copies",
         "`dualpipev` is the nearest: the same overlap with one copy of each stage, on half as many ranks",
+        source,
+    )
+
+
+def no_recomputation(kind: Int8, target: str, source: Source | None) -> None:
+    """Raises S609 for an order with an R among its ops or instructions, [n] by ``kind``."""
+    if not (kind == OpKind.R).any():
+        return
+    raise cannot(
+        "S609",
+        f"{target} has no op that works out again",
+        "there a backward recomputes inside of itself, by what its modules do, and nothing can be placed ahead of it",
+        "leave the Rs out, as `recompute` of a plan without `in bubbles` does; `text`, `program`, `json`, `trace` and "
+        "`dot` have them",
         source,
     )
 

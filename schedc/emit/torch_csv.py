@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from schedc.emit.targets import no_recomputation
 from schedc.emit.torch_cells import CellKind, Cells, read_cells
 from schedc.emit.torch_placement import infer_placement
 from schedc.ir.ops import LETTERS
@@ -20,7 +21,8 @@ from schedc.source import Source
 
 
 def to_torch_csv(schedule: Schedule) -> str:
-    """The compute order of every rank; ends with a newline."""
+    """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
+    no_recomputation(schedule.kind, "torch's schedule CSV", schedule.source)
     texts = [
         f"{stage}{LETTERS[kind]}{microbatch}"
         for kind, stage, microbatch in zip(

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedc.emit.targets import one_copy
+from schedc.emit.targets import no_recomputation, one_copy
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
@@ -30,13 +30,15 @@ _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
 
 
 def to_lowered_csv(program: Program) -> str:
-    """The lowered order of every rank; ends with a newline. Raises `DiagnosticError` (S603) for two copies of a stage.
+    """The lowered order of every rank; ends with a newline. Raises `DiagnosticError`: S603 for two copies of a
+    stage, S609 for an order with Rs.
 
     SEND stands behind what it sends and RECV where the Program posts it; torch waits for a message by itself.
     UNSHARD comes before the first use of a stage and again after a RESHARD, which makes room for the stages that are
     used sooner; REDUCE_GRAD behind the last weight gradient of a stage. They do nothing without FSDP.
     """
     one_copy(program.placement, "torch's lowered CSV", program.source)
+    no_recomputation(program.kind, "torch's lowered CSV", program.source)
     schedule, row = computation(program)
     texts = _texts(program)
     before, after = _of_stages(schedule, row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from schedc.emit.targets import cannot, one_copy, placement_form
+from schedc.emit.targets import cannot, no_recomputation, one_copy, placement_form
 from schedc.ir.schedule import Schedule
 
 _NAMES = {("loop", 1): "1F1B", ("v", 2): "DualPipeV"}
@@ -18,9 +18,11 @@ _LOOPED = "Interleaved1F1B"
 def to_torchtitan(schedule: Schedule) -> str:
     """TOML for ``[parallelism]`` and ``[training]``; ends with a newline.
 
-    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that torchtitan does not have.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that torchtitan does not have, S609
+    for an order with Rs.
     """
     one_copy(schedule.placement, "torchtitan", schedule.source)
+    no_recomputation(schedule.kind, "torchtitan", schedule.source)
     form = placement_form(schedule.placement)
     if form is None:
         raise cannot(

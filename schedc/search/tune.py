@@ -13,7 +13,7 @@ from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
-from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, render
+from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, render
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import Arcs, Windows, combinatorial_bound
@@ -96,9 +96,11 @@ def tune(
     freedom: what else than the order may differ; default: nothing.
 
     The result is legal, within the cap, and never worse than the seed if that is within the cap. Raises
-    `DiagnosticError`: S407 if no order within the cap exists or is known at the end, S408 for too many ops.
+    `DiagnosticError`: S407 if no order within the cap exists or is known at the end, S408 for too many ops, S409 for an
+    order with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
+    _refuse_recomputation(seed)
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     arcs = Arcs.of(problem)
@@ -217,6 +219,15 @@ def _joined(judge: _Judge, seed: Schedule, best: Judged) -> Judged:
         return judged.fits and judged.value <= best.value * (1 + _ROUNDING)
 
     return judge(join_backwards(best.schedule, seed, as_good))
+
+
+def _refuse_recomputation(seed: Schedule) -> None:
+    again = np.flatnonzero(seed.kind == OpKind.R)
+    if again.size:
+        label = Label(seed.spans[seed.span[again[0]]])
+        help = "tune the order without its Rs, and let `recompute ... in bubbles` of a plan place them"
+        message = "an order with recomputations is not searched"
+        raise DiagnosticError([Diagnostic("S409", message, label, help=help, source=seed.source)])
 
 
 def _refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
