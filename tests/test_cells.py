@@ -283,6 +283,13 @@ def test_every_program_is_whole_and_no_shorter_than_its_bound(
     assert (found.activation_at is not None) == ("F" in kind)
 
 
+def test_an_exchange_that_takes_no_time_starts_behind_the_one_that_it_needs() -> None:
+    own = Node("0.attention", Lane.COMPUTE, (), True, False)
+    first, second = Node("0.out", Lane.RAIL, (0,), False, False), Node("0.in", Lane.NODE, (1,), False, False)
+    shape = StageShape((own, first, second), (0,))
+    assert verify(cell_program("F", shape, None, CellCosts()), shape, None) == []
+
+
 @settings(max_examples=40, deadline=None)
 @given(cells(), st.data())
 def test_a_program_that_is_not_whole_is_refused(
@@ -299,7 +306,7 @@ def test_a_program_that_is_not_whole_is_refused(
     changed = {
         "drop": steps[:at] + steps[at + 1 :],
         "repeat": steps[: at + 1] + steps[at:],
-        "stranger": [*steps, Step(Action.RUN, Half.FORWARD, 99)],
+        "stranger": [*steps, Step(Action.RUN, data.draw(st.sampled_from(Half)), data.draw(st.sampled_from((-1, 99))))],
     }[change]
     found = verify(replace(program, steps=tuple(changed)), *halves)
     assert found
@@ -319,6 +326,8 @@ def test_what_is_wrong_with_a_program_is_said_by_name() -> None:
         f"the program of a cell F cannot run: the activation leaves after step 2, and is complete after step "
         f"{program.activation_at}"
     ]
+    late = replace(program, activation_at=len(program.steps) + 1)
+    assert [finding.code for finding in verify(late, shape, None)] == ["S320"]
 
 
 def test_recomputed_segments_run_before_their_backward_and_need_no_exchange() -> None:

@@ -141,17 +141,17 @@ class _Slots:
         self.compute = [at for at, _, _ in segments]
         self.begins = [begin for _, begin, _ in segments]
         self.exchanges: list[list[tuple[Action, int]]] = [[] for _ in range(len(self.compute) + 1)]
-        place = {at: number for number, at in enumerate(self.compute)}
+        free = {at: number + 1 for number, at in enumerate(self.compute)}  # the first place behind each task
         last = [0] * len(QUEUES)
         for at, begin, end in placed:
             task = tasks.all[at]
             if not task.exchange:
                 continue
             queue = tasks.queues[at]
-            after = max([last[queue], *(place[before] + 1 for before in task.after if before in place)])
+            after = max([last[queue], *(free[before] for before in task.after)])
             if any(tasks.all[before].exchange for before in task.after):
                 after = max(after, self._next(begin))
-            last[queue] = after
+            last[queue] = free[at] = after
             self.exchanges[after].append((Action.START, at))
             if not tasks.followers[at]:
                 self.exchanges[max(after, self._next(end))].append((Action.WAIT, at))

@@ -14,7 +14,8 @@ def verify(program: CellProgram, forward: StageShape | None, backward: StageShap
     Every segment of its halves runs once, every exchange is started once and waited for once, in this order; nothing
     runs or starts before all that it takes is complete; outputs and gradients leave no sooner than they are complete.
     """
-    again = {step.node for step in program.steps if step.half is Half.AGAIN}
+    size = len(backward) if backward else 0
+    again = {step.node for step in program.steps if step.half is Half.AGAIN and 0 <= step.node < size}
     tasks = tasks_of(program.kind, forward, backward, again)
     of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
     strangers = [step for step in program.steps if (step.half, step.node) not in of]
@@ -37,7 +38,7 @@ def verify(program: CellProgram, forward: StageShape | None, backward: StageShap
         ("activation", "gradient"), (program.activation_at, program.gradient_at), tasks.leaving, strict=True
     ):
         due = -1 if wanted is None else max((complete.get(at, len(program.steps) + 1) for at in wanted), default=0)
-        if (said < 0) != (due < 0) or said < due:
+        if (said < 0) != (due < 0) or not due <= said <= len(program.steps):
             found.append(f"the {what} leaves after step {said}, and is complete after step {due}")
     return [_finding(program, text) for text in found]
 

@@ -137,7 +137,7 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
 def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> Choice:
     """The simplest method within `MARGIN` of the least time, and why."""
     if topology.nodes == 1:
-        return Choice("flat", "there is one node: no row is sent twice over the same links", {})
+        return Choice("flat", "there is one node, which no row leaves", {})
     times = {method: time(method, routing, topology, bytes_per_token) for method in METHODS}
     known = {method: value for method, value in times.items() if value is not None}
     least = min(known.values())
@@ -146,19 +146,31 @@ def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -
 
 
 _REASONS = {
-    "flat": "a token's experts lie on few ranks of a node, so that a copy for each costs little more than one per node",
-    "allgather": "a token goes to nearly every node anyway, and a block of one size is sent whatever the routing",
-    "hierarchical": "a token's experts share nodes, and not all nodes hold one",
+    "flat": (
+        "a token's experts lie on few ranks of a node, so that a copy for each costs little more than one per node",
+        "one hop, over both kinds of links at once, is about as fast as two that follow each other, or faster",
+    ),
+    "allgather": (
+        "a token goes to nearly every node anyway, and a block of one size is sent whatever the routing",
+        "with the hop inside the nodes it takes little longer than a copy for each node that needs it, and a block of"
+        " one size is sent whatever the routing",
+    ),
+    "hierarchical": ("a token's experts share nodes, and not all nodes hold one",) * 2,
 }
+"""Why a method is chosen: where it sends about as few copies to other nodes as any, and where it does not."""
 
 
 def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:
     copies = {name: moved.rail for name in times if (moved := rows(name, routing, topology)) is not None}
     said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
     other = min((value for name, value in times.items() if name != method), default=0.0)
-    gain = f"; {other / times[method]:.2f} times as fast as the next" if 0 < times[method] < other else ""
+    gain = f"; {other / times[method]:.2f} times as fast as the next" if other > 1.005 * times[method] > 0 else ""
     speeds = "" if topology.rail else " (link speeds are not known: copies are compared)"
-    return f"{_REASONS[method]}; copies of a token that leave its node: {said}{gain}{speeds}"
+    few, many = _REASONS[method]
+    reason = few if copies[method] <= min(copies.values()) * (1 + MARGIN) else many
+    if len(copies) == 1:
+        reason = "of the others no closed form is known, because the groups of experts are not equal parts of the nodes"
+    return f"{reason}; copies of a token that leave its node: {said}{gain}{speeds}"
 
 
 # ---- hot experts, capacity
