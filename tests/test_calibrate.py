@@ -163,7 +163,9 @@ def test_a_model_of_the_users(
     ]:
         assert calibrate.main([*arguments, name]) == 1
         assert said in capsys.readouterr().err
-    assert calibrate.main(["--program", str(tmp_path / "none.json")]) == 2
+    with pytest.raises(SystemExit) as usage:
+        calibrate.main(["--program", str(tmp_path / "none.json")])
+    assert usage.value.code == 2
 
 
 def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

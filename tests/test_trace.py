@@ -99,13 +99,15 @@ def test_run_on_processes(tmp_path: Path) -> None:
 
 
 def test_run_reports_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--program", str(tmp_path / "none.json")]) == 2
+    with pytest.raises(SystemExit) as usage:
+        run.main(["--program", str(tmp_path / "none.json")])
+    assert usage.value.code == 2
     assert "cannot read the program" in capsys.readouterr().err
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     assert run.main(["--program", str(broken)]) == 1
     with pytest.raises(SystemExit) as usage:
-        run.main(["--program", "x", "--steps", "0"])
+        run.main(["--program", str(broken), "--steps", "0"])
     assert usage.value.code == 2
     path = write(schedc.compile("1f1b", P=2, M=2), tmp_path)
     assert run.main(["--program", path, "--in-process", "--steps", "1", "--width", "8", "--check", "bitwise"]) == 0

@@ -29,11 +29,11 @@ from schedc.cell.costs import CellCosts, Times
 from schedc.cell.program import Action, Half
 from schedc.cost.costs import Costs, dump_costs
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc.plan import ExpertPlan, Topology, plan_of
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.cells import Part
+from schedc_runtime.command import add_program, add_sizes, asked, check_processes, join, positive, program_of, refused
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Interval
 from schedc_runtime.launch import launch, launched
@@ -45,7 +45,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.placing import layout_of, splits_backward
 from schedc_runtime.planned import attach, method_for
 from schedc_runtime.signature import arguments
-from schedc_runtime.toys import Subject, add_sizes, asked, check_processes, join, positive, toy
+from schedc_runtime.toys import Subject, toy
 from schedc_runtime.trace import Intervals
 
 
@@ -53,14 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        program = load_program(Path(options.program).read_text(encoding="utf-8"), options.program)
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"error: cannot read the program: {error}", file=sys.stderr)
-        return 2
-    except DiagnosticError as error:
-        print(error, file=sys.stderr)
-        return 1
-    try:
+        program = program_of(options)
         plan = _with_ranks(asked(plan_of(program), options))
         sharing = plan.topology.ranks if plan.topology else 1
         # Two at least where stages send to each other, so that a message can be timed.
@@ -71,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return launch("schedc_runtime.calibrate", [*arguments, "--topology", f"{nodes}x{per_node}"], processes)
         costs = _calibrate(program, plan, sharing, options)
     except (RuntimeFault, DiagnosticError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return refused(error)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -177,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="schedc_runtime.calibrate", description="Measure segments and exchanges of a model on this machine."
     )
-    parser.add_argument("--program", required=True, help="program.json, as schedc compile writes it")
+    add_program(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="MODULE:FUNCTION", help="gives (model, loss_fn, batch, targets)")
     which.add_argument("--toy", choices=["gpt", "moe"], help="default: moe where the plan has experts, else gpt")

@@ -21,16 +21,26 @@ from torch import Tensor
 
 from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc.plan import ExpertPlan, plan_of
+from schedc_runtime.command import (
+    add_program,
+    add_sizes,
+    asked,
+    check_processes,
+    join,
+    mesh_here,
+    positive,
+    program_of,
+    refused,
+)
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Deadlock, InstructionError
 from schedc_runtime.launch import launch, launched
 from schedc_runtime.losses import Leftovers
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.pipeline import Pipeline
-from schedc_runtime.toys import Subject, add_sizes, asked, check_processes, counted, join, mesh_here, positive, toy
+from schedc_runtime.toys import Subject, counted, toy
 from schedc_runtime.trace import chrome_trace, compare, measured_costs
 from schedc_runtime.twins import ReferenceTwin, SerialTwin, Twin
 
@@ -39,15 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
-        program = load_program(Path(options.program).read_text(encoding="utf-8"), options.program)
+        program = program_of(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"error: cannot read the program: {error}", file=sys.stderr)
-        return 2
-    except DiagnosticError as error:
-        print(error, file=sys.stderr)
-        return 1
-    try:
         plan = asked(plan_of(program), options)
         mesh = mesh_here(plan, program)
         if not launched() and mesh.size > 1 and not options.in_process:
@@ -55,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return launch("schedc_runtime.run", arguments, mesh.size)
         return _train(program, plan, mesh, costs, options)
     except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return refused(error)
 
 
 def _train(program: Program, plan: ExpertPlan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
@@ -134,7 +136,7 @@ def _say(pipe: Pipeline, text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="schedc_runtime.run", description="Train a small model with a program.")
-    parser.add_argument("--program", required=True, help="program.json, as schedc compile writes it")
+    add_program(parser)
     parser.add_argument(
         "--check", choices=["none", "bitwise"], default="none", help="compare with the serial reference"
     )
