@@ -13,6 +13,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh, Place
+from schedc_runtime.signature import BatchRefused
 from schedc_runtime.testing import pool
 
 
@@ -108,3 +109,10 @@ def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
         pipe.step(*tokens(4))
     pipe.zero_grad()
     assert torch.isfinite(pipe.step(*tokens(4)))
+
+
+def test_a_batch_of_all_replicas_divides_into_the_microbatches_of_each() -> None:
+    program = compile_schedule("1f1b", P=2, M=2)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2), in_process=True)
+    with pytest.raises(BatchRefused, match=r"6 rows .* do not divide into 2 microbatches for each of 2 replicas"):
+        pipe.step(*tokens(6))

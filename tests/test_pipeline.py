@@ -9,6 +9,7 @@ import torch
 from runtime_cases import differences, gradients, next_token_loss, oracle, plain_of, small_gpt, tokens
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule
 
 import schedc
 from schedc_runtime import Pipeline
@@ -206,6 +207,10 @@ def test_what_is_refused() -> None:
     nn.Module.__init__(wrapped)
     with pytest.raises(PartitionError, match="DistributedDataParallel"):
         pipeline(wrapped)
+    sharded = small_gpt()
+    sharded.blocks[1].__class__ = type("FSDPBlock", (FSDPModule, type(sharded.blocks[1])), {})  # as fully_shard does
+    with pytest.raises(PartitionError, match=r"`blocks.1` is wrapped in FSDPModule(.|\n)*shard_dense=True"):
+        pipeline(sharded)
     model = small_gpt()
     pipe = pipeline(model, "1f1b")
     with pytest.raises(BatchRefused, match="7 rows"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,8 @@ from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.memory.adaptive import RELAX, Adaptive, imbalance
 from schedc_runtime.memory.counter import held
-from schedc_runtime.moe.router import Router
+from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.testing import pool
 
 LEVELS = [level for level in Level if level is not Level.NONE]
@@ -55,6 +57,22 @@ def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]]
     for level in levels:
         found = trained(*schedule, f"{lines}  recompute {level}", dropout=0.0, in_process=True)
         assert unequal(found, expected) == [], level
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_bits_under_autocast() -> None:
+    """A segment's input has several narrow uses, whose gradients must be summed in one type, held or not."""
+    model = MoETransformer(MoEConfig(vocab=32, width=16, heads=2, moe_blocks=1, inner=16, expert_inner=6, query_rank=8,
+                                     key_value_rank=4, plain=4, rotary=4, value=4, routing=Routing(4, 2)))  # fmt: skip
+    program = schedc.compile("1f1b", P=1, M=1)
+    found = []
+    for level in (Level.NONE, Level.NORM, Level.FULL):
+        plan = ExpertPlan(recompute=(Recompute(level),))
+        pipe = Pipeline(copy.deepcopy(model), program, loss_fn=next_token_loss, plan=plan)
+        with torch.autocast("cpu", torch.bfloat16):
+            pipe.step(*tokens(1))
+        found.append({name: p.grad for name, p in pipe.named_parameters() if p.grad is not None})
+    assert [unequal(each, found[0]) for each in found] == [[], [], []]
 
 
 CASES = [

@@ -359,7 +359,7 @@ class Pipeline:
         """What each replica here is given: all in one process, a batch is that of all replicas."""
         if value is None or not self._network.in_process or self.mesh.replicas == 1:
             return [value] * (self.mesh.replicas if self._network.in_process else 1)
-        agree([Request(signature_of(value), None, True, False, "")], self.mesh.replicas)
+        agree([Request(signature_of(value), None, True, False, "")], self.program.microbatches, self.mesh.replicas)
         return split(value, self.mesh.replicas, self._device)
 
     def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:

@@ -48,7 +48,7 @@ def signature_of(value: Any) -> Json:
     return {"refused": type(value).__name__}
 
 
-def agree(requests: Sequence[Request], microbatches: int) -> Json:
+def agree(requests: Sequence[Request], microbatches: int, replicas: int = 1) -> Json:
     """The batch's signature, of all ranks' requests, by rank. Raises `BatchRefused`: for equal arguments alike."""
     for rank, request in enumerate(requests):
         if request.call != requests[0].call:
@@ -61,7 +61,7 @@ def agree(requests: Sequence[Request], microbatches: int) -> Json:
     sizes: dict[int, str] = {}
     for name, signature in (("batch", batch), ("targets", targets)):
         for path, leaf in _leaves(signature, name):
-            _check_leaf(path, leaf, microbatches)
+            _check_leaf(path, leaf, microbatches, replicas)
             if leaf.get("shape"):
                 sizes.setdefault(leaf["shape"][0], f"{path} ({_show(leaf)})")
     if len(sizes) > 1:
@@ -133,7 +133,7 @@ def _agreed(name: str, given: Sequence[tuple[Json, bool]], end: str, optional: b
             raise BatchRefused(
                 f"ranks {known[0][0]} and {rank} were given a different {name}:"
                 f" {_show(known[0][1])} and {_show(signature)}",
-                "give the same batch to every rank of a pipeline",
+                "give the same batch to every rank of a pipeline, and its replicas batches of one shape",
             )
     return known[0][1] if known else None
 
@@ -148,16 +148,18 @@ def _leaves(signature: Json, path: str) -> list[tuple[str, Json]]:
     return [(path, signature)]
 
 
-def _check_leaf(path: str, leaf: Json, microbatches: int) -> None:
+def _check_leaf(path: str, leaf: Json, microbatches: int, replicas: int) -> None:
     if "refused" in leaf:
         raise BatchRefused(
             f"{path} is a {leaf['refused']}: only tensors and plain values (bool, int, float, str, None) can be passed",
             "build other objects inside the model",
         )
-    if leaf.get("shape") and (leaf["shape"][0] % microbatches or not leaf["shape"][0]):
+    parts = microbatches * replicas
+    if leaf.get("shape") and (leaf["shape"][0] % parts or not leaf["shape"][0]):
+        into = f"{microbatches} microbatches" + (f" for each of {replicas} replicas" if replicas > 1 else "")
         raise BatchRefused(
-            f"{path} has {leaf['shape'][0]} rows ({_show(leaf)}), which do not divide into {microbatches} microbatches",
-            f"use a batch size that is a multiple of {microbatches}, or drop the last, smaller batch of an epoch",
+            f"{path} has {leaf['shape'][0]} rows ({_show(leaf)}), which do not divide into {into}",
+            f"use a batch size that is a multiple of {parts}, or drop the last, smaller batch of an epoch",
         )
 
 

@@ -73,18 +73,24 @@ def _to_meta(module: nn.Module) -> None:
         setattr(module, name, buffer.to("meta"))
 
 
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+_HELP = "pass the plain module, and a `mesh` of replicas: the pipeline sums their gradients"
+_HELP_SHARDED = f"{_HELP}; with `shard_dense=True` it spreads parameters over them, by FSDP2"
+_WRAPPERS = {
+    "DistributedDataParallel": _HELP, "DataParallel": _HELP, "ReplicateModule": _HELP,
+    "FullyShardedDataParallel": _HELP_SHARDED, "FSDPModule": _HELP_SHARDED,
+}  # fmt: skip
+"""What to do instead, by the name of a class that a wrapped module has, or that `fully_shard` makes it have."""
 
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise for data-parallel wrappers, at the top or inside: their hooks never see a stage's gradients."""
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind in _WRAPPERS and type(module).__module__.startswith("torch."):
+        kinds = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.")]
+        if kind := next((kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS), ""):
             raise PartitionError(
                 f"{f'`{name}`' if name else 'the model'} is wrapped in {kind}: a stage calls the modules inside it and"
                 " computes weight gradients outside of autograd, so that the wrapper would silently not synchronise",
-                "pass the plain module, and reduce gradients over the data-parallel group after the step",
+                _WRAPPERS[kind],
             )
 
 

@@ -148,6 +148,13 @@ def own_leaves(value: Any) -> tuple[Any, Tensors]:
     return copied, tensors_in(copied)
 
 
+def own_views(value: Any) -> tuple[Any, Tensors]:
+    """As `own_leaves`, but what computes gets views of them: autocast takes a leaf for a weight, whose narrow copy it
+    keeps until its context ends, and through which the gradients of all uses are summed in the narrow type."""
+    inside, leaves = own_leaves(value)
+    return (pytree.tree_map_only(Tensor, lambda leaf: leaf.view_as(leaf), inside) if leaves else inside), leaves
+
+
 class Taken:
     """Stands for a tensor that a segment took, and does not hold it: only its gradient, laid out like the tensor."""
 

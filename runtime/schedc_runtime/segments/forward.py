@@ -21,6 +21,7 @@ from schedc_runtime.segments.flight import (
     edge_of,
     not_held,
     own_leaves,
+    own_views,
     tensors_in,
 )
 from schedc_runtime.segments.flying import FlyingStage
@@ -63,7 +64,7 @@ class ForwardSteps(FlyingStage):
         """The forward of a segment."""
         flight, segment = self._flight(microbatch), self._segment(node)
         values = [(value, flight.value(value, node)) for value in segment.takes]
-        enter = own_leaves if flight.recorder is None else not_held
+        enter = not_held if flight.recorder else own_views if _autocast(flight) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
         with self._random(flight, node), self._recording(flight, node):
             made = self._called(segment, [value for value, _ in taken])
@@ -151,3 +152,7 @@ class ForwardSteps(FlyingStage):
 
 _WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
 """How torch says that a segment writes into what it was given."""
+
+
+def _autocast(flight: Flight) -> bool:
+    return torch.is_autocast_enabled(flight.device.type)
