@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
+from schedc.ir.recomputed import recomputed_slots
 from schedc_runtime.cells import CellSource, Steps, expand, posts_within, segmented, serial
 from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait, probes_of
 from schedc_runtime.transport import Spec
@@ -56,6 +57,8 @@ class _Binder:
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
+    again: frozenset[tuple[int, int]] = frozenset()
+    """(stage, microbatch) of every R."""
     received: set[int] = field(default_factory=set)
     """Messages whose receive has been posted so far."""
 
@@ -85,11 +88,12 @@ class _Binder:
         if kind is OpKind.F:
             read = self.slot(Channel.ACTIVATION, stage - 1, microbatch)
             write = self.slot(Channel.ACTIVATION, stage, microbatch) if stage < last else -1
-        elif kind is not OpKind.W:
+        elif FACTS[kind].backward:
             read = self.slot(Channel.GRADIENT, stage + 1, microbatch) if stage < last else -1
             write = self.slot(Channel.GRADIENT, stage, microbatch) if stage > 0 else -1
         probes = probes_of([spec.dtype for spec in self.boundaries[stage + 1].tensors]) if kind is OpKind.F else ()
-        return Compute(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes)
+        again = (stage, microbatch) in self.again
+        return Compute(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes, again)
 
     def handle(self, message: int) -> int:
         return self.handle_of.setdefault(message, len(self.handle_of))
@@ -148,7 +152,7 @@ def bind(
     which is what messages carry. handlers: another table puts another implementation in place. cells: the order inside
     instructions on segmented stages, which become a step for each micro-step.
     """
-    binder = _Binder(program, rank, stages, boundaries, handlers)
+    binder = _Binder(program, rank, stages, boundaries, handlers, again=recomputed_slots(program))
     steps: list[tuple[Handler, Any]] = []
     rows: list[int] = []
     widths: list[int] = []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schedc_runtime.executor import Executor
 
 CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
-"""The program of a cell of a kind (F, I, B, W, FB, FI), given the graphs of its forward's and its backward's stage."""
+"""The program of a cell, given its kind, of `KINDS`, and the graphs of its forward's and its backward's stage."""
 
 
 class Micro(NamedTuple):
@@ -35,7 +35,8 @@ class Micro(NamedTuple):
 
 
 def _begin(run: Executor, op: Compute) -> None:
-    _segmented(op).begin(op.microbatch, run.take(op.read), run.targets[op.microbatch], run.loss_scale)
+    inputs, target = run.take(op.read), run.targets[op.microbatch]
+    _segmented(op).begin(op.microbatch, inputs, target, run.loss_scale, again=op.again)
 
 
 def _outputs(run: Executor, op: Compute) -> None:
@@ -58,6 +59,14 @@ def _gradients(run: Executor, op: Compute) -> None:
 
 def _end_backward(run: Executor, op: Compute) -> None:
     _segmented(op).end_backward(op.microbatch)
+
+
+def _begin_again(run: Executor, op: Compute) -> None:
+    _segmented(op).begin_again(op.microbatch)
+
+
+def _rest_again(run: Executor, op: Compute) -> None:
+    _segmented(op).rest_again(op.microbatch)
 
 
 def _does(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
@@ -108,13 +117,32 @@ def segmented(operands: Any) -> bool:
     return all(isinstance(part, Compute) and isinstance(part.stage, SegmentedStage) for part in parts)
 
 
+def shape_of(stage: SegmentedStage, kind: str, again: bool) -> StageShape:
+    """The graph of a stage as a cell of ``kind`` has it. again: whether its microbatch has an R."""
+    if kind == "R":
+        return stage.remaking.shape
+    return stage.shape.ready if again else stage.shape
+
+
 def expand(kind: str, forward: Compute | None, backward: Compute | None, cells: CellSource) -> Steps:
-    """The micro-steps of one instruction. kind: F, I, B, W, FB or FI; the halves that it has."""
+    """The micro-steps of one instruction. kind: one of `KINDS`; the halves that it has."""
     program = cells(
         kind,
         None if forward is None else _segmented(forward).shape,
-        None if backward is None else _segmented(backward).shape,
+        None if backward is None else shape_of(_segmented(backward), kind, backward.again),
     )
+    return _remade(program, backward) if kind == "R" else _expanded(kind, forward, backward, program)
+
+
+def _remade(program: CellProgram, op: Compute | None) -> Steps:
+    """An R: what is in none of its steps is worked out before it first waits."""
+    made = [_micro(step, op) for step in program.steps]
+    waits = (at for at, step in enumerate(program.steps) if step.action is Action.WAIT)
+    first = next(waits, len(made))
+    return [(_begin_again, op), *made[:first], (_rest_again, op), *made[first:]]
+
+
+def _expanded(kind: str, forward: Compute | None, backward: Compute | None, program: CellProgram) -> Steps:
     made: Steps = []
     begun: set[Half] = set()
     differentiated = [number for number, step in enumerate(program.steps, 1) if step.half is Half.BACKWARD]
@@ -157,7 +185,8 @@ def _micro(step: Step, op: Compute | None) -> tuple[Handler, Any]:
 
 _WORDS: dict[Handler, str] = {
     _begin: "begin", _outputs: "outputs", _begin_backward: "begin backward", _gradients: "input gradients",
-    _end_backward: "end", **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
+    _end_backward: "end", _begin_again: "begin again", _rest_again: "the rest again",
+    **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
 }  # fmt: skip
 
 
@@ -213,6 +242,7 @@ def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -
     if backward is not None and kind != "W":
         for node in backward.again:
             steps += _steps(Half.AGAIN, node, backward.nodes[node].exchange)
+    if backward is not None and kind not in ("W", "R"):
         for node in reversed(backward.backward):
             steps += _steps(Half.BACKWARD, node, backward.nodes[node].exchange)
         gradient_at = len(steps)

@@ -20,11 +20,12 @@ Handler = Callable[["Executor", Any], bool | None]
 
 
 class Compute(NamedTuple):
-    """Operands of F, I, W and B.
+    """Operands of F, I, W, B and R.
 
     read, write: slots of the value consumed and produced: inputs and outputs of a forward, gradients of outputs and
-        inputs of a backward; -1 where there is none (outer ends of the pipeline, W).
+        inputs of a backward; -1 where there is none (outer ends of the pipeline, W, R).
     defer: whether a backward leaves the weight gradients to a W.
+    again: whether the microbatch has an R between its forward and its backward.
     probes: of a forward: positions of its floating outputs, and in which dtype to sum them (see `probes_of`).
     """
 
@@ -34,6 +35,7 @@ class Compute(NamedTuple):
     write: int
     defer: bool
     probes: tuple[tuple[int, torch.dtype | None], ...] = ()
+    again: bool = False
 
 
 class Cell(NamedTuple):
@@ -72,7 +74,8 @@ class Reduce(NamedTuple):
 
 
 def forward(run: Executor, op: Compute) -> None:
-    outputs = op.stage.forward(op.microbatch, run.take(op.read), run.targets[op.microbatch], run.loss_scale)
+    inputs, target = run.take(op.read), run.targets[op.microbatch]
+    outputs = op.stage.forward(op.microbatch, inputs, target, run.loss_scale, again=op.again)
     if op.write >= 0:
         run.values[op.write] = outputs
     if run.probing:
@@ -88,6 +91,10 @@ def backward(run: Executor, op: Compute) -> None:
 
 def weight(run: Executor, op: Compute) -> None:
     op.stage.weight(op.microbatch)
+
+
+def recompute(run: Executor, op: Compute) -> None:
+    op.stage.again(op.microbatch)
 
 
 def cell(run: Executor, op: Cell) -> None:
@@ -147,6 +154,7 @@ HANDLERS: Mapping[InstructionKind, Handler] = {
     InstructionKind.I: backward,
     InstructionKind.B: backward,
     InstructionKind.W: weight,
+    InstructionKind.R: recompute,
     InstructionKind.CELL: cell,
     InstructionKind.SEND: post,
     InstructionKind.RECV: post,

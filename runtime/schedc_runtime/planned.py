@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from torch import nn
 
@@ -13,10 +13,11 @@ from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import ExpertPlan, Method
 from schedc.plan.values import By, Level
 from schedc.source import NOWHERE
-from schedc_runtime.cells import CellSource, serial
+from schedc_runtime.cells import CellSource, serial, shape_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.capacity import Capacity
@@ -89,13 +90,19 @@ def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, m
 def recompute_stages(
     stages: Mapping[Place, Mapping[int, Stage]], plan: ExpertPlan, program: Program, mesh: Mesh
 ) -> None:
-    """Let every stage work out again what the plan says of it. Raises `DiagnosticError` (S149, S150)."""
-    if not plan.recompute:
-        return
-    _check_recompute(plan, program, mesh)
+    """Let every stage work out again what the plan says of it, and what the program has Rs for.
+
+    Raises `DiagnosticError` (S149, S150).
+    """
+    if plan.recompute:
+        _check_recompute(plan, program, mesh)
+    ahead = {stage for stage, _ in recomputed_slots(program)}
     for held in stages.values():
         for index, stage in held.items():
-            stage.recompute(plan.recompute_of(index))
+            if plan.recompute:
+                stage.recompute(plan.recompute_of(index))
+            if index in ahead:
+                stage.recompute_ahead()
 
 
 def _check_recompute(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
@@ -150,15 +157,17 @@ def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
 def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, Cell]:
     """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
 
-    A forward alone, ``F of 3``, is always among them: the program of an evaluation consists of these.
+    A backward that an R is before has a cell of its own: ``B of 3 after R``. A forward alone, ``F of 3``, is always
+    among them: the program of an evaluation consists of these.
     """
-    shapes = {index: stage.shape for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
-    found = {f"F of {index}": Cell(shape, None, cells("F", shape, None)) for index, shape in shapes.items()}
+    held = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
+    found = {f"F of {i}": Cell(stage.shape, None, cells("F", stage.shape, None)) for i, stage in held.items()}
+    again = recomputed_slots(program)
     for item in program.instructions(rank):
-        if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= shapes.keys():
-            name = _name(item)
+        if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= held.keys():
+            name = _name(item, again)
             if name not in found:
-                forward, backward = _halves(item, shapes)
+                forward, backward = _halves(item, held, again)
                 found[name] = Cell(forward, backward, cells(_kind(item), forward, backward))
     return found
 
@@ -170,9 +179,10 @@ def check_cells(program: Program, rank: int, cells: Mapping[str, Cell], group: E
     """
     findings = [found for cell in cells.values() for found in verify(cell.program, cell.forward, cell.backward)]
     idle = Cell(None, None, CellProgram((), -1, -1, "F"))
+    again = recomputed_slots(program)
 
     def cell_of(at: int, expert: int, item: Instruction) -> Cell:
-        return cells.get(_name(item), idle) if at == rank else idle
+        return cells.get(_name(item, again), idle) if at == rank else idle
 
     if not findings and cells:
         findings = verify_collectives(program, ExpertRanks(group.nodes, group.per_node), cell_of)
@@ -180,15 +190,36 @@ def check_cells(program: Program, rank: int, cells: Mapping[str, Cell], group: E
         raise DiagnosticError(findings)
 
 
+Slots = Set[tuple[int, int]]
+"""(stage, microbatch) of every R of a program."""
+
+
 def _kind(item: Instruction) -> str:
     return f"F{OpKind(item.backward).name}" if item.kind is InstructionKind.CELL else item.kind.name
 
 
-def _name(item: Instruction) -> str:
-    return f"{_kind(item)} of {item.stage}" + (f" and {item.stage2}" if item.stage2 >= 0 else "")
+def _backward(item: Instruction) -> tuple[int, int]:
+    """Stage and microbatch of the backward, or of all there is."""
+    return (item.stage2, item.microbatch2) if item.kind is InstructionKind.CELL else (item.stage, item.microbatch)
 
 
-def _halves(item: Instruction, shapes: Mapping[int, StageShape]) -> tuple[StageShape | None, StageShape | None]:
-    if item.kind is InstructionKind.CELL:
-        return shapes[item.stage], shapes[item.stage2]
-    return (shapes[item.stage], None) if item.kind is InstructionKind.F else (None, shapes[item.stage])
+def _after_r(item: Instruction, again: Slots) -> bool:
+    """Whether the backward of an instruction comes behind an R."""
+    return item.kind in _BACKWARDS and _backward(item) in again
+
+
+_BACKWARDS = (InstructionKind.I, InstructionKind.B, InstructionKind.CELL)
+
+
+def _name(item: Instruction, again: Slots) -> str:
+    both = f"{item.stage} and {item.stage2}" if item.kind is InstructionKind.CELL else f"{item.stage}"
+    return f"{_kind(item)} of {both}{' after R' if _after_r(item, again) else ''}"
+
+
+def _halves(
+    item: Instruction, held: Mapping[int, SegmentedStage], again: Slots
+) -> tuple[StageShape | None, StageShape | None]:
+    forward = held[item.stage].shape if _kind(item)[0] == "F" else None
+    if item.kind is InstructionKind.F:
+        return forward, None
+    return forward, shape_of(held[_backward(item)[0]], _kind(item), _after_r(item, again))

@@ -71,6 +71,8 @@ def reference_step(
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
     for rank, kind, index, m in _serial(program, partition.stages, count):
         stage = ranks[rank][index]
+        if kind is OpKind.R:
+            continue  # nothing is worked out again here
         if kind is OpKind.F:
             values[m] = stage.forward(m, values[m], targets[m], 1.0 / count)
         elif kind is OpKind.W:

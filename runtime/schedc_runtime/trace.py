@@ -71,7 +71,7 @@ def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
         # Only overlapped pairs ran: their parts cannot be told apart, and are taken as thirds.
         third = tuple(value / 3 for value in FB or (0.0,) * program.stages)
         F, I, W = F or third, I or third, W or third  # noqa: E741
-    return Costs(F=F, I=I, W=W, B=B, FB=FB, p2p=max(0.0, median(latencies)) if latencies else 0.0)
+    return Costs(F=F, I=I, W=W, B=B, R=lane("R"), FB=FB, p2p=max(0.0, median(latencies)) if latencies else 0.0)
 
 
 @dataclass(frozen=True)

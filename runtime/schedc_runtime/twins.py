@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
+from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan import ExpertPlan
 from schedc_runtime.cells import serial
 from schedc_runtime.mesh import Mesh
@@ -80,8 +81,8 @@ class SerialTwin:
     ) -> None:
         plain = replace(plan, overlap=False, cells=(), recompute=())
         self.pipe = Pipeline(
-            model, program, loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain, cells=serial,
-            overlap=plan.overlap or bool(plan.cells),
+            model, without_recomputation(program), loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain,
+            cells=serial, overlap=plan.overlap or bool(plan.cells),
         )  # fmt: skip
         self.optimizer = torch.optim.SGD(self.pipe.parameters(), lr=learning_rate)
 

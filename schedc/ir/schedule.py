@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from schedc.ir.columns import Columns, Int8, Int32, Int64
 from schedc.ir.ops import LETTERS, OpKind
@@ -27,6 +29,9 @@ class Op(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.name}{self.microbatch}"
+
+
+_PER_OP = ("kind", "stage", "microbatch", "pair", "phase", "span")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,11 @@ class Schedule(Columns):
     def ops(self, rank: int) -> Iterator[Op]:
         """The ops of one rank, in order."""
         return (self.op(row) for row in range(int(self.rank_start[rank]), int(self.rank_start[rank + 1])))
+
+    def only(self, rows: Int64) -> Schedule:
+        """The schedule of these rows alone, ascending: of a pair both or, with ``pair`` to be set to -1, one."""
+        columns = {name: getattr(self, name)[rows] for name in _PER_OP}
+        return replace(self, rank_start=np.searchsorted(rows, self.rank_start), **columns)
 
     def describe(self, row: int) -> str:
         """How messages name an op: ``3F0 (rank 3)``."""

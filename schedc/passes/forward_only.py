@@ -22,15 +22,6 @@ def forward_only(training: Program | Schedule, costs: Costs | None = None) -> Pr
     schedule = training if isinstance(training, Schedule) else computation(training)[0]
     source_name = training.source_name if isinstance(training, Program) else None
     rows = np.flatnonzero(schedule.kind == OpKind.F)
-    forwards = replace(
-        schedule,
-        rank_start=np.searchsorted(rows, schedule.rank_start),
-        kind=schedule.kind[rows],
-        stage=schedule.stage[rows],
-        microbatch=schedule.microbatch[rows],
-        pair=np.full(rows.size, -1, np.int32),
-        phase=schedule.phase[rows],
-        span=schedule.span[rows],
-    )
+    forwards = replace(schedule.only(rows), pair=np.full(rows.size, -1, np.int32))
     program = insert_communication(forwards, costs)
     return program if source_name is None else replace(program, source_name=source_name)

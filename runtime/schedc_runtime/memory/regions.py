@@ -327,8 +327,7 @@ class Recorder:
                 found.fill()
 
     def fill_all(self, but: Collection[int] = ()) -> None:
-        """As `fill`, of all nodes ``but`` those. The forward is over."""
-        self.forwarded()
+        """As `fill`, of all nodes ``but`` those."""
         for node in sorted(self.regions.keys() - set(but)):
             self.fill(node)
 

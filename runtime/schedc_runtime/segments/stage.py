@@ -39,15 +39,21 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     # Nodes once more, for the backward; nothing where it was decided to hold what they make.
 
-    def remake(self, microbatch: int) -> None:
-        """Of an R what is not in nodes that are done once more: the regions of all others, or the whole forward."""
+    def begin_again(self, microbatch: int) -> None:
+        """Begin an R. Where the stage runs once more as a whole, this is all of it."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
             inputs, target, loss_scale, beginning = kept
             with beginning.restored():
                 self.forward(microbatch, inputs, target, loss_scale)
         flight = self._flight(microbatch)
         flight.remade = True
-        if flight.recorder is not None and kept is None:
+        if flight.recorder is not None:
+            flight.recorder.forwarded()
+
+    def rest_again(self, microbatch: int) -> None:
+        """Of an R what is in no node that is done once more: the regions of all others."""
+        flight = self._flight(microbatch)
+        if flight.recorder is not None:
             flight.recorder.fill_all(but=flight.graph.again)
 
     def run_again(self, microbatch: int, node: int) -> None:
@@ -108,8 +114,9 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         return gradients
 
     def again(self, microbatch: int) -> None:
-        self.remake(microbatch)
+        self.begin_again(microbatch)
         self._once_more(microbatch)
+        self.rest_again(microbatch)
 
     def _once_more(self, microbatch: int) -> None:
         for node in self._flight(microbatch).graph.shape.again:
