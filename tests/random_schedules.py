@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,25 @@ def _columns(draw: random.Random, place: Placement, streams: list[list[tuple[OpK
         phase=np.zeros(len(ops), np.int32),
         span=np.zeros(len(ops), np.int32),
     )
+
+
+def with_recomputation(schedule: Schedule, seed: int) -> Schedule:
+    """About half of the microbatches of each stage get an R anywhere between their forward and their backward."""
+    draw, known = random.Random(seed), Dependencies.of(schedule)
+    slot = [(int(s), int(m)) for s, m in zip(schedule.stage, schedule.microbatch, strict=True)]
+    forward = {slot[row]: int(known.cell_of[row]) for row in np.flatnonzero(schedule.kind == OpKind.F)}
+    before: dict[int, list[int]] = {}
+    for row in np.flatnonzero(np.isin(schedule.kind, (OpKind.B, OpKind.I))).tolist():
+        if draw.random() < 0.5:
+            cell = draw.randint(forward[slot[row]] + 1, int(known.cell_of[row]))
+            before.setdefault(int(known.first[cell]), []).append(row)
+    order: list[tuple[int, OpKind | None]] = []
+    for row in range(len(schedule)):
+        order += [*((of, OpKind.R) for of in before.get(row, [])), (row, None)]
+    rows = np.array([row for row, _ in order])
+    kinds = [schedule.kind[row] if kind is None else kind for row, kind in order]
+    added = np.cumsum([0, *(len(before.get(row, [])) for row in range(len(schedule)))])
+    columns = {name: getattr(schedule, name)[rows] for name in ("stage", "microbatch", "phase", "span")}
+    pair = np.array([-1 if kind is not None else schedule.pair[row] for row, kind in order], np.int32)
+    start = schedule.rank_start + added[schedule.rank_start]
+    return replace(schedule, kind=np.array(kinds, np.int8), pair=pair, rank_start=start, **columns)

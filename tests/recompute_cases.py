@@ -6,11 +6,16 @@ from typing import Any
 
 import torch
 from expert_cases import compiled, train
-from runtime_cases import next_token_loss
+from random_schedules import with_recomputation
+from runtime_cases import check_parity, gradients, next_token_loss, small_gpt, tokens
 from segmented_cases import small_moe
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from schedc.compiler import compile as compile_schedule
+from schedc.ir.program import Program, computation
+from schedc.passes.insert_communication import insert_communication
+from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan.values import Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
@@ -27,11 +32,18 @@ def moe(dropout: float) -> Any:
     return small_moe(moe_blocks=3, dense_blocks=1, dropout=dropout, routing=routing)
 
 
+def ahead(program: Program, seed: int = 0) -> Program:
+    """The program with Rs for about half of its microbatches."""
+    schedule = with_recomputation(computation(program)[0], seed)
+    return insert_communication(schedule)
+
+
 def trained(
-    schedule: str, sizes: dict[str, int], lines: str, dropout: float = 0.2, **options: Any
+    schedule: str, sizes: dict[str, int], lines: str, dropout: float = 0.2, *, rs: bool = False, **options: Any
 ) -> dict[str, Tensor]:
-    """Losses and the state after two steps of the model, on the ranks of this process."""
+    """Losses and the state after two steps of the model, on the ranks of this process. rs: with Rs in the program."""
     program = compiled(schedule, sizes, lines)
+    program = ahead(program) if rs else program
     pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, **options)
     torch.manual_seed(5)
     losses = train(pipe, 2)
@@ -51,6 +63,38 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], st
     for schedule, sizes, lines, levels in cases:
         expected = trained(schedule, sizes, lines)
         found += [unequal(trained(schedule, sizes, f"{lines}\n{level}"), expected) for level in levels]
+    return found
+
+
+def ahead_parity(
+    rank: int,
+    world_size: int,
+    dense: list[tuple[str, dict[str, int], bool]],
+    experts: list[tuple[str, dict[str, int], str, list[str]]],
+) -> list[list[str]]:
+    """What differs where there are Rs: from the serial reference, from the same program with none and dropout, and of
+    plans with experts, whatever they recompute, from one that recomputes nothing."""
+    found = []
+    for schedule, sizes, overlap in dense:
+        program = ahead(compile_schedule(schedule, **sizes))
+        pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, overlap=overlap)
+        check_parity(pipe, small_gpt(), program.microbatches)
+        pipe.close()
+        states = [noisy_grads(tried, overlap=overlap) for tried in (program, without_recomputation(program))]
+        found.append(unequal(*states))
+    for schedule, sizes, lines, levels in experts:
+        expected = trained(schedule, sizes, lines)
+        found += [unequal(trained(schedule, sizes, f"{lines}\n{level}", rs=True), expected) for level in levels]
+    return found
+
+
+def noisy_grads(program: Program, **options: Any) -> dict[str, Tensor]:
+    """Loss, gradients and the random number after a step of a GPT with dropout, on the ranks of this process."""
+    pipe = Pipeline(small_gpt(dropout=0.3), program, loss_fn=next_token_loss, timeout=30, **options)
+    torch.manual_seed(7)
+    loss = pipe.step(*tokens(program.microbatches))
+    found = {"loss": loss, "random": torch.rand(2), **gradients(pipe)}
+    pipe.close()
     return found
 
 

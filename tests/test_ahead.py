@@ -19,6 +19,7 @@ from schedc_runtime.memory.counter import held
 from schedc_runtime.partition import partition
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage import Stage
+from schedc_runtime.testing import pool
 
 # Stages by themselves.
 
@@ -189,3 +190,20 @@ def test_a_stage_that_changes_its_mode_still_finds_its_buffers() -> None:
         stage.again(0)
         assert all(map(torch.equal, norms(), after))
         stage.backward(0, (torch.zeros(1, 6, 16, dtype=torch.float64),))
+
+
+# In a program.
+
+DENSE = [("zbv", {"P": 4, "M": 4}, False), ("1f1b", {"P": 4, "M": 5}, False), ("dualpipev", {"P": 4, "M": 8}, True)]
+TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
+EXPERTS = [
+    ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto", ["  recompute full"]),
+    ("zbh1", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall flat",
+     ["", "  recompute light", "  recompute medium", "  recompute full adaptive(1.3)"]),
+]  # fmt: skip
+
+
+def test_processes() -> None:
+    """Split backwards on a V, full ones, and pairs in segments; experts over two processes, at each level."""
+    for wrong in pool(4).run("recompute_cases:ahead_parity", dense=DENSE, experts=EXPERTS, timeout=240):
+        assert wrong == [[]] * (len(DENSE) + sum(len(levels) for *_, levels in EXPERTS))

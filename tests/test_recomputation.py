@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from random_schedules import random_schedule
+from random_schedules import random_schedule, with_recomputation
 
 from schedc.analysis.batch import simulate_batch
 from schedc.analysis.claims import check_claims
@@ -168,40 +167,12 @@ def test_it_hides_where_a_rank_waits_for_a_gradient() -> None:
     """The first R of rank 0 runs while it waits; recomputed inside the backwards, the same work is all in the way."""
     P, M = 4, 8
     schedule = one_f_one_b(P=P, M=M)[1]
-    inside = replace(schedule, **_without(schedule))
+    inside = schedule.only(np.flatnonzero(schedule.kind != OpKind.R))
     costs = Costs(F=2.0, I=2.0, W=2.0, R=2.0)
     apart = simulate(schedule, costs)
     assert apart.makespan == (M + P - 1) * (2 + 4 + 2) - (P - 1) * 2
     assert simulate(inside, replace(costs, B=6.0)).makespan == (M + P - 1) * (2 + 6)
     assert apart.busy.tolist() == [M * 8.0] * P  # it counts as work
-
-
-def _without(schedule: Schedule) -> dict[str, object]:
-    keep = np.flatnonzero(schedule.kind != OpKind.R)
-    columns = {name: getattr(schedule, name)[keep] for name in ("kind", "stage", "microbatch", "pair", "phase", "span")}
-    return {**columns, "rank_start": np.searchsorted(keep, schedule.rank_start)}
-
-
-def with_recomputation(schedule: Schedule, seed: int) -> Schedule:
-    """About half of the microbatches of each stage get an R anywhere between their forward and their backward."""
-    draw, known = random.Random(seed), Dependencies.of(schedule)
-    slot = [(int(s), int(m)) for s, m in zip(schedule.stage, schedule.microbatch, strict=True)]
-    forward = {slot[row]: int(known.cell_of[row]) for row in np.flatnonzero(schedule.kind == OpKind.F)}
-    before: dict[int, list[int]] = {}
-    for row in np.flatnonzero(np.isin(schedule.kind, (OpKind.B, OpKind.I))).tolist():
-        if draw.random() < 0.5:
-            cell = draw.randint(forward[slot[row]] + 1, int(known.cell_of[row]))
-            before.setdefault(int(known.first[cell]), []).append(row)
-    order: list[tuple[int, OpKind | None]] = []
-    for row in range(len(schedule)):
-        order += [*((of, OpKind.R) for of in before.get(row, [])), (row, None)]
-    rows = np.array([row for row, _ in order])
-    kinds = [schedule.kind[row] if kind is None else kind for row, kind in order]
-    added = np.cumsum([0, *(len(before.get(row, [])) for row in range(len(schedule)))])
-    columns = {name: getattr(schedule, name)[rows] for name in ("stage", "microbatch", "phase", "span")}
-    pair = np.array([-1 if kind is not None else schedule.pair[row] for row, kind in order], np.int32)
-    start = schedule.rank_start + added[schedule.rank_start]
-    return replace(schedule, kind=np.array(kinds, np.int8), pair=pair, rank_start=start, **columns)
 
 
 @given(st.integers(0, 10**6))
@@ -218,7 +189,10 @@ def test_random_orders_with_it_compile_and_come_back(seed: int) -> None:
     costs = Costs(F=3.0, I=2.0, W=1.0, R=2.5, p2p=0.5)
     assert simulate_batch(Dependencies.of(schedule), [costs]).makespan[0] == simulate(schedule, costs).makespan
     plain = Costs(F=3.0, I=2.0, W=1.0, R=0.0, p2p=0.5)
-    assert simulate(schedule, plain).makespan == simulate(replace(schedule, **_without(schedule)), plain).makespan
+    assert (
+        simulate(schedule, plain).makespan
+        == simulate(schedule.only(np.flatnonzero(schedule.kind != OpKind.R)), plain).makespan
+    )
     kinds = forward_only(program).kind
     assert (np.isin(kinds, (InstructionKind.F,)) | (kinds > InstructionKind.CELL)).all()
 
