@@ -33,7 +33,7 @@ from schedc.plan import Experts as Sizes
 from schedc.plan.levels import saving
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.memory.adaptive import imbalance
+from schedc_runtime.memory.adaptive import arrivals
 from schedc_runtime.memory.counter import held
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
@@ -165,7 +165,7 @@ def steered(exponent: float, seed: int) -> Tensor:
 def rows_of(batch: Tensor) -> list[float]:
     """[ranks] rows of each over the mean, of the choice that the router makes."""
     index = batch[:, :EXPERTS].topk(TOP).indices.view(MESH.experts, TOKENS, TOP)
-    return [imbalance(index, EXPERTS, rank) for rank in range(MESH.experts)]
+    return [arrivals(index, EXPERTS).imbalance(rank) for rank in range(MESH.experts)]
 
 
 def adaptive() -> Iterator[dict[str, Any]]:

@@ -123,3 +123,26 @@ def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recomput
     stage.bind(*[Boundary((spec,), *edge) for edge in edges])
     stage.recompute(plan, count=True)
     return stage
+
+
+class Steered(nn.Module):
+    """Two layers of experts that are chosen by the first columns of a token, whatever has been learnt."""
+
+    def __init__(self, width: int, inner: int, experts: int, top: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [MoELayer(Router(width, Routing(experts, top)), Experts(experts, width, inner)) for _ in range(2)]
+        )
+        for layer in self.layers:
+            layer.router.weight.data.copy_(torch.eye(experts, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x) / 100
+        return x
+
+
+def steered_to(choices: Tensor, width: int) -> Tensor:
+    """[N, width] tokens that choose the experts ``choices`` [N, k]."""
+    tokens = torch.randn(len(choices), width, generator=torch.Generator().manual_seed(1)) / 100
+    return tokens.scatter_add_(1, choices, torch.full(choices.shape, 9.0) - torch.arange(choices.shape[1]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recompute_cases import Block, block_stage, moe, trained, unequal
+from recompute_cases import Block, Steered, block_stage, moe, steered_to, trained, unequal
 from runtime_cases import next_token_loss, small_gpt, tokens
 from segmented_cases import listed
 from torch import Tensor, nn
@@ -27,9 +27,11 @@ from schedc.plan.levels import saving
 from schedc.plan.values import By, Experts, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import StageError
-from schedc_runtime.memory.adaptive import RELAX, Adaptive, imbalance
+from schedc_runtime.memory.adaptive import RELAX, Adaptive, arrivals
 from schedc_runtime.memory.counter import held
+from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.routes import Shape, plan_route
 from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.testing import pool
 
@@ -193,19 +195,20 @@ def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
 @given(st.lists(st.lists(st.integers(1, 40), min_size=4, max_size=4), min_size=1, max_size=30), st.floats(1.05, 3))
 def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int]], threshold: float) -> None:
     """Steps of two microbatches; by group all ranks decide alike, by rank each keeps to the threshold."""
-    groups = [Adaptive(threshold, By.GROUP) for _ in range(4)]
-    ranks = [Adaptive(threshold, By.RANK) for _ in range(4)]
+    groups = [Adaptive(Level.MEDIUM, threshold, By.GROUP) for _ in range(4)]
+    ranks = [Adaptive(Level.MEDIUM, threshold, By.RANK) for _ in range(4)]
     for number, counts in enumerate(rows):
         everyone = torch.repeat_interleave(torch.arange(4), torch.tensor(counts)).repeat(4, 1)[..., None]
-        fullest = imbalance(everyone, 4)
+        brought = arrivals(everyone, 4)
+        fullest = brought.imbalance()
         assert fullest == pytest.approx(max(counts) * 4 / sum(counts))
-        together = {x.decide(0, everyone, 4, rank) for rank, x in enumerate(groups)}
-        assert together == {True} or (together == {False} and fullest <= threshold)
+        (together,) = {x.decide(0, brought, rank) for rank, x in enumerate(groups)}
+        assert together is Level.FULL if fullest > threshold else together in (Level.NONE, Level.MEDIUM)
         for rank, x in enumerate(ranks):
-            again = x.decide(0, everyone, 4, rank)
-            assert again or counts[rank] * 4 / sum(counts) <= threshold
+            level = x.decide(0, brought, rank)
+            assert level is Level.MEDIUM or (level is Level.NONE and brought.imbalance(rank) <= threshold)
         if number < 2:
-            assert together == {True}  # the first step is taken for the worst
+            assert together is not Level.NONE  # the first step is taken for the worst
         if number % 2:
             for x in (*groups, *ranks):
                 x.end_step()
@@ -217,11 +220,11 @@ def test_decisions_stay_until_they_are_clearly_wrong() -> None:
         found = []
         for rows in fullest:
             everyone = (torch.arange(100) >= rows).long().view(1, 100, 1).repeat(2, 1, 1)
-            found.append(decides.decide(3, everyone, 2, 0))
+            found.append(decides.decide(3, arrivals(everyone, 2), 0) is Level.FULL)
         decides.end_step()
         return found
 
-    decides = Adaptive(1.5, By.GROUP)
+    decides = Adaptive(Level.FULL, 1.5, By.GROUP)
     assert step(50, 50) == [True, True]
     assert step(50, 70) == [False, False]
     assert step(50, 76) == [False, True]  # above it, whatever was decided
@@ -229,6 +232,19 @@ def test_decisions_stay_until_they_are_clearly_wrong() -> None:
     assert 1.5 * RELAX < 72 * 2 / 100
     assert step(60, 66) == [True, True]
     assert step(60, 66) == [False, False]
+
+
+def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
+    """Of two ranks with two experts each: hot experts stay where their tokens are, padding is rows, absence is not."""
+    everyone = torch.tensor([[[0], [0], [1], [-2]], [[0], [0], [3], [2]]])
+    assert arrivals(everyone, 4) == ((5, 2), 3.5)
+    lent = Lending((0,), 2, 0, 2)
+    assert arrivals(everyone, 4, lent) == ((3, 4), 3.5)
+    routes = [plan_route(everyone, Shape(4, 1, 2, rank), lambda _: lent) for rank in range(2)]
+    assert tuple(route.received for route in routes) == (3, 4)
+    dropped = torch.tensor([[[0], [-3], [1], [-2]], [[0], [-3], [3], [2]]])
+    assert arrivals(dropped, 4, slots=1) == ((4, 4), 3.5)
+    assert tuple(sum(plan_route(dropped, Shape(4, 1, 2, rank, capacity=1)).counts) for rank in range(2)) == (4, 4)
 
 
 def skewed(by: By, level: Level, steps: int = 3) -> tuple[list[list[int]], list[dict[str, Tensor]]]:

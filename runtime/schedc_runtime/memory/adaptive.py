@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from schedc.plan.values import By
+from schedc.plan.values import By, Level
+from schedc_runtime.moe.exchange import ABSENT
+from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 
 RELAX = 0.9
 """A layer stops recomputing once its step's fullest rank has less than this part of the threshold."""
 
 
-def imbalance(everyone: Tensor, experts: int, rank: int | None = None) -> float:
-    """Rows of the fullest rank, or of ``rank``, over the mean; 1 where there are none.
+class Arrivals(NamedTuple):
+    """What one dispatch brings. rows: [ranks] of the experts of each, padding included. mean: of what was wanted."""
 
-    everyone: [ranks, N, k] the routing; negative entries are no rows. Equal on all ranks for equal routing.
+    rows: tuple[int, ...]
+    mean: float
+
+    def imbalance(self, rank: int | None = None) -> float:
+        """Rows of the fullest rank, or of ``rank``, over the mean; 1 where nothing was wanted."""
+        most = max(self.rows) if rank is None else self.rows[rank]
+        return most / self.mean if self.mean else 1.0
+
+
+def arrivals(everyone: Tensor, experts: int, lending: Lending = NOTHING_HOT, slots: int | None = None) -> Arrivals:
+    """Of a microbatch, the same on all ranks for the same routing ``everyone`` [ranks, N, k].
+
+    lending: hot experts, whose rows stay where they are. slots: padded rows of an expert from each rank, with a
+    capacity; then all ranks have as many, and choices that were dropped count as wanted.
     """
-    ranks = everyone.shape[0]
-    chosen = everyone.detach().flatten().long()
-    rows = torch.bincount(chosen[chosen >= 0] // (experts // ranks), minlength=ranks).tolist()
-    total = sum(rows)
-    most = max(rows) if rank is None else rows[rank]
-    return most * ranks / total if total else 1.0
+    ranks, local = everyone.shape[0], experts // everyone.shape[0]
+    chosen = everyone.detach().flatten(1).long()
+    mean = int((chosen != ABSENT).sum()) / ranks
+    if slots is not None:
+        return Arrivals((experts * slots,) * ranks, mean)
+    kept = chosen[chosen >= 0]
+    rows = torch.bincount(kept // local, minlength=ranks)
+    for expert in lending.hot:
+        own = (chosen == expert).sum(1)
+        rows += own
+        rows[expert // local] -= own.sum()
+    return Arrivals(tuple(rows.tolist()), mean)
 
 
 @dataclass
@@ -38,26 +60,33 @@ class _Layer:
 class Adaptive:
     """The decisions of one stage: per step and layer, by the step before, the first one as if it were the worst.
 
-    A microbatch above the threshold is recomputed in any case, so that what is kept never has more than ``threshold``
-    times the mean rows. It goes off below `RELAX` times the threshold, on above it. recomputed, held: microbatches so
-    far, of all layers.
+    A microbatch above the threshold is worked out again in any case: by group from the rows as they were sent, whatever
+    the level, so that what is kept never has more than ``threshold`` times the mean rows; by rank at the level, which
+    holds what the level holds. A layer goes off below `RELAX` times the threshold, and on above it.
+    recomputed, held: microbatches so far, of all layers; sent: those of the former whose rows are sent again.
     """
 
+    level: Level
     threshold: float
     by: By
     layers: dict[int, _Layer] = field(default_factory=dict)
     recomputed: int = 0
     held: int = 0
+    sent: int = 0
 
-    def decide(self, layer: int, everyone: Tensor, experts: int, rank: int) -> bool:
-        """Whether the experts of this microbatch are worked out again."""
+    def decide(self, layer: int, brought: Arrivals, rank: int) -> Level:
+        """What of the experts of this microbatch is worked out again; by group the same on all ranks."""
         state = self.layers.setdefault(layer, _Layer())
-        found = imbalance(everyone, experts, None if self.by is By.GROUP else rank)
+        found = brought.imbalance(None if self.by is By.GROUP else rank)
         state.peak = found if state.peak is None else max(state.peak, found)
-        again = state.on or found > self.threshold
-        self.recomputed += again
-        self.held += not again
-        return again
+        above = found > self.threshold
+        level = Level.NONE
+        if above or state.on:
+            level = Level.FULL if above and self.by is By.GROUP else self.level
+        self.recomputed += level is not Level.NONE
+        self.held += level is Level.NONE
+        self.sent += level.exchanges
+        return level
 
     def end_step(self) -> None:
         """Decide on the next step from what came in this one."""

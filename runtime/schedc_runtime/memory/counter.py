@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -21,15 +21,17 @@ class Bytes:
     """What one microbatch holds on a stage. A storage is counted once, where it is met first; parameters never.
 
     saved: by segment, what autograd has saved in it. runtime: what is held beside that by values between segments, by
-    the leaves of segments, and by what will be done once more.
+    the leaves of segments, by what will be done once more, and by indexes: where every row goes. restored: what has
+    been worked out again, and is not used up.
     """
 
     saved: dict[str, int]
     runtime: int
+    restored: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.saved.values()) + self.runtime
+        return sum(self.saved.values()) + self.runtime + self.restored
 
 
 def held(stage: Stage, microbatch: int) -> Bytes:
@@ -50,7 +52,8 @@ def held(stage: Stage, microbatch: int) -> Bytes:
         storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
         saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
     runtime = 0 if flight is None else _new((x.untyped_storage() for x in _of(flight)), seen)
-    return Bytes(saved, runtime)
+    made = recorder.restored() if flight is None or flight.again is None else [*recorder.restored(), *flight.again.made]
+    return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(made)), seen))
 
 
 def _of(flight: Flight) -> Iterator[Tensor]:
@@ -60,14 +63,21 @@ def _of(flight: Flight) -> Iterator[Tensor]:
     yield from (leaf for _, leaves in flight.leaving for leaf in leaves)
     for done in flight.done.values():
         yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
+        yield from _tensors(getattr(done, "route", None))
     if flight.recorder is not None:
         yield from _tensors(flight.recorder.decisions())
     if flight.again is not None:
         yield from (note.tensor for note in _notes(flight.again.held) if isinstance(note, Held))
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those in containers, and in routes, which are frozen data with indexes in it."""
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf):
+            for field in fields(leaf):
+                yield from _tensors(getattr(leaf, field.name))
 
 
 def _notes(values: Any) -> list[Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from schedc.cell.graph import StageShape
-from schedc.plan.values import Level, Recompute
-from schedc_runtime.memory.adaptive import Adaptive
+from schedc.cell.graph import Node, StageShape
+from schedc.plan.values import By, Level, Recompute
+from schedc_runtime.memory.adaptive import Adaptive, Arrivals
 from schedc_runtime.memory.regions import Recorder, region
 from schedc_runtime.moe.exchange import Exchange
 
@@ -18,6 +18,7 @@ _ORDER = tuple(Level)
 _EXPERTS = "experts"
 _REPLAYED = ("permute", "relay")
 """Segments whose outputs are only sent: worked out again so that they can be sent again."""
+_SENDING = ("dispatch", *_REPLAYED)
 _MLP = ("mlp", "feed_forward", "ffn")
 """What the MLP of a dense block is called."""
 
@@ -25,8 +26,8 @@ _MLP = ("mlp", "feed_forward", "ffn")
 class Recomputation:
     """The recomputation of one stage, for all its microbatches.
 
-    active: whether anything is recomputed, or counted. adaptive: decides for the experts, where the plan says so;
-    then nothing else is recomputed. counted: of the microbatch forwarded last.
+    active: whether anything is recomputed, or counted. adaptive: decides on the experts, where the plan says so: on
+    what grows with the rows that a rank gets. counted: of the microbatch forwarded last.
     again: the nodes that cell programs run once more; replayed: of these, the ones that are called as a whole.
     """
 
@@ -34,8 +35,8 @@ class Recomputation:
         self.level, self.random = plan.level, random
         self.active = count or plan.level is not Level.NONE
         self.counted: MicrobatchRecorder | None = None
-        self.adaptive = None if plan.adaptive is None else Adaptive(plan.adaptive, plan.by)
-        self.again, self.replayed = _again(self.level, shape, self.adaptive is not None)
+        self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
+        self.again, self.replayed = _again(plan, shape)
 
     def recorder(self) -> MicrobatchRecorder:
         """Of one microbatch."""
@@ -55,38 +56,48 @@ class Recomputation:
 
 
 class MicrobatchRecorder(Recorder):
-    """A `Recorder` that knows the level, and what was decided for this microbatch. role, layer: of its node."""
+    """A `Recorder` that knows the level, and what was decided for this microbatch. layer: of its node."""
 
     def __init__(self, recomputation: Recomputation) -> None:
         super().__init__(self._covers, recomputation.random)
         self.plan = recomputation
-        self.role, self.layer = "", -1
-        self._decided: dict[int, bool] = {}
+        self.layer = -1
+        self._decided: dict[int, Level] = {}
 
-    def decide(self, everyone: Tensor, experts: int, rank: int) -> None:
-        """Takes in the routing of the layer that is being forwarded."""
+    def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
+        """Takes in what comes to the experts of the layer that is being forwarded."""
         if self.plan.adaptive is not None:
-            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, everyone, experts, rank)
+            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, brought(), rank)
 
-    def recomputes(self, layer: int) -> bool:
-        """Whether the experts of a layer are worked out again."""
-        return self._decided.get(layer, True)
+    def of_rows(self, layer: int) -> Level:
+        """The level at which the experts of a layer are worked out again."""
+        return self._decided.get(layer, self.plan.level)
 
-    def _covers(self, level: Level) -> bool:
-        if _ORDER.index(level) > _ORDER.index(self.plan.level):
-            return False
-        return self.plan.adaptive is None or (self.role == _EXPERTS and self.recomputes(self.layer))
+    def runs(self, node: Node) -> bool:
+        """Whether a node that may be done once more is, of this microbatch."""
+        if node.role not in (_EXPERTS, *_SENDING):
+            return True
+        level = self.of_rows(node.layer)
+        return level.exchanges if node.role in _SENDING else level is not Level.NONE
+
+    def _covers(self, level: Level, rows: bool) -> bool:
+        return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.plan.level)
 
 
-def _again(level: Level, shape: StageShape | None, adaptive: bool) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes that run once more, and those of them that are called as a whole.
+def _again(plan: Recompute, shape: StageShape | None) -> tuple[frozenset[int], frozenset[int]]:
+    """The nodes that may run once more, and those of them that are called as a whole.
 
     Below `medium` there is too little to place: it is worked out where backward asks for it.
     """
-    if shape is None or _ORDER.index(level) < _ORDER.index(Level.MEDIUM):
+    if shape is None:
         return frozenset(), frozenset()
-    whole = level.exchanges
-    roles = {_EXPERTS, *(() if adaptive else ("shared",)), *(("dispatch", *_REPLAYED) if whole else ())}
+    placed = _ORDER.index(plan.level) >= _ORDER.index(Level.MEDIUM)
+    sends = plan.level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
+    roles = {
+        *((_EXPERTS,) if placed or sends else ()),
+        *(("shared",) if placed else ()),
+        *(_SENDING if sends else ()),
+    }
     layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
     again = {
         at

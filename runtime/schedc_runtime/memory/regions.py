@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from schedc.plan.values import Level
 from schedc_runtime.errors import StageError
 
-Covers = Callable[[Level], bool]
-"""Whether what belongs to a level is worked out again, where the forward is now."""
+if TYPE_CHECKING:
+    from schedc_runtime.memory.adaptive import Arrivals
+
+Covers = Callable[[Level, bool], bool]
+"""Whether what belongs to a level is worked out again, where the forward is now; of a routed expert's rows, or not."""
 
 
 def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
@@ -36,6 +39,13 @@ def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
     if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
         return function(*args)
     return _active.call(level, function, args)
+
+
+def region_of_rows(level: Level, function: Callable[..., Any], *args: Any) -> Any:
+    """As `region`, of rows that were routed here: where a rank may get many of them, the level is that of the day."""
+    if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
+        return function(*args)
+    return _active.call(level, function, args, rows=True)
 
 
 def keep(function: Callable[..., Any], *args: Any) -> Any:
@@ -267,9 +277,9 @@ class Recorder:
             self.kept[self.node].append(decided)
         return decided
 
-    def call(self, level: Level, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """A region; inside another one, a part of it."""
-        if self._inside is not None or not self.covers(level):
+    def call(self, level: Level, function: Callable[..., Any], args: Sequence[Any], rows: bool = False) -> Any:
+        """A region, of routed ``rows`` or not; inside another one, a part of it."""
+        if self._inside is not None or not self.covers(level, rows):
             return function(*args)
         noted = [self._argument(arg) for arg in args]
         made = Region(function, noted, [arg for arg in args if isinstance(arg, Tensor)])
@@ -312,13 +322,18 @@ class Recorder:
             held[storage] = _weak(tensor.untyped_storage())
         return Held(tensor.detach(), tensor._version)
 
-    def decide(self, everyone: Tensor, experts: int, rank: int) -> None:
-        """Told the routing [ranks, N, k] of the layer that is being forwarded, of so many ``experts``."""
+    def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
+        """Told what the dispatch of the layer that is being forwarded will bring to all ranks, of which it is one."""
 
     def decisions(self) -> list[Any]:
         """What is kept so that it need not be decided again."""
         regions = [found for made in self.regions.values() for weak in made if (found := weak()) is not None]
         return [decided for kept in (*(x.kept for x in regions), *self.kept.values()) for decided in kept]
+
+    def restored(self) -> list[Any]:
+        """What has been worked out again."""
+        regions = [found for made in self.regions.values() for weak in made if (found := weak()) is not None]
+        return [value for x in regions for value in (*(x.results or ()), *x.made.values())]
 
     def fill(self, node: int) -> None:
         """Work out again what the regions of a node made, ahead of its backward."""

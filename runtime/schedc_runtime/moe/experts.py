@@ -23,7 +23,7 @@ from torch.nn import functional
 from schedc.plan.values import Level
 from schedc_runtime import weightgrad
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.memory.regions import region
+from schedc_runtime.memory.regions import region_of_rows
 from schedc_runtime.weightgrad import WeightSink, WeightWork
 
 
@@ -72,7 +72,7 @@ class Experts(nn.Module):
         slots: ``gate_up`` and ``down`` of experts of other ranks, to which the counts and rows after [E] belong. Their
         gradients are left to autograd.
         """
-        return region(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
+        return region_of_rows(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
 
     def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, *slots: Tensor) -> Tensor:
         """As `forward`; weight gradients go to ``sink``, or without one to autograd."""
@@ -103,7 +103,7 @@ class _ExpertsForward(weightgrad.Deferring):
     def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
         layer = self.layer
         plain = weightgrad.left_to_autograd(layer.gate_up, rows) or weightgrad.left_to_autograd(layer.down, rows)
-        output: Tensor = region(Level.FULL, layer.compute, rows, counts, None if plain else self.sink, *slots)
+        output: Tensor = region_of_rows(Level.FULL, layer.compute, rows, counts, None if plain else self.sink, *slots)
         return output
 
 
@@ -114,8 +114,8 @@ def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | No
     if torch.is_autocast_enabled(rows.device.type):
         narrow = torch.get_autocast_dtype(rows.device.type)
         rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None
-    gate, up = region(Level.MEDIUM, stacked_linear, rows, gate_up, counts, sink).chunk(2, dim=-1)
-    return stacked_linear(region(Level.ACT, gated, gate, up), down, counts, sink)
+    gate, up = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, counts, sink).chunk(2, dim=-1)
+    return stacked_linear(region_of_rows(Level.ACT, gated, gate, up), down, counts, sink)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.memory.regions import keep, recorder, region
+from schedc_runtime.memory.adaptive import arrivals
+from schedc_runtime.memory.regions import keep, recorder, region, region_of_rows
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.balance import Balance, updated_bias
 from schedc_runtime.moe.capacity import Capacity, Dropper
@@ -290,7 +291,7 @@ class _Planner(nn.Module):
         choose = None if self.chooser is None else partial(self.chooser.choose, count=counting)
         route: Route = keep(routes.plan_route, everyone, shape, choose)
         if (current := recorder()) is not None:
-            current.decide(everyone, self.experts, group.rank)
+            current.decide(partial(arrivals, everyone, self.experts, route.lending, slots), group.rank)
         if counting:
             self.rows += route.received
             self.padded_rows += sum(route.counts)
@@ -317,7 +318,7 @@ class _Arrive(nn.Module):
     """Gives the rows of each local expert too; None where they are padded, which makes them as many for all."""
 
     def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
-        rows, gates = region(Level.LIGHT, routes.arrive, route, rows, gates)
+        rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)
         return rows, gates, route.counts if route.shape.capacity is None else None
 
 

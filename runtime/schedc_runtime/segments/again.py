@@ -38,7 +38,7 @@ class Again:
 
     def skips(self, node: int) -> bool:
         """Whether this microbatch holds what the node would make once more."""
-        return not self.recorder.recomputes(self.graph.shape.nodes[node].layer)
+        return not self.recorder.runs(self.graph.shape.nodes[node])
 
     def forwarded(self, node: int, values: Iterable[tuple[int, Any]]) -> None:
         """Hold what a segment took that will be repeated as a whole."""
@@ -96,6 +96,12 @@ class Again:
         if (found := self._sources.get(node)) is not None and (source := found()) is not None:
             source.results = tuple(given)
         self._make((value, given[element]) for value, element in zip(moving.gives, moving.elements, strict=True))
+
+    @property
+    def made(self) -> list[Any]:
+        """What is there once more: brought by exchanges, or yet to be sent."""
+        sources = [found for weak in self._sources.values() if (found := weak()) is not None]
+        return [*self._values.values(), *(x.results for x in sources)]
 
     def _make(self, made: Iterable[tuple[int, Any]]) -> None:
         for number, value in made:

@@ -81,7 +81,7 @@ class ForwardSteps(FlyingStage):
             return letting_go()
         if flight.recorder is None:
             return nullcontext()
-        flight.recorder.role, flight.recorder.layer = self.shape.nodes[node].role, self.shape.nodes[node].layer
+        flight.recorder.layer = self.shape.nodes[node].layer
         return flight.recorder.forwarding(node, node in flight.recorder.plan.replayed)
 
     def start(self, microbatch: int, node: int) -> None:
