@@ -21,8 +21,8 @@ class Bytes:
     """What one microbatch holds on a stage. A storage is counted once, where it is met first; parameters never.
 
     saved: by segment, what autograd has saved in it. runtime: what is held beside that by values between segments, by
-    the leaves of segments, by what will be done once more, and by indexes: where every row goes. restored: what has
-    been worked out again, and is not used up.
+    the leaves of segments, by what will be done once more, and by indexes: where every row goes. total: of these.
+    restored: what is there beside it, having been worked out again, until the backward has used it up.
     """
 
     saved: dict[str, int]
@@ -31,7 +31,7 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        return sum(self.saved.values()) + self.runtime + self.restored
+        return sum(self.saved.values()) + self.runtime
 
 
 def held(stage: Stage, microbatch: int) -> Bytes:
