@@ -410,9 +410,62 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     less = held - 2 * 3 * 4096 * saving(moe, "bf16", Level.MEDIUM).bytes
     fits = f"{BYTES} hot 2\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
     analyse(written(tmp_path, fits), {})
-    for wrong in (fits.replace("medium", "light"), fits.replace("medium", "medium adaptive(2.0)")):
-        with pytest.raises(DiagnosticError, match="S406"):
-            analyse(written(tmp_path, wrong), {})
+    with pytest.raises(DiagnosticError, match="S406"):
+        analyse(written(tmp_path, fits.replace("medium", "light")), {})
+
+
+@pytest.mark.parametrize(
+    ("recompute", "token", "row", "arrived"),
+    [
+        # Per token of a layer: attention and what the level holds of shared experts, norms and scores; held rows.
+        ("medium adaptive(2.0) by group", 2 * 6 * 2048, 16 * 2 * (2 * 2048 + 3 * 1408), 0),
+        ("full adaptive(3)", 2 * 6 * 2048, 24 * 2 * (2 * 2048 + 3 * 1408), 0),
+        ("act adaptive(2) by group", 2 * (6 * 2048 + 2 * 1408) + 4 * 64, 16 * 2 * (2 * 2048 + 3 * 1408), 0),
+        # All 8 rows of all tokens of 8 ranks, at what medium holds: outputs and rows as they arrived.
+        ("medium adaptive(2.0)", 2 * 6 * 2048, 64 * 2 * 2048, 64 * 2 * 2048),
+    ],
+)
+def test_memory_counts_the_worst_case_of_adaptive(
+    tmp_path: Path, recompute: str, token: int, row: int, arrived: int
+) -> None:
+    """By hand: two microbatches with three MoE layers on rank 0, one with four on rank 1.
+
+    The one that runs has all rows of eight ranks, 64 a token.
+    """
+    beside = 36 * 64  # indexes and gates
+    layer = 4096 * (token + row + arrived + beside)
+    there = 4096 * (2 * (8 * 2048 + 3 * 1408 + 64 * (3 * 2048 + 3 * 1408)) + 4 * 64 + beside)
+    running = [layers * there + 4096 * 64 * 2 * (4 * 2048 + 5 * 1408) for layers in (3, 4)]
+    by_rank = [2 * (3 * layer + 300e6) + 3.8e9 + running[0], 4 * layer + 4.8e9 + running[1]]
+    rank, held = max(enumerate(by_rank), key=lambda pair: pair[1])
+    lines = f"{BYTES} recompute {recompute} "
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{lines} memory {int(held / 1e6) - 1} MB"), {})
+    (found,) = caught.value.diagnostics
+    assert found.message.startswith(f"rank {rank} holds ")
+    assert f"the rows of the microbatch that runs {running[rank] / 1e9:.4g} GB" in found.notes[0]
+    assert "give experts a `capacity`" in found.help
+    analyse(written(tmp_path, f"{lines} memory {int(held / 1e6) + 2} MB"), {})
+    analyse(written(tmp_path, f"{lines} capacity 1.25 memory 40 GB"), {})  # then no more than 10 rows a token come
+    assert held > 40e9
+
+
+def test_memory_and_adaptive_need_to_know_how_many_rows_may_come(tmp_path: Path) -> None:
+    lines = f"{BYTES} recompute adaptive(2.0) memory 500 GB"
+    analyse(written(tmp_path, lines), {})
+    for gone in ("topology nodes 2 x 4", "width 1408 hidden 2048"):
+        said = lines.replace(gone, "").replace("dense 300 MB", "dense 300 MB moe 3 GB")
+        with pytest.raises(DiagnosticError, match="how many rows may come to a rank is not known") as caught:
+            analyse(written(tmp_path, said), {})
+        assert [found.code for found in caught.value.diagnostics] == ["S146"]
+
+
+def test_what_waits_for_its_weights_has_been_worked_out_again(tmp_path: Path) -> None:
+    """Between I and W nothing is saved by recomputation."""
+    lines = f"{BYTES} memory 900 GB recompute"
+    costs = [analyse(written(tmp_path, f"{lines} {x}", "zbh1(P = 2, M = 4)"), {}).costs for x in ("none", "full")]
+    assert costs[1].pending_weight == costs[0].pending_weight
+    assert costs[1].activation < costs[0].activation
 
 
 def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -> None:

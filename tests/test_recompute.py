@@ -20,15 +20,17 @@ import schedc
 from schedc.cell.collectives import Cell, ExpertRanks, events, verify_collectives
 from schedc.cell.program import Half
 from schedc.cell.verify import verify
+from schedc.cost.exchange import Topology
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import InstructionKind
 from schedc.plan import ExpertPlan
-from schedc.plan.levels import saving
-from schedc.plan.values import By, Experts, Level, Recompute
+from schedc.plan.facts import most_rows
+from schedc.plan.levels import Rows, adaptive_bytes, saving, whole_bytes
+from schedc.plan.values import By, Experts, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.memory.adaptive import RELAX, Adaptive, arrivals
-from schedc_runtime.memory.counter import held
+from schedc_runtime.memory.counter import Bytes, held
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.router import Router, Routing
 from schedc_runtime.moe.routes import Shape, plan_route
@@ -291,6 +293,58 @@ def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level, first
     assert found[2] == [0, 0]
     assert len(results[0]) > 30
     assert unequal(results[1], results[0]) == []
+
+
+STEERED = Experts(EXPERTS, TOP, width=INNER, hidden=WIDTH)
+
+
+@pytest.mark.parametrize("method", [Method.FLAT, Method.HIERARCHICAL])
+@pytest.mark.parametrize(
+    "recompute",
+    [Recompute(Level.FULL, 1.5), Recompute(Level.LIGHT, 1.5, By.GROUP), Recompute(Level.MEDIUM, 1.5, By.RANK)],
+)
+def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, recompute: Recompute) -> None:
+    """Four ranks; balanced in two steps, then all tokens of all ranks go to the experts of the first."""
+    plan = ExpertPlan(STEERED, Topology(2, 2), TOKENS, "fp32", method, recompute=(recompute,))
+    most = most_rows(plan)
+    assert most == Rows(4 * TOP, 4 * TOP if method is Method.FLAT else 4)
+    torch.manual_seed(0)
+    pipe = Pipeline(
+        Steered(WIDTH, INNER, EXPERTS, TOP), schedc.compile("1f1b", P=1, M=2), in_process=True, plan=plan,
+        loss_fn=nn.functional.mse_loss, mesh=Mesh(1, 4, per_node=2), cells=listed,
+    )  # fmt: skip
+    counted: list[Bytes] = []
+    for stage in pipe._held():
+        stage.recompute(recompute, count=True)
+        for name in ("begin_backward", "_differentiate_segment"):
+            setattr(stage, name, _counting(stage, getattr(stage, name), counted))
+    balanced = torch.arange(8 * TOKENS * TOP).view(-1, TOP) % EXPERTS
+    per_step = []
+    for choices in (balanced, balanced, balanced % TOP, balanced % TOP):
+        counted.clear()
+        batch = steered_to(choices, WIDTH)
+        pipe.step(batch, batch)
+        per_step.append((max(x.total for x in counted), max(x.restored for x in counted)))
+    fixed = 2 * TOKENS * 144  # what does not grow with rows, and closed forms leave out: choices, indexes of own rows
+    cap = 2 * TOKENS * adaptive_bytes(STEERED, "fp32", recompute, most)
+    whole = 2 * TOKENS * whole_bytes(STEERED, "fp32", most)
+    assert [held <= cap + fixed for held, _ in per_step] == [True] * 4, (per_step, cap)
+    assert [restored <= whole for _, restored in per_step] == [True] * 4, (per_step, whole)
+    _, (middle, nothing), (worst, restored), _ = per_step
+    assert nothing == 0
+    assert restored > whole / 5
+    assert (worst < middle) == (recompute.by is By.GROUP)
+    pipe.close()
+
+
+def _counting(stage: Any, step: Any, counted: list[Bytes]) -> Any:
+    """A step of the backward, before which the bytes of its microbatch are counted."""
+
+    def counting(microbatch: int, *args: Any) -> None:
+        counted.append(held(stage, microbatch))
+        step(microbatch, *args)
+
+    return counting
 
 
 # What is refused.

@@ -30,7 +30,8 @@ S1_PLANS: tuple[Code, ...] = (
         "a quantity of a plan that means nothing",
         "Speeds are `50 GB/s`, `400 Gbit/s`, `10 GiB/s`; memory is in KB to TB or KiB to TiB, or has no unit in all of"
         " the plan. Where it is in bytes, what every kind of layer holds must be said by `activations`, or follow, of"
-        " MoE layers, from `experts ... width F hidden H` and `tokens`. Nodes, ranks and tokens are numbers from 1,"
+        " MoE layers, from `experts ... width F hidden H` and `tokens`; with `recompute ... adaptive(s)` these and the"
+        " `topology` say how many rows may come. Nodes, ranks and tokens are numbers from 1,"
         " and so is an imbalance: the fullest rank's rows over the mean.",
         "experts 64 top 8   topology nodes 2 x 4 rail 50",
         "experts 64 top 8   topology nodes 2 x 4 rail 50 GB/s",

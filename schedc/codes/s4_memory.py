@@ -42,7 +42,8 @@ S4: tuple[Code, ...] = (
         "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none; "
         "or the layers of a plan do not fit into its `memory`. "
         "What counts are the parameters of the parts of a rank, the slots of hot experts, and the activations that it "
-        "holds at its peak, with those that only wait for their weight gradients. The message names the least memory "
+        "holds at its peak, with those that only wait for their weight gradients; where recomputation is `adaptive`, "
+        "those of the worst routing. The message names the least memory "
         "that suffices, and what fills the fullest rank; of a plan also the op at which it does. Fewer microbatches "
         "are held by another schedule, or with more ranks; `recompute` holds less of each.",
         "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",

@@ -17,7 +17,7 @@ from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.checks import check_directives, memory_is_said
-from schedc.plan.memory import activation_bytes, kept
+from schedc.plan.memory import activation_bytes, kept, waiting
 from schedc.plan.quantities import amount
 from schedc.plan.read import attached
 from schedc.plan.resolve import resolve
@@ -197,13 +197,15 @@ def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertP
     by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
     """
     layers = layer_costs(plan)
-    share = kept(with_plan or ExpertPlan(), layout, layers.activations)
+    given = with_plan or ExpertPlan()
+    left = kept(given, layout, layers.activations)
+    share = {"pending_weight": waiting(given, layout, layers.activations)}
 
     def scaled(name: str, table: str) -> Cost | None:
         value: Cost | None = getattr(costs, name)
         if value is None or isinstance(value, tuple):
             return value
-        held = share if table == "activations" else 1.0
+        held = share.get(name, left) if table == "activations" else 1.0
         return tuple((layers.per_stage(layout, table) * held * value).tolist())
 
     changed = {name: scaled(name, "time") for name in _PER_LAYER}

@@ -18,9 +18,10 @@ those of products.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.plan.values import BYTES, Experts, Level
+from schedc.plan.values import BYTES, By, Experts, Level, Recompute
 
 _SCORE = 4
 """Bytes of a score: routers compute in fp32."""
@@ -34,34 +35,89 @@ class Saving:
     flops: int
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Per token of a rank's own. experts: rows that its experts compute; arrive: rows that the last hop brings."""
+
+    experts: float
+    arrive: float
+
+
+_OF_TOKENS: tuple[tuple[Level | None, Callable[[Experts], float]], ...] = (
+    (None, lambda x: 6 * x.hidden),
+    (Level.NORM, lambda x: 2 * x.hidden),
+    (Level.ACT, lambda x: x.shared * x.width),
+    (Level.MEDIUM, lambda x: 2 * x.shared * x.width),
+)
+"""The level from which on a part is not held, and its numbers per token: attention, norms, shared experts."""
+_OF_ROWS: tuple[tuple[Level | None, Callable[[Experts], float]], ...] = (
+    (Level.ACT, lambda x: x.width),
+    (Level.LIGHT, lambda x: x.hidden),
+    (Level.MEDIUM, lambda x: 2 * x.width),
+    (Level.FULL, lambda x: x.hidden),
+)
+"""And per row of an expert: activation, the row, first product, output."""
+_BESIDE = 36
+"""Bytes per row that levels leave alone: indexes by which it travels, four at most; its gate."""
+_ORDER = tuple(Level)
+
+
+def held_bytes(
+    experts: Experts, dtype: str, level: Level = Level.NONE, of_rows: Level | None = None, rows: Rows | None = None
+) -> float:
+    """Bytes that a MoE layer holds per token. of_rows: the level of the routed experts, if it is not that of all.
+
+    rows: by default those of balanced ranks, each of which travels alone.
+    """
+    of_rows, rows = of_rows or level, rows or Rows(experts.top, experts.top)
+    arrived = experts.hidden if Level.LIGHT in _up_to(of_rows) and of_rows is not Level.FULL else 0
+    numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(_OF_ROWS, experts, of_rows)
+    scores = _SCORE * experts.count * (Level.LIGHT not in _up_to(level))
+    return BYTES[dtype] * (numbers + rows.arrive * arrived) + scores
+
+
+def _up_to(level: Level) -> tuple[Level, ...]:
+    return _ORDER[: _ORDER.index(level) + 1]
+
+
+def _left(parts: tuple[tuple[Level | None, Callable[[Experts], float]], ...], experts: Experts, level: Level) -> float:
+    return sum(numbers(experts) for gone, numbers in parts if gone not in _up_to(level))
+
+
 def layer_bytes(experts: Experts, dtype: str) -> float:
     """Bytes that a MoE layer holds per token without recomputation."""
-    held = _held(experts)
-    return BYTES[dtype] * (6 * experts.hidden + sum(held.values())) + _SCORE * experts.count
+    return held_bytes(experts, dtype)
 
 
-def _held(experts: Experts) -> dict[str, float]:
-    """Numbers per token, by what a level may leave out."""
-    H, F, k, s = experts.hidden, experts.width, experts.top, experts.shared
-    return {
-        "norms": 2 * H,
-        "activation": (k + s) * F,
-        "rows": k * H,
-        "first product": 2 * k * F,
-        "shared": 2 * s * F,
-        "outputs": k * H,
-    }
+def adaptive_bytes(experts: Experts, dtype: str, plan: Recompute, most: Rows) -> float:
+    """Bytes that a MoE layer holds per token under an adaptive ``plan``, where as many rows come as can: ``most``.
+
+    Held are rows up to the threshold; above it none, by group, or what the level leaves, by rank.
+    """
+    assert plan.adaptive is not None
+    up_to = Rows(min(plan.adaptive * experts.top, most.experts), most.arrive)
+    held = held_bytes(experts, dtype, plan.level, Level.NONE, up_to)
+    if plan.by is By.RANK:
+        held = max(held, held_bytes(experts, dtype, plan.level, plan.level, most))
+    return held + _BESIDE * most.experts
 
 
-_LEFT_OUT: dict[Level, tuple[str, ...]] = {
-    Level.NONE: (),
-    Level.NORM: ("norms",),
-    Level.ACT: ("norms", "activation"),
-    Level.LIGHT: ("norms", "activation", "rows"),
-    Level.MEDIUM: ("norms", "activation", "rows", "first product", "shared"),
-    Level.FULL: ("norms", "activation", "rows", "first product", "shared", "outputs"),
-}
-"""What each level does not hold, besides the scores of the router from `light` on."""
+def whole_bytes(experts: Experts, dtype: str, most: Rows) -> float:
+    """Bytes per token of a MoE layer all of which is there, with ``most`` rows: restored, or waiting for its W."""
+    arrived = BYTES[dtype] * experts.hidden * most.arrive
+    return held_bytes(experts, dtype, Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
+
+
+def passing_bytes(experts: Experts, dtype: str, most: Rows) -> float:
+    """Bytes per token of what comes and goes while ``most`` rows run through a layer, forward or backward.
+
+    Beside what `whole_bytes` counts: gradients of the arrived rows, of the rows (of outputs, weighted outputs and
+    inputs), of both products and the activation, and two temporaries of the latter.
+    """
+    H, F = experts.hidden, experts.width
+    return BYTES[dtype] * (most.arrive * H + most.experts * (3 * H + 5 * F))
+
+
 _PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
 """FLOPs that are done once more, per column of a token and column of an expert: of a routed row, the first product or
 both, and of a shared one, whose second product no gradient needs."""
@@ -72,15 +128,13 @@ def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = No
 
     arrive: rows that a rank gets per token of its own (`schedc.cost.exchange.arrivals`); by default ``top``.
     """
-    held, names = _held(experts), _LEFT_OUT[level]
-    routed = "rows" in names
-    numbers = sum(held[name] for name in names)
-    if routed and level is not Level.FULL:
-        numbers -= experts.hidden * (experts.top if arrive is None else arrive)
+    rows = Rows(experts.top, experts.top if arrive is None else arrive)
+    less = layer_bytes(experts, dtype) - held_bytes(experts, dtype, level, rows=rows)
+    routed = Level.LIGHT in _up_to(level)
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
     products = per_row * experts.top + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
-    return Saving(BYTES[dtype] * numbers + _SCORE * experts.count * routed, flops)
+    return Saving(less, flops)
 
 
 def kept_share(experts: Experts | None, dtype: str, level: Level, arrive: float | None = None) -> float:
