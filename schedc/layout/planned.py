@@ -203,7 +203,7 @@ def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertP
 
     def scaled(name: str, table: str) -> Cost | None:
         value: Cost | None = getattr(costs, name)
-        if value is None or isinstance(value, tuple):
+        if not value or isinstance(value, tuple):  # nothing is nothing, however many layers
             return value
         held = share.get(name, left) if table == "activations" else 1.0
         return tuple((layers.per_stage(layout, table) * held * value).tolist())
