@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from schedc.cell.table import CellTable
     from schedc.layout.parts import Layout
 
-if TYPE_CHECKING:
-    from schedc.layout.parts import Layout
-
 
 @dataclass(frozen=True)
 class Analysis:
@@ -47,6 +44,8 @@ class Analysis:
     claims: tuple[ClaimResult, ...]
     inside: Inside | None = None
     """The schedule priced by what happens inside of cells, where the costs know of it."""
+    unplaced: Timeline | None = None
+    """Of the schedule without the Rs that the compiler placed, where a plan asks for them: all inside of backwards."""
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
@@ -72,8 +71,8 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
 
 def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
-    known, costs = _priced(open_input(source), sizes, costs)
-    return insert_communication(known.schedule, costs, known)
+    found = _priced(open_input(source), sizes, costs)
+    return insert_communication(found.known.schedule, found.costs, found.known)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
@@ -82,7 +81,7 @@ def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = 
     costs: those that a `policy` orders by, if its order is not frozen; default: unit costs. Of a plan they are the
     costs of a layer, see `priced`.
     """
-    return _priced(tree, sizes, costs)[0].schedule
+    return _priced(tree, sizes, costs).known.schedule
 
 
 def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> tuple[Schedule, Costs]:
@@ -90,20 +89,35 @@ def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) ->
 
     The order is that of the schedule alone, unless a `policy` follows costs: it follows those of the plan's stages.
     """
-    known, of_stages = _priced(tree, sizes, costs)
-    return known.schedule, of_stages
+    found = _priced(tree, sizes, costs)
+    return found.known.schedule, found.costs
 
 
-def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> tuple[Dependencies, Costs]:
-    """`priced`, with the dependencies of the schedule."""
+@dataclass(frozen=True, eq=False)
+class _Priced:
+    """A legal schedule's dependencies, and what its stages cost.
+
+    written: those of the schedule before the compiler placed Rs in it, which a plan may ask for; else the same.
+    """
+
+    known: Dependencies
+    costs: Costs
+    written: Dependencies
+
+
+def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Priced:
     costs = costs or Costs()
-    return _planned(tree, sizes, costs) if isinstance(tree, Plan) else (_legal(tree, sizes, costs), costs)
+    if isinstance(tree, Plan):
+        return _planned(tree, sizes, costs)
+    known = _legal(tree, sizes, costs)
+    return _Priced(known, costs, known)
 
 
-def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Dependencies, Costs]:
+def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.planned import attach, layer_costs, layout_of, stage_costs
     from schedc.layout.writer import write_layout
+    from schedc.plan.bubbles import placed
     from schedc.plan.memory import check_memory
     from schedc.plan.writer import write_plan
 
@@ -115,9 +129,11 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> tuple[Depend
         known = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
     schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
-    known = replace(known, schedule=schedule)
+    written = known = replace(known, schedule=schedule)
+    if any(level.bubbles for level in plan.recompute):
+        known = placed(written, of_stages, [level.bubbles for level in plan.recompute])
     check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
-    return known, replace(of_stages, cell=_laid_out(costs, layout), source=costs.source)
+    return _Priced(known, replace(of_stages, cell=_laid_out(costs, layout), source=costs.source), written)
 
 
 def _laid_out(costs: Costs, layout: Layout) -> CellTable | None:
@@ -143,7 +159,8 @@ def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -
 def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     tree = open_input(source)
-    dependencies, costs = _priced(tree, sizes, costs)
+    found = _priced(tree, sizes, costs)
+    dependencies, costs, written = found.known, found.costs, found.written
     schedule = dependencies.schedule
     return Analysis(
         tree,
@@ -152,8 +169,9 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
         dependencies,
         simulate(schedule, costs, dependencies),
         measure_memory(schedule, costs, dependencies),
-        tuple(check_claims(tree.claims, schedule, costs, dependencies=dependencies)),
+        tuple(check_claims(tree.claims, written.schedule, costs, dependencies=written)),
         _inside(dependencies, costs),
+        None if written is dependencies else simulate(written.schedule, costs, written),
     )
 
 
@@ -198,12 +216,16 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
 
 def _recomputation(analysis: Analysis) -> dict[str, Any]:
     """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
-    if not (analysis.schedule.kind == OpKind.R).any():
+    if not (analysis.schedule.kind == OpKind.R).any() and analysis.unplaced is None:
         return {}
-    timeline = analysis.timeline
+    timeline, before = analysis.timeline, analysis.unplaced
     taken = timeline.recomputing
     whole = timeline.makespan * taken.size
-    return {"recomputation": {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}}
+    facts = {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}
+    if before is None:
+        return {"recomputation": facts}
+    placed = len(analysis.schedule) - len(before.dependencies.schedule)
+    return {"recomputation": {**facts, "placed": placed, "makespan_without": before.makespan}}
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:

@@ -139,9 +139,11 @@ experts = st.builds(
     st.integers(1, 8), st.integers(8, 32), st.integers(1, 8), st.just(8), st.integers(0, 2), st.integers(0, 4096),
     st.integers(0, 8192),
 )  # fmt: skip
-levels = st.builds(
-    Recompute, st.sampled_from(Level)
-) | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), st.floats(1, 9), st.just(By.GROUP))  # fmt: skip
+levels = (
+    st.builds(Recompute, st.sampled_from(Level))
+    | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), bubbles=st.just(True))
+    | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), st.floats(1, 9), st.just(By.GROUP))
+)
 factors = st.floats(1, 1e4, exclude_min=True)
 
 
@@ -325,6 +327,10 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         (f"{MOE}\n  recompute lite", [("S144", 3, 13)]),
         (f"{MOE}\n  recompute layer 3 light", [("S144", 3, 13)]),
         (f"{MOE}\n  recompute chunk 0", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute none in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute full adaptive(2.0) in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute full in pockets", [("S144", 3, 21)]),
         (f"{MOE}\n  recompute chunk 1 light\n  recompute stage [0, 2] light", [("S149", 3, 3), ("S149", 4, 3)]),
         (f"{MOE}\n  recompute light\n  recompute all full", [("S149", 4, 3)]),
         ("layers 4  cell B & F auto", [("S147", 2, 22)]),

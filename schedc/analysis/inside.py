@@ -18,7 +18,7 @@ from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.response import Delays, at_the_ends, delays, least
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
-from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.ops import BACKWARD, LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64
 
@@ -185,7 +185,7 @@ def _codes(dependencies: Dependencies, shapes: Sequence[StageShape], again: Bool
     schedule, kinds = dependencies.schedule, len(OpKind)
     numbers: dict[StageShape, int] = {}
     graph = np.array([[numbers.setdefault(one, len(numbers)) for one in (s, s.ready)] for s in shapes], np.int64)
-    ready = again & np.array([FACTS[kind].backward for kind in OpKind])[schedule.kind]
+    ready = again & BACKWARD[schedule.kind]
     code = schedule.kind * np.int64(len(numbers)) + graph[schedule.stage, ready.astype(np.int8)]
     first, second = dependencies.first, dependencies.second
     behind = np.where(second >= 0, 1 + code[second], 0)

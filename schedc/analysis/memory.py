@@ -78,22 +78,25 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
     known = dependencies or Dependencies.of(schedule)
     of_stage = (costs or Costs()).resolved(schedule.stages)
     again = recomputed_ops(schedule).astype(np.int8)
-    weights = memory_changes(of_stage.activation, of_stage.pending_weight, of_stage.recomputed)
+    weights = memory_changes(of_stage.activation, of_stage.pending_weight, of_stage.recomputed, of_stage.restored)
     held, held_inside = _curve(known, HELD[again, schedule.kind])
     waiting, _ = _curve(known, _PENDING[schedule.kind])
     memory, memory_inside = _curve(known, weights[again, schedule.kind, schedule.stage])
     return Memory(known, held, held_inside, waiting, memory, memory_inside)
 
 
-def memory_changes(activation: Floats, pending: Floats, recomputed: Floats) -> Floats:
+def memory_changes(activation: Floats, pending: Floats, recomputed: Floats, restored: Floats) -> Floats:
     """[2, kinds, stages] memory that an op adds; row 1: of microbatches that have an R.
 
     An I replaces the activation by what the weight gradient still needs. Arguments: [stages], as of `StageCosts`.
     """
-    added = {OpKind.F: activation, OpKind.I: pending - activation, OpKind.W: -pending, OpKind.B: -activation}
-    again = added | {OpKind.F: recomputed, OpKind.R: activation - recomputed}
-    nothing = np.zeros_like(activation)
-    return np.stack([[row.get(kind, nothing) for kind in OpKind] for row in (added, again)])
+
+    def added(forward: Floats, again: Floats) -> list[Floats]:
+        held = forward + again
+        kinds = {OpKind.F: forward, OpKind.R: again, OpKind.I: pending - held, OpKind.W: -pending, OpKind.B: -held}
+        return [kinds[kind] for kind in OpKind]
+
+    return np.stack([added(activation, np.zeros_like(activation)), added(recomputed, restored - recomputed)])
 
 
 def _curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

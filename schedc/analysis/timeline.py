@@ -13,7 +13,8 @@ from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 
 Floats = npt.NDArray[np.float64]
@@ -118,6 +119,10 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     backward = second[pairs]
     full = schedule.kind[backward] == OpKind.B
     result[pairs] = costs.pair(schedule.stage[first[pairs]], schedule.stage[backward], full)
+    if costs.again.any():
+        last = np.maximum(first, second)
+        inside = BACKWARD[schedule.kind[last]] & ~recomputed_ops(schedule)[last]
+        result[inside] += costs.again[schedule.stage[last[inside]]]
     return result
 
 

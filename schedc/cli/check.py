@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,7 @@ def _table(facts: dict[str, Any]) -> str:
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
     )
     if "recomputation" in facts:
-        lines.append(f"recomputation {facts['recomputation']['ratio']:.4f} of the ranks' time, in ops of its own (R)")
+        lines += _recomputation(facts["recomputation"])
     columns = ("busy", "bubble", "span_bubble", "peak_activations", "peak_pending_weight")
     lines.append("rank  " + "  ".join(columns))
     for rank in range(facts["ranks"]):
@@ -166,6 +167,12 @@ def _table(facts: dict[str, Any]) -> str:
         condition = f" when {claim['condition']}" if claim["condition"] else ""
         lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
     return "\n".join(lines)
+
+
+def _recomputation(facts: dict[str, Any]) -> Iterator[str]:
+    if "placed" in facts:
+        yield f"recompute in bubbles: {facts['placed']} R placed; makespan {facts['makespan_without']:g} without them"
+    yield f"recomputation {facts['ratio']:.4f} of the ranks' time, in ops of its own (R)"
 
 
 def _verdict(claim: dict[str, Any]) -> str:

@@ -58,9 +58,10 @@ S1_PLANS: tuple[Code, ...] = (
         "S149",
         "a recomputation that cannot be read, or of nothing",
         "A line is `recompute`, then `all`, `chunk 0`, `stage 3` or `stage [0, 3]`, then a level (none, norm, act,"
-        " light, medium, full), then perhaps `adaptive(s)` with `by rank` or `by group`. Chunks and stages are those"
-        " that the schedule has at its sizes. A stage's own line goes before one for its chunk, and that before one for"
-        " all; two lines for one thing contradict each other.",
+        " light, medium, full), then perhaps `adaptive(s)` with `by rank` or `by group`, or `in bubbles`. Chunks and"
+        " stages are those that the schedule has at its sizes. A stage's own line goes before one for its chunk, and"
+        " that before one for all; two lines for one thing contradict each other. A stage that the schedule has Rs of"
+        " is not said to recompute `none`.",
         "recompute chunk 1 light",
         "recompute chunk 0 light",
     ),

@@ -31,6 +31,8 @@ class Costs:
     activation: memory that one microbatch holds on one stage from its F to its backward, in any one unit;
     pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B); recomputed: the
     part of it that a microbatch with an R holds between its F and that R.
+    again, restored: of the stages of a plan, and of no file: the time by which a backward is longer that has no R and
+    works out again itself what it needs, and what a microbatch with an R holds from it on, by default ``activation``.
     cell: what is known of cells from inside, if anything (`schedc.analysis.inside` prices a schedule by it).
     """
 
@@ -44,6 +46,8 @@ class Costs:
     pending_weight: Cost = 1.0
     R: Cost | None = None
     recomputed: Cost = 0.0
+    again: Cost = 0.0
+    restored: Cost | None = None
     cell: CellTable | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
 
@@ -75,7 +79,7 @@ class Costs:
         return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in self._times())
 
     def _times(self) -> tuple[Cost | None, ...]:
-        return (self.F, self.I, self.W, self.B, self.R, self.FB)
+        return (self.F, self.I, self.W, self.B, self.R, self.FB, self.again)
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages; raises `DiagnosticError` (S404) for a list of another length."""
@@ -94,16 +98,17 @@ class Costs:
         B = I + W if self.B is None else lane(self.B)
         R = F if self.R is None else lane(self.R)
         FB = None if self.FB is None else lane(self.FB)
-        memory = (lane(self.activation), lane(self.pending_weight), lane(self.recomputed))
-        return StageCosts(F, I, W, B, R, FB, float(self.p2p), *memory)
+        restored = lane(self.activation if self.restored is None else self.restored)
+        memory = (lane(self.activation), lane(self.pending_weight), lane(self.recomputed), restored)
+        return StageCosts(F, I, W, B, R, lane(self.again), FB, float(self.p2p), *memory)
 
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
     """`Costs` of a known number of stages.
 
-    F, I, W, B, R: [stages] times; FB: [stages] by the stage of the pair's forward, None where it is F + B of the
-    two stages of the pair; p2p: time; activation, pending_weight, recomputed: [stages] memory.
+    F, I, W, B, R, again: [stages] times; FB: [stages] by the stage of the pair's forward, None where it is F + B of the
+    two stages of the pair; p2p: time; activation, pending_weight, recomputed, restored: [stages] memory.
     """
 
     F: Floats
@@ -111,11 +116,13 @@ class StageCosts:
     W: Floats
     B: Floats
     R: Floats
+    again: Floats
     FB: Floats | None
     p2p: float
     activation: Floats
     pending_weight: Floats
     recomputed: Floats
+    restored: Floats
 
     def pair(self, forward_stage: Any, backward_stage: Any, full: Any) -> Floats:
         """Time of overlapped pairs, elementwise; ``full`` says whether the backward is B and not I.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label
-from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.ops import BACKWARD, OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 
@@ -25,7 +25,7 @@ def out_of_order(schedule: Schedule, parts: int) -> list[Diagnostic]:
     """
     if parts == 1:
         return []
-    backward = np.array([FACTS[kind].backward for kind in OpKind])[schedule.kind]
+    backward = BACKWARD[schedule.kind]
     unit = np.arange(schedule.microbatches)
     found: list[Diagnostic] = []
     for chosen, step, name in ((schedule.kind == OpKind.F, +1, "forward"), (backward, -1, "backward")):

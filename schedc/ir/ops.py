@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 
 class OpKind(IntEnum):
     """What one op of a `Schedule` computes. The values are stored in int8 columns."""
@@ -39,6 +41,9 @@ FACTS: dict[OpKind, OpFacts] = {
     OpKind.B: OpFacts("full backward", backward=True, weight=True),
     OpKind.R: OpFacts("recomputation", backward=False, weight=False),
 }
+
+BACKWARD = np.array([FACTS[kind].backward for kind in OpKind])
+"""Whether a kind is a backward, indexed by its value."""
 
 LETTERS = "".join(kind.name for kind in OpKind)
 """Letter of each kind, indexed by its value."""

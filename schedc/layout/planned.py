@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
 from schedc.layout.compare import peaks
-from schedc.layout.costs import LayerCosts, PerKind
+from schedc.layout.costs import Floats, LayerCosts, PerKind
 from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.checks import check_directives, memory_is_said
-from schedc.plan.memory import activation_bytes, kept, waiting
+from schedc.plan.memory import activation_bytes, kept, kept_until_recomputed, waiting
 from schedc.plan.quantities import amount
 from schedc.plan.read import attached
 from schedc.plan.resolve import resolve
@@ -34,7 +36,6 @@ _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), La
 _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
 """The table of `LayerCosts` that a line gives."""
 _PER_LAYER = ("F", "I", "W", "B", "R", "FB")
-_HELD = ("activation", "pending_weight", "recomputed")
 
 
 def check_plan(plan: PlanTree) -> list[Diagnostic]:
@@ -196,18 +197,38 @@ def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertP
     Of ``costs``, a single number is that of one layer of cost 1 (of one that holds activations 1), and is multiplied
     by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
     """
-    layers = layer_costs(plan)
-    given = with_plan or ExpertPlan()
-    left = kept(given, layout, layers.activations)
-    share = {"pending_weight": waiting(given, layout, layers.activations)}
+    layers, attaching = layer_costs(plan), with_plan or ExpertPlan()
+    held_of = {"activation": kept, "pending_weight": waiting}
 
-    def scaled(name: str, table: str) -> Cost | None:
+    def scaled(name: str, table: str, held: Floats | float = 1.0) -> Cost | None:
         value: Cost | None = getattr(costs, name)
         if not value or isinstance(value, tuple):  # nothing is nothing, however many layers
             return value
-        held = share.get(name, left) if table == "activations" else 1.0
         return tuple((layers.per_stage(layout, table) * held * value).tolist())
 
     changed = {name: scaled(name, "time") for name in _PER_LAYER}
-    changed |= {name: scaled(name, "activations") for name in _HELD}
-    return replace(costs, **changed)  # type: ignore[arg-type]
+    changed |= {
+        name: scaled(name, "activations", share(attaching, layout, layers.activations))
+        for name, share in held_of.items()
+    }
+    of_stages = replace(costs, **changed)  # type: ignore[arg-type]
+    return _with_recomputation(of_stages, costs, attaching, layout, layers)
+
+
+def _with_recomputation(of_stages: Costs, costs: Costs, plan: ExpertPlan, layout: Layout, layers: LayerCosts) -> Costs:
+    """The costs of the stages with what Rs change: what is held before and after one, and what backwards that have
+    none take more, where the compiler places them. ``costs``: as they are given; numbers per stage stay."""
+    whole = costs.resolved(len(layout.stages)).activation
+    if not isinstance(costs.activation, tuple):
+        whole = whole * layers.per_stage(layout, "activations")
+    if plan.recompute:
+        of_stages = replace(of_stages, restored=tuple(whole.tolist()))
+    let_go = kept_until_recomputed(plan, layout, layers.activations)
+    if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(let_go).all()):
+        otherwise = costs.recomputed * layers.per_stage(layout, "activations")
+        held = np.where(np.isnan(let_go), otherwise, let_go * whole)
+        of_stages = replace(of_stages, recomputed=tuple(held.tolist()))
+    placed = np.array([plan.recompute_of(stage).bubbles for stage in range(len(layout.stages))])
+    if placed.any():
+        of_stages = replace(of_stages, again=tuple((of_stages.resolved(placed.size).R * placed).tolist()))
+    return of_stages

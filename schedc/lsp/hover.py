@@ -56,7 +56,7 @@ WORDS: dict[str, str] = {
     "overlap": "line of a plan: auto runs pairs as cell programs, off as one op after the other",
     "capacity": "line of a plan: capacity 1.25 drop probs; rows of an expert over their mean, the others are dropped",
     "hot": "line of a plan: hot 3 until imbalance < 1.2; experts copied to all ranks while their rows are many",
-    "recompute": "line of a plan: recompute chunk 0 light; none, norm, act, light, medium, full, adaptive(2.0)",
+    "recompute": "line of a plan: recompute chunk 0 light; none to full; adaptive(2.0), or in bubbles",
     "cell": "line of a plan: cell F & B { compute ... comm ... }; the order inside a pair by hand",
 }
 """Every name that the language defines, besides the op letters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import BACKWARD, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
@@ -123,6 +123,17 @@ def worst_rows(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...])
     return Worst(waiting, passing)
 
 
+def kept_until_recomputed(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
+    """[stages] share of its activations that a microbatch with an R holds until then: of the level of the stage, or
+    where the plan says none that of `full`. NaN where no sizes of experts say it; arguments as for `held_by_kind`."""
+    levels = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
+    silent = np.array([level.level is Level.NONE for level in levels])
+    said = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
+    share = kept(replace(plan, recompute=said), layout, activations)
+    experts = layout.counts[:, _MOE].any(1) & _sized(plan)
+    return np.where(silent & ~experts, np.nan, share)
+
+
 @dataclass(frozen=True)
 class Peak:
     """What a rank holds at its fullest: how much, at which op (row of the schedule; -1: of none), and of what."""
@@ -183,18 +194,22 @@ def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, 
 
 
 def _running(schedule: Schedule, costs: StageCosts, more: Beside) -> Floats:
-    """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first.
-
-    What an R has worked out is there as a whole, as it is when it waits for its W.
-    """
-    again = recomputed_ops(schedule)
-    activation = np.where(again.any() & (more.worked_on > 0), costs.pending_weight, costs.activation)
-    changes = memory_changes(activation + more.slots, costs.pending_weight, costs.recomputed + more.slots)
+    """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
+    slots, again = more.slots, recomputed_ops(schedule)
+    changes = memory_changes(
+        costs.activation + slots, costs.pending_weight, costs.recomputed + slots, _restored(costs, more) + slots
+    )
     added = changes[again.astype(np.int8), schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
     return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
+
+
+def _restored(costs: StageCosts, more: Beside) -> Floats:
+    """[stages] what an R leaves: all that is there; on adaptive stages with as many rows as can come, as it then waits
+    for its W."""
+    return np.where(more.worked_on > 0, np.maximum(costs.pending_weight, costs.restored), costs.restored)
 
 
 def peak_of(
@@ -214,8 +229,10 @@ def peak_of(
         number = {kind: int((schedule.kind[own] == kind).sum()) for kind in OpKind}
         flying = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
         let_go = int((again[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
+        restored = number[OpKind.R] - int((again[own] & BACKWARD[schedule.kind[own]]).sum())
         waiting = number[OpKind.I] - number[OpKind.W]
-        held = (flying - let_go) * of_stage.activation[stage] + let_go * of_stage.recomputed[stage]
+        held = (flying - let_go - restored) * of_stage.activation[stage]
+        held += let_go * of_stage.recomputed[stage] + restored * _restored(of_stage, more)[stage]
         _add(parts, "activations of", activations[stage], held)
         parts["slots of hot experts"] += flying * float(more.slots[stage])
         parts["deferred weight gradients"] = (
@@ -282,6 +299,7 @@ def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
     names = [name for name, _ in peak.parts[:3]]
     moe = any(name.startswith("activations of MoE") for name in names)
     less = "`recompute` more, " if moe and plan.experts and plan.experts.width else ""
+    less = "leave out `in bubbles`, " if any(level.bubbles for level in plan.recompute) else less
     return f"{less}give experts a `capacity`, " if _WORKED_ON in names and plan.capacity is None else less
 
 

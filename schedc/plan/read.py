@@ -182,8 +182,12 @@ def _recompute(found: Attached, line: RecomputeLine) -> None:
 
 
 def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute | None:
-    """The level, ``adaptive(s)`` and ``by rank``; None where something is wrong."""
+    """The level, ``adaptive(s)`` and ``by rank``, or ``in bubbles``; None where something is wrong."""
     level, adaptive, by = None, None, None
+    if bubbles := bool(parts) and parts[-1].form == "placed":
+        placed = parts.pop()
+        if not found.word(Word(placed.name, placed.span), ("bubbles",), "place to recompute"):
+            return None
     if parts and parts[0].form == "word" and parts[0].name != "by":
         if not found.word(
             Word(parts[0].name, parts[0].span), [str(level) for level in Level], "level of recomputation"
@@ -201,7 +205,8 @@ def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute
         parts = []
     if parts or (level is None and adaptive is None):
         form = (
-            "write `recompute chunk 0 light`, `stage [0, 3]` or `all` in place of the chunk, `adaptive(2.0)` behind it"
+            "write `recompute chunk 0 light`, `stage [0, 3]` or `all` in place of the chunk, `adaptive(2.0)` or "
+            "`in bubbles` behind it"
         )
         found.fault("S149", "a recomputation that cannot be read", parts[0].span if parts else span, form)
         return None
@@ -210,7 +215,12 @@ def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute
         help = "it recomputes where a rank has more than so many times the mean: a number from 1, and a level"
         found.fault("S149", f"`adaptive({adaptive:g})` of level {level}", span, help)
         return None
-    return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK))
+    if bubbles and (adaptive is not None or level is Level.NONE):
+        help = "write for example `recompute full in bubbles`: what is placed is the same in all microbatches"
+        what = "`adaptive`" if adaptive is not None else "level none"
+        found.fault("S149", f"a recomputation of {what} in bubbles", span, help)
+        return None
+    return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
 def _cell(found: Attached, line: CellLine) -> None:

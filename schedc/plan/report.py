@@ -101,6 +101,7 @@ def _recompute(plan: ExpertPlan, layout: Layout) -> list[dict[str, Any]]:
     for stage, level in enumerate(plan.recompute):
         row: dict[str, Any] = {"stage": stage, "level": str(level.level), "adaptive": level.adaptive}
         row |= {"by": str(level.by) if level.adaptive is not None else None, "moe_layers": layers[stage]}
+        row["in_bubbles"] = level.bubbles
         if experts is not None and sized:
             one, number = saving(experts, plan.dtype, level.level, arrive(plan)), layers[stage] * plan.tokens
             row |= {
@@ -164,6 +165,7 @@ def _of_recompute(rows: list[dict[str, Any]]) -> Iterator[str]:
         first = rows[stages[0]]
         where = f"stages {stages[0]}-{stages[-1]}" if len(stages) > 1 else f"stage {stages[0]}"
         how = "" if first["adaptive"] is None else f" adaptive({first['adaptive']:g}) by {first['by']}"
+        how += " in bubbles" * first["in_bubbles"]
         if first["bytes_saved"] is None:
             yield f"recompute {first['level']}{how} on {where}"
             continue

@@ -10,13 +10,14 @@ import numpy as np
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.attached import Attached, Request
 from schedc.plan.checks import experts_have_layers, padded_pairs, unused_orders
 from schedc.plan.facts import chosen
-from schedc.plan.values import CellPlan, ExpertPlan, Method, Recompute
+from schedc.plan.values import CellPlan, ExpertPlan, Level, Method, Recompute
 
 _SCOPES = ("all", "chunk", "stage")
 """The more special one is taken where two lines speak of a stage."""
@@ -33,6 +34,7 @@ def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
         *unused_orders(found, schedule),
         *_misplaced(found, schedule.placement),
     ]
+    findings = findings or list(_worked_out(found, schedule))
     if findings:
         raise DiagnosticError(findings)
     choice = chosen(found.plan)
@@ -74,6 +76,25 @@ def _misplaced(found: Attached, placement: Placement) -> Iterator[Diagnostic]:
                 "S149", message, label, (Label(twice[0].span, "the other"),), help=help, source=found.tree.source
             )
         said |= {(request.scope, stage): request for stage in stages}
+
+
+def _worked_out(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
+    """S149: level none of a stage that the schedule has Rs of."""
+    again = np.flatnonzero(schedule.kind == OpKind.R)
+    levels = per_stage(found.requests, schedule.stages, schedule.placement)
+    for request in found.requests if again.size else ():
+        stages = _stages_of(request, schedule.stages, schedule.placement)
+        none = [s for s in stages if levels[s] == request.recompute and request.recompute.level is Level.NONE]
+        rows = again[np.isin(schedule.stage[again], none)]
+        if rows.size:
+            yield Diagnostic(
+                "S149",
+                f"stage {schedule.stage[rows[0]]} recomputes nothing, and the schedule has Rs of it",
+                Label(request.span),
+                notes=(f"the first is {schedule.describe(int(rows[0]))}, and there would be nothing for it to do",),
+                help="say a level that lets go of something, or nothing of this stage: its Rs then do all of it again",
+                source=found.tree.source,
+            )
 
 
 def per_stage(requests: list[Request], stages: int, placement: Placement | None = None) -> tuple[Recompute, ...]:

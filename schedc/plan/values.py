@@ -90,11 +90,15 @@ class By(StrEnum):
 
 @dataclass(frozen=True)
 class Recompute:
-    """The level of a stage. adaptive: only where a rank has more than so many times the mean number of rows."""
+    """The level of a stage. adaptive: only where a rank has more than so many times the mean number of rows.
+
+    bubbles: backwards before which their rank stands idle get an R, which the compiler places.
+    """
 
     level: Level = Level.NONE
     adaptive: float | None = None
     by: By = By.GROUP
+    bubbles: bool = False
 
 
 @dataclass(frozen=True)

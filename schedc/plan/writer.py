@@ -60,7 +60,7 @@ def _recompute(levels: tuple[Recompute, ...]) -> Iterator[str]:
         stages = [number for number, other in enumerate(levels) if other == level]
         where = "all" if len(stages) == len(levels) else f"stage [{', '.join(map(str, stages))}]"
         said = "" if level.adaptive is None else f" adaptive({_number(level.adaptive)}) by {level.by}"
-        yield f"recompute {where} {level.level}{said}"
+        yield f"recompute {where} {level.level}{said}{' in bubbles' * level.bubbles}"
 
 
 def _number(value: float) -> str:

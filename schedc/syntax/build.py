@@ -279,6 +279,9 @@ class Build(Transformer[Token, t.FileTree]):
     def adaptive(self, name: Token, factor: Token, close: Token) -> p.RecomputePart:
         return p.RecomputePart("adaptive", str(name), (float(_number(factor)),), span_of(name).to(span_of(close)))
 
+    def placed(self, name: Token) -> p.RecomputePart:
+        return p.RecomputePart("placed", str(name), (), span_of(name))
+
     def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
         lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
         value = None if lanes else next(_word(part) for part in parts if isinstance(part, Token))

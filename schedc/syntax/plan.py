@@ -129,9 +129,10 @@ class HotLine:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePart:
-    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``.
+    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``,
+    ``in bubbles``.
 
-    form: ``word``, ``counted``, ``stages`` or ``adaptive``; name: its word; numbers: those behind it.
+    form: ``word``, ``counted``, ``stages``, ``adaptive`` or ``placed``; name: its word; numbers: those behind it.
     """
 
     form: str
