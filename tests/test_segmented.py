@@ -393,10 +393,10 @@ def test_cells_on_processes(method: str) -> None:
     assert pool(4).run("segmented_cases:parity", timeout=120, **arguments) == [[]] * 4
 
 
-def test_what_a_cell_produces_is_sent_before_its_end() -> None:
+def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half_begins() -> None:
     program = schedc.compile("dualpipev", P=2, M=6)
     ranks = together(Mesh(2), small_moe(4), program, listed)
-    early = 0
+    early = late = 0
     for place, executor in ranks.executors.items():
         code = executor.code
         posts = [row for row in code.rows if program.kind[row] in (InstructionKind.SEND, InstructionKind.RECV)]
@@ -407,7 +407,11 @@ def test_what_a_cell_produces_is_sent_before_its_end() -> None:
         for at, row in enumerate(code.rows[:-1]):
             if program.kind[row] == InstructionKind.SEND and code.rows[at + 1] < row:
                 early += part_of(code.steps[at + 1]) != ""
+            if program.kind[row] == InstructionKind.WAIT and code.steps[at][1].slot >= 0:
+                assert part_of(code.steps[at + 1]) in ("begin", "begin backward")
+                late += code.rows[at - 1] == code.rows[at + 1]
     assert early > 0
+    assert late > 0
 
 
 def test_a_block_alone_computes_while_it_waits() -> None:

@@ -55,6 +55,15 @@ def test_costs_measured_on_a_simulated_step_predict_it(schedule: str, tmp_path: 
     assert simulate(computation(program)[0], load_costs(path)).makespan == pytest.approx(result.predicted)
 
 
+def test_standing_for_a_message_inside_a_cell_is_no_time_of_the_cell() -> None:
+    program = schedc.compile("1f1b", P=2, M=2)
+    kinds = program.kind[program.rank_start[1] :].tolist()
+    waits, runs = (int(program.rank_start[1]) + kinds.index(kind) for kind in (InstructionKind.WAIT, InstructionKind.F))
+    spans = [(waits, 0, 9), (runs, 9, 12), (waits, 12, 20), (runs, 20, 24), (waits, 24, 30)]
+    intervals = {1: [Interval(row, 1, start * 10**6, end * 10**6) for row, start, end in spans]}
+    assert measured_costs(program, [intervals]).F == (7, 7)
+
+
 def test_a_trace_has_every_instruction_once_and_its_messages() -> None:
     program = schedc.compile("dualpipev", P=4, M=8)
     pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True)

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from schedc.cell.opened import POSTS, Moved, batch_width, opened
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc_runtime.cells import CellSource, Steps, expand, posts_within, segmented, serial
+from schedc_runtime.cells import CellSource, Made, expand, segmented, serial, shapes_of
 from schedc_runtime.handlers import HANDLERS, Cell, Compute, Handler, Message, Reduce, Wait, probes_of
 from schedc_runtime.transport import Spec
 
 if TYPE_CHECKING:
     from schedc_runtime.boundary import Boundary
     from schedc_runtime.stage import Stage
-
-_POSTS = (InstructionKind.SEND, InstructionKind.RECV)
 
 
 @dataclass(frozen=True)
@@ -110,19 +109,26 @@ class _Binder:
             carried = self.boundaries[x.stage].gradients
         return tuple([(spec.shape, spec.dtype) for spec in carried])
 
-    def batch(self, stream: Sequence[Instruction], position: int) -> tuple[Message, ...]:
-        """The messages that are posted together from ``position`` on."""
-        batch = stream[position : position + _batch_width(stream, position)]
+    def batch(self, batch: Sequence[Instruction]) -> tuple[Message, ...]:
+        """The messages that are posted together."""
         self.received.update(x.message for x in batch if x.kind is InstructionKind.RECV)
         return tuple([self.message(x) for x in batch])
 
-    def micro_steps(self, x: Instruction, operands: Cell | Compute, cells: CellSource) -> Steps:
-        """What an instruction on segmented stages becomes."""
+    def micro_steps(self, stream: Sequence[Instruction], position: int, cells: CellSource) -> list[Made]:
+        """What an instruction on segmented stages becomes, with the messages that move into it; empty for others."""
+        x = stream[position]
+        if x.kind > InstructionKind.CELL:
+            return []
+        operands = self.operands(x)
+        if not segmented(operands):
+            return []
+        kind, forward, backward = x.kind.name, None, operands
         if isinstance(operands, Cell):
-            return expand(f"F{OpKind(x.backward).name}", operands.forward, operands.backward, cells)
-        if x.kind is InstructionKind.F:
-            return expand("F", operands, None, cells)
-        return expand(x.kind.name, None, operands, cells)
+            kind, forward, backward = f"F{OpKind(x.backward).name}", operands.forward, operands.backward
+        elif x.kind is InstructionKind.F:
+            forward, backward = operands, None
+        program = cells(kind, *shapes_of(kind, forward, backward))
+        return expand(opened(stream, position, program), kind, forward, backward)
 
     def operands(self, x: Instruction) -> Any:
         match x.kind:
@@ -158,56 +164,32 @@ def bind(
     widths: list[int] = []
     stream = list(program.instructions(rank))
     start, position = int(program.rank_start[rank]), 0
+    micro = [binder.micro_steps(stream, at, cells) for at in range(len(stream))]
+    moved = {step.at for made in micro for step in made if isinstance(step, Moved)}
 
-    def add(step: tuple[Handler, Any], at: int, width: int) -> None:
-        steps.append(step)
+    def add(handler: Handler, operands: Any, at: int, width: int = 1) -> None:
+        steps.append((handler, operands))
         rows.append(start + at)
         widths.append(width)
 
-    taken: set[int] = set()  # posts that a cell before them has taken in
+    def whole(at: int) -> None:
+        kind, width = stream[at].kind, batch_width(stream, at)
+        add(
+            handlers[kind],
+            binder.batch(stream[at : at + width]) if kind in POSTS else binder.operands(stream[at]),
+            at,
+            width,
+        )
+
     while position < len(stream):
-        x, width = stream[position], 1
-        operands: Any
-        if x.kind in _POSTS:
-            width = _batch_width(stream, position)
-            operands = binder.batch(stream, position)
-        else:
-            operands = binder.operands(x)
-        if segmented(operands):
-            micro = binder.micro_steps(x, operands, cells)
-            behind = _posts_behind(stream, position)
-            places = posts_within(micro, [binder.batch(stream, at) for at in behind])
-            taken.update(behind)
-            for number in range(len(micro) + 1):
-                for at in (at for at, place in zip(behind, places, strict=True) if place == number):
-                    add((handlers[stream[at].kind], binder.batch(stream, at)), at, _batch_width(stream, at))
-                if number < len(micro):
-                    add(micro[number], position, 1)
-        elif position not in taken:
-            add((handlers[x.kind], operands), position, width)
-        position += width
+        for step in micro[position]:
+            if isinstance(step, Moved):
+                whole(step.at)
+            else:
+                add(*step, position)
+        if not micro[position] and position not in moved:
+            whole(position)
+        position += batch_width(stream, position)
     inputs = {m: slot for (channel, stage, m), slot in binder.slot_of.items()
               if channel == Channel.ACTIVATION and stage == -1}  # fmt: skip
     return Code(steps, rows, widths, binder.slot_names, len(binder.handle_of), inputs)
-
-
-def _posts_behind(stream: Sequence[Instruction], position: int) -> list[int]:
-    """Where the batches posted between the instruction at ``position`` and the next compute or reduction begin."""
-    found: list[int] = []
-    at = position + 1
-    while at < len(stream) and stream[at].kind in (*_POSTS, InstructionKind.WAIT):
-        if stream[at].kind in _POSTS:
-            found.append(at)
-            at += _batch_width(stream, at)
-        else:
-            at += 1
-    return found
-
-
-def _batch_width(stream: Sequence[Instruction], position: int) -> int:
-    """Number of neighbouring SEND and RECV, from ``position`` on, that are posted by one call."""
-    end = position + 1
-    batch = stream[position].batch
-    while batch >= 0 and end < len(stream) and stream[end].kind in _POSTS and stream[end].batch == batch:
-        end += 1
-    return end - position

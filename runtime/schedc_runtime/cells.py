@@ -1,11 +1,11 @@
 """Cells at run time: an instruction on segmented stages becomes micro-steps, in the order of its cell program.
 
     CELL 1 F 3 & 0 B 1      begin F | run, start, wait, ... | begin B | ... | outputs | ... | input gradients | ...
-    SEND activation                                                         ^ posted here
-    SEND gradient                                                                     ^ posted here
+    WAIT activation, gradient    ^ waited for here             ^ and here   ^                 ^
+    SEND activation, gradient                                               posted here       and here
 
-Each micro-step is a step of the executor, so that ranks that share a process can stop inside a cell. What a cell
-produces is sent when its part of the cell is done: the posts behind it in the stream move up, in their order.
+Each micro-step is a step of the executor, so that ranks that share a process can stop inside a cell. What a half takes
+is waited for when it begins, what it makes is sent when it is done (`schedc.cell.opened`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, Half, Step
-from schedc_runtime.handlers import Cell, Compute, Handler, Message
+from schedc.cell.opened import Moved
+from schedc.cell.opened import Part as PartOfCell
+from schedc.cell.program import Action, CellProgram, Edge, Half, Step
+from schedc_runtime.handlers import Cell, Compute, Handler
 from schedc_runtime.segments import SegmentedStage
 
 if TYPE_CHECKING:
@@ -101,9 +103,15 @@ MICRO: dict[tuple[Half, Action], Handler] = {
     (Half.AGAIN, Action.WAIT): _awaits(SegmentedStage.ready_again, SegmentedStage.wait_again),
 }
 
+EDGES: dict[Edge, Handler] = {
+    Edge(Half.FORWARD, opens=True): _begin,
+    Edge(Half.FORWARD, opens=False): _outputs,
+    Edge(Half.BACKWARD, opens=True): _begin_backward,
+    Edge(Half.BACKWARD, opens=False): _gradients,
+}
 
-Steps = list[tuple[Handler, Any]]
-"""Handlers and operands, as in a `Code`."""
+Made = tuple[Handler, Any] | Moved
+"""A handler and its operands, as in a `Code`, or a message of the stream."""
 
 
 def _segmented(op: Compute) -> SegmentedStage:
@@ -124,62 +132,43 @@ def shape_of(stage: SegmentedStage, kind: str, again: bool) -> StageShape:
     return stage.shape.ready if again else stage.shape
 
 
-def expand(kind: str, forward: Compute | None, backward: Compute | None, cells: CellSource) -> Steps:
-    """The micro-steps of one instruction. kind: one of `KINDS`; the halves that it has."""
-    program = cells(
-        kind,
+def shapes_of(
+    kind: str, forward: Compute | None, backward: Compute | None
+) -> tuple[StageShape | None, StageShape | None]:
+    """The graphs of both halves of an instruction."""
+    return (
         None if forward is None else _segmented(forward).shape,
         None if backward is None else shape_of(_segmented(backward), kind, backward.again),
     )
-    return _remade(program, backward) if kind == "R" else _expanded(kind, forward, backward, program)
 
 
-def _remade(program: CellProgram, op: Compute | None) -> Steps:
+def expand(parts: Sequence[PartOfCell], kind: str, forward: Compute | None, backward: Compute | None) -> list[Made]:
+    """The micro-steps of one instruction: of its parts, with the messages that move into it left as they are.
+
+    kind: one of `KINDS`; the halves that it has.
+    """
+    made: list[Made] = []
+    ends = [at for at, part in enumerate(parts) if not isinstance(part, Moved) and part.half is Half.BACKWARD]
+    for at, part in enumerate(parts):
+        if isinstance(part, Moved):
+            made.append(part)
+            continue
+        op = forward if part.half is Half.FORWARD else backward
+        assert op is not None
+        made.append(_micro(part, op) if isinstance(part, Step) else (EDGES[part], op))
+        if [at] == ends[-1:]:
+            made.append((_end_backward, op))
+    return _remade(made, backward) if kind == "R" else made
+
+
+def _remade(made: list[Made], op: Compute | None) -> list[Made]:
     """An R: what is in none of its steps is worked out before it first waits."""
-    made = [_micro(step, op) for step in program.steps]
-    waits = (at for at, step in enumerate(program.steps) if step.action is Action.WAIT)
-    first = next(waits, len(made))
+    waits = MICRO[Half.AGAIN, Action.WAIT]
+    first = next((at for at, step in enumerate(made) if step[0] is waits), len(made))
     return [(_begin_again, op), *made[:first], (_rest_again, op), *made[first:]]
 
 
-def _expanded(kind: str, forward: Compute | None, backward: Compute | None, program: CellProgram) -> Steps:
-    made: Steps = []
-    begun: set[Half] = set()
-    differentiated = [number for number, step in enumerate(program.steps, 1) if step.half is Half.BACKWARD]
-    last = max([*differentiated, program.gradient_at])
-
-    def begin(half: Half) -> None:
-        """Once: before a half's first step, or before its end where it has none, as in a stage of paddings."""
-        if half not in begun:
-            begun.add(half)
-            made.append(_opening(half, forward if half is Half.FORWARD else backward))
-
-    def edges(number: int) -> None:
-        """What happens after so many steps: outputs and gradients are complete."""
-        if forward is not None and number == program.activation_at:
-            begin(Half.FORWARD)
-            made.append((_outputs, forward))
-        if backward is not None and kind != "W" and number == program.gradient_at:
-            begin(Half.BACKWARD)
-            made.append((_gradients, backward))
-        if backward is not None and kind != "W" and number == last:
-            made.append((_end_backward, backward))
-
-    edges(0)
-    for number, step in enumerate(program.steps, 1):
-        if step.half in (Half.FORWARD, Half.BACKWARD):
-            begin(step.half)
-        made.append(_micro(step, forward if step.half is Half.FORWARD else backward))
-        edges(number)
-    return made
-
-
-def _opening(half: Half, op: Compute | None) -> tuple[Handler, Any]:
-    return (_begin if half is Half.FORWARD else _begin_backward), op
-
-
-def _micro(step: Step, op: Compute | None) -> tuple[Handler, Any]:
-    assert op is not None
+def _micro(step: Step, op: Compute) -> tuple[Handler, Any]:
     return MICRO[step.half, step.action], Micro(_segmented(op), op.microbatch, step.node)
 
 
@@ -215,19 +204,6 @@ class Part(NamedTuple):
         action, half = what.split()
         layer, _, role = name.partition(".")
         return cls(Action(action), Half(half), int(layer), role) if role else cls(Action(action), Half(half), -1, name)
-
-
-def posts_within(micro: Steps, batches: Sequence[tuple[Message, ...]]) -> list[int]:
-    """After how many micro-steps each batch of messages can be posted, in the order of the batches.
-
-    A batch that sends what the cell produces waits for that; one that does not may go at once, but not before another.
-    """
-    ready = {op.write: number for number, (handler, op) in enumerate(micro, 1) if handler in (_outputs, _gradients)}
-    places: list[int] = []
-    for batch in batches:
-        own = [ready.get(message.slot, 0) for message in batch if not message.receive]
-        places.append(max([*own, *places[-1:]], default=0))
-    return places
 
 
 @cache

@@ -103,12 +103,20 @@ def compare(program: Program, costs: Costs, intervals: Intervals) -> Comparison:
 
 
 def _compute_rows(program: Program, intervals: Intervals) -> Iterator[tuple[int, Interval]]:
-    """The computing instructions, from the beginning of the first micro-step of each to the end of the last."""
+    """The computing instructions, from the beginning of the first micro-step of each to the end of the last.
+
+    Where one stands for a message inside, its beginning is put off by as long.
+    """
     for spans in intervals.values():
         whole: dict[int, Interval] = {}
+        stood = 0
         for interval in spans:
             if program.kind[interval.row] <= InstructionKind.CELL:
-                whole[interval.row] = whole.get(interval.row, interval)._replace(end=interval.end, part="")
+                known = whole.get(interval.row, interval._replace(start=interval.start - stood))
+                whole[interval.row] = known._replace(start=known.start + stood, end=interval.end, part="")
+                stood = 0
+            elif program.kind[interval.row] == InstructionKind.WAIT:
+                stood += interval.end - interval.start
         yield from whole.items()
 
 
