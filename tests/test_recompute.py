@@ -14,6 +14,7 @@ from recompute_cases import Block, Steered, block_stage, moe, steered_to, traine
 from runtime_cases import next_token_loss, small_gpt, tokens
 from segmented_cases import listed
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
@@ -145,6 +146,49 @@ def test_the_routing_is_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 2
     stage.backward(0, (x,))
     assert len(calls) == 2
+
+
+class Called(nn.Module):
+    """An MLP whose activation is a function, behind a dropout."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(16, 64), nn.Dropout(0.3), nn.Linear(64, 16)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.activation(self.drop(self.up(x))))
+
+
+@pytest.mark.parametrize(
+    ("activation", "saved"),
+    [
+        (functional.gelu, 1),
+        (lambda x: functional.gelu(x, approximate="tanh"), 1),
+        (lambda x: functional.silu(x) * x, 1),
+        (lambda x: functional.softplus(x, 2.0, 10.0), 1),
+        (torch.relu, 0),  # it saves what it gives, and now what it gets
+        (Tensor.tanh, 0),
+        (lambda x: functional.relu(x, inplace=True), 0),
+        (lambda x: functional.silu(x, True), 0),
+        (torch.sin, 0),  # is no activation
+    ],
+)
+def test_activations_that_are_called_as_functions(activation: Any, saved: int) -> None:
+    """saved: tensors of [32, 64] that are not held at `act`."""
+    found = []
+    for level in (Level.NONE, Level.NORM, Level.ACT):
+        torch.manual_seed(0)
+        stage = block_stage([Called(activation)], 32, 16, Recompute(level))
+        x = torch.randn(32, 16)
+        (y,) = stage.forward(0, (x,))
+        bytes_held = sum(held(stage, 0).saved.values())
+        (gradient,) = stage.backward(0, (y,))
+        found.append((bytes_held, [y, gradient, *[p.grad for p in stage.module.parameters()]]))
+    (none, expected), (norm, _), (act, results) = found
+    assert none - act == saved * 32 * 64 * 4
+    assert norm == none
+    assert all(map(torch.equal, results, expected))
 
 
 # Bytes and FLOPs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from schedc.cell.graph import Node, StageShape
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime.memory.adaptive import Adaptive, Arrivals
+from schedc_runtime.memory.functions import ActivationCalls
 from schedc_runtime.memory.regions import Recorder, region
 from schedc_runtime.moe.exchange import Exchange
 
@@ -64,6 +65,12 @@ class MicrobatchRecorder(Recorder):
         self.layer = -1
         self._decided: dict[int, Level] = {}
 
+    @contextmanager
+    def forwarding(self, node: int = -1, repeated: bool = False) -> Iterator[None]:
+        calls = ActivationCalls() if self._covers(Level.ACT, rows=False) else nullcontext()
+        with calls, super().forwarding(node, repeated):
+            yield
+
     def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
         """Takes in what comes to the experts of the layer that is being forwarded."""
         if self.plan.adaptive is not None:
@@ -108,7 +115,8 @@ def _again(plan: Recompute, shape: StageShape | None) -> tuple[frozenset[int], f
 
 
 def install(module: nn.Module) -> None:
-    """Make regions of the norms, activations and dense MLPs inside ``module``; our own layers say theirs themselves.
+    """Make regions of the norms, activations of many steps and dense MLPs inside ``module``; our own layers say theirs
+    themselves, and torch's activations are seen when they are called.
 
     They do nothing until a stage recomputes; `uninstall` takes them away again.
     """
@@ -140,13 +148,10 @@ def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
     for name, layer in module.named_modules():
         if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or type(layer).__name__.endswith("Norm"):
             yield Level.NORM, layer
-        elif isinstance(layer, _ACTIVATIONS) or type(layer).__name__.endswith("Activation"):
+        elif type(layer).__name__.endswith("Activation"):
             yield Level.ACT, layer
         elif name.rpartition(".")[2] in _MLP and not any(isinstance(part, Exchange) for part in layer.modules()):
             yield Level.FULL, layer
-
-
-_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.Softplus)
 
 
 def draws(module: nn.Module) -> bool:
