@@ -32,7 +32,7 @@ def moe(dropout: float) -> Any:
     return small_moe(moe_blocks=3, dense_blocks=1, dropout=dropout, routing=routing)
 
 
-def ahead(program: Program, seed: int = 0) -> Program:
+def with_rs(program: Program, seed: int = 0) -> Program:
     """The program with Rs for about half of its microbatches."""
     schedule = with_recomputation(computation(program)[0], seed)
     return insert_communication(schedule)
@@ -43,7 +43,7 @@ def trained(
 ) -> dict[str, Tensor]:
     """Losses and the state after two steps of the model, on the ranks of this process. rs: with Rs in the program."""
     program = compiled(schedule, sizes, lines)
-    program = ahead(program) if rs else program
+    program = with_rs(program) if rs else program
     pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, **options)
     torch.manual_seed(5)
     losses = train(pipe, 2)
@@ -76,7 +76,7 @@ def ahead_parity(
     plans with experts, whatever they recompute, from one that recomputes nothing."""
     found = []
     for schedule, sizes, overlap in dense:
-        program = ahead(compile_schedule(schedule, **sizes))
+        program = with_rs(compile_schedule(schedule, **sizes))
         pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, overlap=overlap)
         check_parity(pipe, small_gpt(), program.microbatches)
         pipe.close()

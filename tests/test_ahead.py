@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from recompute_cases import Block, block_stage, unequal
+from expert_cases import compiled
+from recompute_cases import Block, block_stage, moe, unequal, with_rs
 from runtime_cases import next_token_loss, small_gpt, tokens
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import schedc
+from schedc.cell.program import Half
+from schedc.ir.json import program_to_json
+from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import recomputed_slots
 from schedc.plan.values import Level, Recompute
+from schedc_runtime import Pipeline, run
 from schedc_runtime.boundary import infer_boundaries
 from schedc_runtime.errors import StageError
+from schedc_runtime.executor import InstructionError
 from schedc_runtime.memory.counter import held
+from schedc_runtime.names import sentence
 from schedc_runtime.partition import partition
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage import Stage
 from schedc_runtime.testing import pool
+from schedc_runtime.trace import chrome_trace, measured_costs
 
 # Stages by themselves.
 
@@ -207,3 +219,56 @@ def test_processes() -> None:
     """Split backwards on a V, full ones, and pairs in segments; experts over two processes, at each level."""
     for wrong in pool(4).run("recompute_cases:ahead_parity", dense=DENSE, experts=EXPERTS, timeout=240):
         assert wrong == [[]] * (len(DENSE) + sum(len(levels) for *_, levels in EXPERTS))
+
+
+def test_it_is_told_by_its_name() -> None:
+    """In traces, measured costs and errors; an evaluation has none."""
+    program = with_rs(schedc.compile("1f1b", P=2, M=4))
+    pipe = Pipeline(small_gpt(blocks=2), program, loss_fn=next_token_loss, in_process=True)
+    batch = tokens(4)
+    loss = pipe.step(*batch, trace=True)
+    wanted = {f"{stage}R{m}" for stage, m in recomputed_slots(program)}
+    names = {event["name"] for event in chrome_trace(program, pipe.intervals)["traceEvents"]}
+    assert wanted <= names
+    costs = measured_costs(program, [pipe.intervals])
+    assert isinstance(costs.R, tuple)
+    assert len(costs.R) == 2
+    assert min(costs.R) > 0
+    assert pipe.evaluate(*batch).item() == loss.item()
+    (stage,) = (stage for stage in pipe._held() if stage.index == 1)
+    stage.reset()
+
+    def fail(microbatch: int) -> None:
+        raise RuntimeError("no memory")
+
+    stage.again = fail
+    first = next(sentence(program, row) for row in np.flatnonzero((program.kind == OpKind.R) & (program.stage == 1)))
+    with pytest.raises(InstructionError, match=f"rank 1 failed at {first}\n.*\n.*no memory"):
+        pipe.step(*batch)
+
+
+def test_backwards_behind_it_have_cells_of_their_own() -> None:
+    program = with_rs(compiled("1f1b", {"P": 2, "M": 4}, f"{TWO_NODES}  overlap auto\n  recompute full"))
+    pipe = Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True)
+    cells = pipe._cells
+    halves = {name: {step.half for step in cell.program.steps} for name, cell in cells.items()}
+    assert halves["R of 1"] == {Half.AGAIN}
+    assert halves["B of 1"] == {Half.AGAIN, Half.BACKWARD, Half.WEIGHT}
+    assert halves["B of 1 after R"] == {Half.BACKWARD, Half.WEIGHT}
+    pipe.step(*tokens(8), trace=True)
+    parts = [interval.part for interval in pipe.intervals[1] if program.kind[interval.row] == OpKind.R]
+    first, wait = parts.index("begin again"), next(at for at, part in enumerate(parts) if part.startswith("wait again"))
+    assert first < parts.index("start again of 0.dispatch.rail") < parts.index("the rest again") < wait
+
+
+@pytest.mark.parametrize(("schedule", "lines"), [("zbh1", ""), ("1f1b", f"{TWO_NODES}  recompute light")])
+def test_run_compares_with_what_recomputes_nothing(
+    schedule: str, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"P": 2, "M": 2}
+    program = with_rs(compiled(schedule, sizes, lines) if lines else schedc.compile(schedule, **sizes))
+    path = tmp_path / "program.json"
+    path.write_text(program_to_json(program))
+    sizes_of_model = ["--steps", "1", "--width", "8", "--tokens", "4"]
+    assert run.main(["--program", str(path), "--in-process", "--check", "bitwise", *sizes_of_model]) == 0
+    assert ", bitwise" in capsys.readouterr().out
