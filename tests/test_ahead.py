@@ -13,6 +13,7 @@ from expert_cases import compiled
 from recompute_cases import Block, block_stage, moe, unequal, with_rs
 from runtime_cases import next_token_loss, small_gpt, tokens
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
@@ -48,14 +49,14 @@ class Noisy(nn.Module):
         return x + self.norm(self.drop(self.block(x))) * self.mask
 
 
-def noisy() -> Any:
-    gpt = small_gpt(blocks=2, dropout=0.2)
+def noisy(blocks: int) -> Any:
+    gpt = small_gpt(blocks=blocks, dropout=0.2)
     gpt.blocks = nn.ModuleList([Noisy(block) for block in gpt.blocks])
     return gpt
 
 
-def dense_stages(segmented: bool, level: Level) -> list[Stage]:
-    parts = partition(noisy(), 2)
+def dense_stages(segmented: bool, level: Level, blocks: int = 2) -> list[Any]:
+    parts = partition(noisy(blocks), 2)
     stages: list[Stage] = []
     for index, (module, edges) in enumerate(
         zip(parts.modules, pairwise(infer_boundaries(parts, tokens(1)[:1])), strict=True)
@@ -125,6 +126,36 @@ def test_a_stage_keeps_its_inputs_until_its_r(segmented: bool) -> None:
     for m in (0, 1):
         stage.backward(m)
     stage.check_empty()
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_a_forward_holds_nothing_of_a_block_while_the_next_one_runs(segmented: bool) -> None:
+    stage, _ = dense_stages(segmented, Level.NONE, blocks=4)
+    first, second = stage.module.blocks.children()
+    made: list[StorageWeakRef] = []
+    gone: list[bool] = []
+    first.block.up.register_forward_hook(lambda *given: made.append(StorageWeakRef(given[-1].untyped_storage())))
+    second.register_forward_pre_hook(lambda *_: gone.append(made[-1].expired()))
+    for m, again in enumerate([False, True]):
+        stage.forward(m, tokens(1)[:1], again=again)
+    stage.again(1)
+    assert gone == [False, True, False]
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_regions_are_worked_out_by_it(segmented: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stage = dense_stages(segmented, Level.NORM)
+    calls: list[None] = []
+    kind = type(stage.module.norm)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *given: calls.append(None) or forward(*given))
+    x, (_, target) = torch.randn(1, 6, 16, dtype=torch.float64), tokens(1)
+    counts = []
+    for act in (lambda: stage.forward(0, (x,), target, again=True), lambda: stage.again(0), lambda: stage.backward(0)):
+        act()
+        counts.append(len(calls))
+    assert counts[0] > 1
+    assert counts == [counts[0], 2 * counts[0], 2 * counts[0]]
 
 
 WIDTH, TOKENS = 16, 32
