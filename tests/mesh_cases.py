@@ -11,8 +11,11 @@ from segmented_cases import small_moe
 from torch import Tensor
 
 from schedc.compiler import compile as compile_schedule
+from schedc.plan import ExpertPlan, Hot
 from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Mesh
+from schedc_runtime.moe.router import Routing
 from schedc_runtime.reference import Reference
 
 ROWS = 2
@@ -73,6 +76,13 @@ def disagreements(rank: int, world_size: int) -> list[str]:
             pipe = Pipeline(attempt, program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
             pipe.step(*tokens(2 * (1 + pipe.replica)))
         except Exception as error:
+            found.append(str(error).splitlines()[0])
+    late = mesh.place(rank).replica
+    routings = Routing(4, 2), Routing(4, 2, balance=0.1 * late)
+    for routing, plan in (routings[0], ExpertPlan(hot=Hot(1, 1.1 + late))), (routings[1], ExpertPlan()):
+        try:
+            Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
+        except RuntimeFault as error:
             found.append(str(error).splitlines()[0])
     return found
 

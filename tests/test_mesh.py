@@ -84,6 +84,8 @@ def test_replicas_that_differ_are_told() -> None:
         assert told[0].startswith("ranks ")
         assert "weights of stage 1" in told[0]
         assert "differ" in told[1] or "calls" in told[1] or "shape" in told[1]
+        assert told[2] == "ranks 0 and 1 differ in their plan, in `hot`"
+        assert "differ in their routing of `blocks." in told[3]
 
 
 def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:

@@ -25,7 +25,15 @@ from schedc_runtime.mesh import Mesh, Place
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.network import Network
 from schedc_runtime.partition import partition
-from schedc_runtime.placing import check_fingerprints, copied_stages, device_of, fingerprint, layout_of, make_stages
+from schedc_runtime.placing import (
+    check_fingerprints,
+    copied_stages,
+    device_of,
+    fingerprint,
+    layout_of,
+    make_stages,
+    plan_prints,
+)
 from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for, recompute_stages
 from schedc_runtime.prepared import Prepared
 from schedc_runtime.router_bias import update_biases
@@ -293,8 +301,8 @@ class Pipeline:
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        mine = fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
-        mine["recomputation"] = repr(self.plan.recompute)
+        mine = {"mesh": repr(self.mesh), **plan_prints(self.plan, self._held())}
+        mine |= fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
         check_fingerprints(self.control.gather("building the pipeline", mine))
 
     def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import fields
 from hashlib import sha256
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from schedc.ir.program import InstructionKind, Program
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
+from schedc.plan import ExpertPlan
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Place
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import Partition
 from schedc_runtime.replicas import is_expert
 from schedc_runtime.segments import SegmentedStage, exchanges_in
@@ -143,6 +146,18 @@ def fingerprint(
     }
 
 
+def plan_prints(plan: ExpertPlan, stages: Iterable[Stage]) -> dict[str, str]:
+    """What else all ranks must have in common: each word of the plan, and how tokens choose their experts."""
+    return {
+        **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},
+        **{
+            f"routing of `{name}`": repr(layer.router.routing)
+            for stage in stages
+            for name, layer in moe_layers(stage.module)
+        },
+    }
+
+
 def check_fingerprints(everyone: Sequence[Mapping[str, str]]) -> None:
     """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have."""
     first: dict[str, tuple[int, str]] = {}
@@ -152,7 +167,7 @@ def check_fingerprints(everyone: Sequence[Mapping[str, str]]) -> None:
             if known != digest:
                 raise RuntimeFault(
                     f"ranks {other} and {rank} differ in their {what}",
-                    "build the same program and, with the same seed, the same model on every rank of a pipeline",
+                    "build the same program and plan and, with the same seed, the same model on every rank",
                 )
 
 
