@@ -1,6 +1,6 @@
 """Fuzzing of everything that schedc reads: only a `DiagnosticError` may come out, in time and within memory.
 
-    python tests/fuzz.py --count 100000 [--seed 1] [--only NUMBER]
+    python tests/fuzz.py --count 100000 [--seed 1] [--family plans] [--only NUMBER]
 
 Every input goes through all stages that it reaches: reading, checks, elaboration, legality, timeline, memory, claims,
 messages, drawing, and the forms that are written. A fault is any other exception, a diagnostic that cannot be shown or
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import resource
 import signal
 import sys
@@ -38,9 +39,10 @@ from schedc.analysis.size_range import sizes_in
 from schedc.analysis.timeline import simulate
 from schedc.check import check
 from schedc.codes import CODES
-from schedc.compiler import compile_at, priced
+from schedc.compiler import analyse, compile_at, priced
+from schedc.compiler import report as told
 from schedc.cost.costs import Costs, parse_costs
-from schedc.diagnostics import Diagnostic, DiagnosticError, render
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.emit.check_lowered import check_lowered
@@ -54,8 +56,13 @@ from schedc.ir.text import parse_program, parse_schedule, print_program, print_s
 from schedc.ir.verify_program import verify_program
 from schedc.layout.parser import parse_layout
 from schedc.library import open_schedule
+from schedc.lsp.findings import findings
+from schedc.lsp.hover import explain
 from schedc.passes.insert_communication import insert_communication
-from schedc.source import Source
+from schedc.plan import plan_of
+from schedc.plan.report import to_text
+from schedc.plan.writer import write_plan
+from schedc.source import NOWHERE, Source
 from schedc.syntax.formatter import format_source
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import Claim
@@ -131,6 +138,30 @@ def read_format(given: Case) -> str:
     return "ran"
 
 
+def read_plan(given: Case) -> str:
+    """A plan from disk, all that is told of it, the program that carries it; an editor's findings and its format."""
+    source = Source("fuzz.sched", given.text)
+    shown = findings(source)
+    _shown(shown or [_RIGHT])
+    for line in range(1, min(len(source.lines), 6) + 1):
+        explain(source, line, 5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fuzz.sched"
+        path.write_text(given.text, encoding="utf-8", errors="replace")
+        known = analyse(path, {})
+        facts = told(known)
+    if shown:
+        raise Fault(f"an editor is told of {shown[0].message}, and the command line of nothing")
+    list(to_text(facts["plan"]) if "plan" in facts else ())
+    program = insert_communication(known.schedule, known.costs)
+    if write_plan(plan_of(program)) != program.plan:
+        raise Fault(f"the plan {program.plan} reads back as {write_plan(plan_of(program))}")
+    return read_format(given)
+
+
+_RIGHT = Diagnostic("S001", "nothing", Label(NOWHERE))
+
+
 def read_layout(given: Case) -> str:
     parse_layout(given.text)
     return "ran"
@@ -154,6 +185,7 @@ READERS: dict[str, Callable[[Case], str]] = {
     "json": read_json,
     "costs": read_costs,
     "layout": read_layout,
+    "plan": read_plan,
     "format": read_format,
     "range": read_range,
 }
@@ -224,7 +256,7 @@ def bounded() -> None:
         setattr(module, limit, LIMITS[limit])
 
 
-def fuzz(count: int, seed: int, tell: Callable[[str], None], first: int = 0) -> list[int]:
+def fuzz(count: int, seed: int, tell: Callable[[str], None], first: int = 0, only: str = "") -> list[int]:
     """Runs so many inputs; tells of each fault and in the end what was run. Gives the numbers of the faults."""
     signal.signal(signal.SIGPROF, _stop)
     seen: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
@@ -232,7 +264,7 @@ def fuzz(count: int, seed: int, tell: Callable[[str], None], first: int = 0) -> 
     slowest = (0.0, -1)
     start = time.perf_counter()
     for number in range(first, first + count):
-        family, given = case(seed, number)
+        family, given = case(seed, number, only)
         begin = time.process_time()
         what, error = timed(given)
         if error is not None:
@@ -279,6 +311,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--family", default="", choices=("", *FAMILIES), help="inputs of this family alone")
     parser.add_argument("--only", type=int, help="run one input, shown before it is run")
     arguments = parser.parse_args()
     compile_at("dualpipev", {"P": 32, "M": 2048})  # what is compiled once (numba) belongs to no input
@@ -286,11 +319,12 @@ def main() -> None:
     faulthandler.enable()
     bounded()
     if arguments.only is not None:
-        family, given = case(arguments.seed, arguments.only)
+        family, given = case(arguments.seed, arguments.only, arguments.family)
         print(f"{family}, {given.reader}, {dict(given.sizes)}, {given.options}\n{given.text}", flush=True)
-        print(fuzz(1, arguments.seed, lambda line: print(line, flush=True), arguments.only) or "no fault")
+        print(fuzz(1, arguments.seed, print, arguments.only, arguments.family) or "no fault")
         return
-    faults = fuzz(arguments.count, arguments.seed, lambda line: print(line, flush=True), arguments.first)
+    tell = functools.partial(print, flush=True)
+    faults = fuzz(arguments.count, arguments.seed, tell, arguments.first, arguments.family)
     sys.exit(1 if faults else 0)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from fuzz_plans import plan
 from random_schedules import ORDERS, random_schedule
 
 from schedc.cost.costs import Costs, dump_costs
@@ -424,6 +425,10 @@ def size_range(draw: Random) -> Case:
     return Case("range", mutated_tokens(draw, text, words) if draw.random() < 0.8 else mutated_bytes(draw, text))
 
 
+def plans(draw: Random) -> Case:
+    return Case("plan", plan(draw, mutated))
+
+
 FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "generated programs": (24, generated),
     "generated and mutated": (8, mutated_program),
@@ -438,12 +443,13 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "layouts": (2, layout),
     "size ranges": (2, size_range),
     "formatter": (5, formatted),
+    "plans": (20, plans),
 }
 """Family: how many in a hundred or so, and what makes one."""
 
 
-def case(seed: int, number: int) -> tuple[str, Case]:
-    """The family and the input with that number; always the same for the same seed."""
+def case(seed: int, number: int, only: str = "") -> tuple[str, Case]:
+    """The family (one of all, or ``only``) and the input with that number; always the same for the same seed."""
     draw = Random(f"{seed}:{number}")
-    family = draw.choices(list(FAMILIES), [weight for weight, _ in FAMILIES.values()])[0]
+    family = only or draw.choices(list(FAMILIES), [weight for weight, _ in FAMILIES.values()])[0]
     return family, FAMILIES[family][1](draw)

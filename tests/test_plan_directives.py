@@ -35,6 +35,7 @@ from schedc.diagnostics import DiagnosticError, render
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
+from schedc.layout.costs import PerKind
 from schedc.lsp.findings import findings
 from schedc.plan import (
     By,
@@ -52,9 +53,12 @@ from schedc.plan import (
 )
 from schedc.plan.levels import kept_share, layer_bytes, saving
 from schedc.plan.quantities import shown
+from schedc.plan.values import BYTES as BYTES_OF
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
+from schedc.syntax.plan_words import FORMS, INSIDE
+from schedc.syntax.tokens import PLAN_LINES
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = """plan a = dualpipev(P = 2, M = 8) {
@@ -363,6 +367,46 @@ def test_what_is_wrong_and_where(tmp_path: Path, lines: str, expected: list[tupl
     assert [d.position for d in caught.value.diagnostics] == expected
     assert all(d.help for d in caught.value.diagnostics)
     assert [d.position for d in findings(Source("x", Path(path).read_text()))] == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "says"),
+    [
+        ("tokens", ("S001", 3, 3), "write it as `tokens 4096 dtype bf16`"),
+        ("capacity 1.25 drop\n  tokens 8", ("S001", 3, 17), "write it as `capacity 1.25 drop probs`"),
+        ("topology nodes 4 x\n    rail 8", ("S001", 3, 20), "write it as `topology nodes 4 x 8"),
+        ("overlap on", ("S001", 3, 11), "write it as `overlap auto`"),
+        ("topology nodes 4x8", ("S006", 3, 18), "write `4 x 8`"),
+        ("topology nodes 4 × 8", ("S002", 3, 20), "x between the numbers"),
+        ("topology nodes 4 x 8 rail 50 gb/s", ("S001", 3, 34), "did you mean `GB`?"),
+        ("topology nodes 4 x 8 rail 50 GB*s", ("S146", 3, 24), "50 GB/s"),
+        ("memory 80GB", ("S006", 3, 10), "write `80 GB`"),
+        ("memory 80 gb", ("S001", 3, 13), "did you mean `GB`?"),
+        ("frobnicate 7\n  tokens", ("S144", 3, 3), "a plan says layers, layout"),
+        ("tokens 8\n  overlp auto", ("S144", 4, 3), "did you mean `overlap`?"),
+        ("experts 8\n    widht 3 top 2", ("S144", 4, 5), "did you mean `width`?"),
+        ("cell F & B { }", ("S147", 3, 3), "`cell F & B auto`"),
+        ("cell F & B { compute comm F.dispatch }", ("S147", 3, 3), "name steps"),
+        ("cell F & B { compute W.attn B.attn.I.W F.dispatch }", ("S147", 3, 24), "F.role, B.role.I"),
+    ],
+)
+def test_slips_are_told_in_their_line_and_how_it_is_written(
+    tmp_path: Path, lines: str, expected: tuple[str, int, int], says: str
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"layers 4\n  {lines}", "dualpipev(P = 2, M = 8)"), {})
+    first = caught.value.diagnostics[0]
+    assert (first.position, says in first.help) == (expected, True)
+
+
+def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) -> None:
+    assert FORMS.keys() == PLAN_LINES.keys()
+    several = [form for word, form in FORMS.items() if word not in ("layout", "memory", "parameters", "activations")]
+    analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
+    held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
+    analyse(written(tmp_path, "\n  ".join(held).replace("4096", "512"), "dualpipev(P = 8, M = 16)"), {})
+    analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
+    assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
 
 
 def test_a_rank_may_decide_where_there_is_no_collective(tmp_path: Path) -> None:

@@ -241,6 +241,9 @@ def _cell(found: Attached, line: CellLine) -> None:
     elif line.value is not None:
         if found.word(line.value, ("auto",), "order of a cell"):
             found.give(overlap=True)
+    elif not lanes or not all(lane.steps for lane in line.lanes):
+        help = "name steps, as `compute F.attn B.mlp.I comm F.dispatch`, or write `cell F & B auto`"
+        found.fault("S147", "a cell, or a lane of it, without steps", line.span, help)
     elif all(good):
         compute = _steps(found, lanes.get("compute"), SEGMENTS, ("", "I", "W"))
         communication = _steps(found, lanes.get("comm"), EXCHANGES, ("",))
@@ -254,13 +257,13 @@ def _steps(found: Attached, lane: CellLane | None, roles: tuple[str, ...], parts
         letter, role, *part = step.text.split(".")
         role = ALIASES.get(role, role)
         name = ".".join((letter, role, *part))
-        if role not in roles:
-            help = did_you_mean(role, (*roles, *ALIASES)) or f"known here: {', '.join(roles)}"
+        if letter not in ("F", "B") or len(part) > 1 or (part and (part[0] not in parts or letter == "F")):
+            help = "write F.role, B.role.I or B.role.W; exchanges have no part"
+            found.fault("S147", f"`{step.text}` is no step", step.span, help)
+        elif role not in roles:
+            help = did_you_mean(role, (*roles, *(ALIASES if roles is SEGMENTS else ())))
+            help = "segments stand in `compute`, exchanges in `comm`" if role in (*SEGMENTS, *EXCHANGES) else help
             found.fault("S147", f"`{role}` is no step of this lane", step.span, help)
-        elif (part or [""])[0] not in parts or (part and letter == "F"):
-            found.fault(
-                "S147", f"`{step.text}` is no step", step.span, "F.role, B.role.I or B.role.W; exchanges have no part"
-            )
         elif name in steps:
             found.fault("S147", f"`{step.text}` stands twice in one lane", step.span, "name each step of a layer once")
         else:

@@ -210,8 +210,8 @@ class Build(Transformer[Token, t.FileTree]):
     amount = size
 
     def unit(self, unit: Token, *over: Token | None) -> tuple[str, Span]:
-        _, per = over or (None, None)
-        return (str(unit), span_of(unit)) if per is None else (f"{unit}/{per}", span_of(unit).to(span_of(per)))
+        sign, per = over or (None, None)
+        return (str(unit), span_of(unit)) if per is None else (f"{unit}{sign}{per}", span_of(unit).to(span_of(per)))
 
     def entry(self, name: Token, value: Token, unit: tuple[str, Span] | None) -> p.Given:
         text, end = unit or ("", span_of(value))
@@ -284,7 +284,7 @@ class Build(Transformer[Token, t.FileTree]):
 
     def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
         lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
-        value = None if lanes else next(_word(part) for part in parts if isinstance(part, Token))
+        value = next((_word(part) for part in parts if isinstance(part, Token) and part.type == "NAME"), None)
         end = value.span if value else span_of(second)
         return p.CellLine(_word(first), _word(second), value, lanes, span_of(word).to(end))
 

@@ -9,7 +9,8 @@ from lark import Token
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source
-from schedc.syntax.tokens import PLAN_LINES, span_of
+from schedc.syntax.plan_words import FORMS
+from schedc.syntax.tokens import PLAN_LINES, UNITS, span_of
 
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
              "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",
@@ -46,11 +47,40 @@ _SINGLE = {
 
 def unexpected(items: Sequence[Token], i: int, accepted: set[str], source: Source) -> Diagnostic:
     """The error of token ``i`` of ``items`` where only ``accepted`` could stand."""
-    token = items[i]
+    token, line = items[i], _line_of_plan(items, i, accepted)
     found = _found(token)
     message = f"expected {_expected(accepted)}, found {found}"
     code, help = ("S006" if _is_op(token) and _wants_name(accepted) else "S001"), _help(items, i, accepted)
-    return Diagnostic(code, message, Label(span_of(token), "here"), help=help, source=source)
+    if line is None:
+        return Diagnostic(code, message, Label(span_of(token), "here"), help=help, source=source)
+    place, more = Label(span_of(token), "here"), [Label(span_of(line), "in this line")] * (line.line != token.line)
+    if token.line != items[i - 1].line:  # what is missing, is missing where the line ends
+        place, more = Label(span_of(items[i - 1]), "expected behind this"), [Label(span_of(token), "found here")]
+    help = _near_unit(items, i) or f"write it as `{FORMS[line]}`"
+    return Diagnostic(code, message, place, tuple(more), help=help, source=source)
+
+
+_LINES = frozenset(PLAN_LINES.values())
+
+
+def _line_of_plan(items: Sequence[Token], i: int, accepted: set[str]) -> Token | None:
+    """The word that begins the line of a plan in which token ``i`` stands, or which it cuts short."""
+    if "$END" in accepted:
+        return None
+    begins = (token for token in reversed(items[:i]) if token.type in _LINES or token.type in ("PLAN", "SCHEDULE"))
+    word = next(begins, None)
+    return word if word is not None and word.type in _LINES else None
+
+
+def _near_unit(items: Sequence[Token], i: int) -> str:
+    """For a name behind a number, at the token or before it: the unit that it is nearly."""
+    for at in (i, i - 1):
+        if items[at].type == "NAME" and items[at - 1].type in ("INT", "DECIMAL"):
+            word = str(items[at])
+            same = next((unit for unit in UNITS if unit.lower() == word.lower()), "")
+            near = f"did you mean `{same}`?" if same else did_you_mean(word, UNITS)
+            return near if near.startswith("did you mean") else ""
+    return ""
 
 
 def _expected(accepted: set[str]) -> str:

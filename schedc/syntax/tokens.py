@@ -11,8 +11,9 @@ from typing import Any
 from lark import Token
 from lark.lexer import LexerThread
 
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
+from schedc.syntax.plan_words import begins_nothing
 
 MAX_FILE = 1 << 20
 MAX_TOKENS = 200_000
@@ -25,6 +26,9 @@ MAX_FINDINGS = 20
 
 _SURELY_TOKENS = re.compile(r"(?:#[^\n]*\n|[^\w(){}\[\]])*(?P<token>[A-Za-z0-9_.]+|[(){}\[\]])", re.ASCII)
 """A word or bracket and what is before it: counting these is much faster than making tokens."""
+
+_BY = re.compile(r"x[0-9]*", re.ASCII)
+"""The rest of ``4x8``, which a topology writes ``4 x 8``."""
 
 _CLOSES = {"RPAR": "LPAR", "RBRACE": "LBRACE", "RSQB": "LSQB"}
 _OPENS = frozenset(_CLOSES.values())
@@ -64,7 +68,11 @@ _STRAY_HELP = {
     "^": "there is no power operator",
     "|": "write or",
     '"': "the only string is that of a `layout`, on one line",
+    "×": "write *, or x between the numbers of a `topology`",
+    ".": "a point stands between digits, or in a step of a cell as F.dispatch",
 }
+
+_STRAY = "leave it out; names and numbers are letters and digits of ASCII"
 
 
 @dataclass
@@ -135,37 +143,44 @@ def _known(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[
         strays += 1
         if strays <= MAX_FINDINGS:
             text = str(token) if len(token) <= 20 else f"{token[:20]}…"
-            help = next((said for mark, said in _STRAY_HELP.items() if token.startswith(mark)), "")
+            help = next((said for mark, said in _STRAY_HELP.items() if token.startswith(mark)), _STRAY)
             label = Label(span_of(token), "not a character of the language")
             tokens.findings.append(Diagnostic("S002", f"unexpected `{text}`", label, help=help, source=source))
 
 
 def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
-    """Turn the words that begin a line of a plan into tokens of their own; refuse the lines that are not built yet.
+    """Turn the words that begin a line of a plan into tokens of their own; refuse the lines that there are not.
 
-    A refused line goes to the next word that begins one: it has a form that only a later edition knows.
+    A refused line goes to the next word that begins one: it has a form that only a later edition knows, or none.
     """
-    depth, inside, refused = 0, False, False
+    depth, inside, refused, line = 0, False, False, 0
     numbered = False  # the token before is a number
     for token in stream:
         depth = max(0, depth - (token.type == "RBRACE"))
         inside = (inside or token.type == "PLAN") if depth == 0 else inside
         inside = inside and not (depth == 0 and token.type in ("RBRACE", "SCHEDULE"))
         begins = inside and depth == 1 and token.type == "NAME" and str(token) in (*PLAN_LINES, *LATER_LINES)
-        refused = inside and depth > 0 and ((token in LATER_LINES) if begins else refused)
+        strange = inside and depth == 1 and not begins and token.type == "NAME" and not refused
+        strange = strange and token.line != line and not (numbered and token in UNITS) and begins_nothing(token)
+        refused = inside and depth > 0 and ((token in LATER_LINES) if begins else refused or strange)
         depth += token.type == "LBRACE"
         if begins and refused:
             label = Label(span_of(token), "this line is refused")
             message = f"`{token}` is not part of this edition of the language"
             help = f"leave the line out; a plan says {', '.join(PLAN_LINES)}"
             tokens.findings.append(Diagnostic("S008", message, label, help=help, source=source))
+        elif strange:
+            near = did_you_mean(token, PLAN_LINES)
+            help = near or f"a plan says {', '.join(PLAN_LINES)}"
+            message = f"no line of a plan begins with `{token[:MAX_NAME]}`"
+            tokens.findings.append(Diagnostic("S144", message, Label(span_of(token)), help=help, source=source))
         elif begins:
             yield Token.new_borrow_pos(PLAN_LINES[token], str(token), token)
         elif inside and numbered and token.type == "NAME" and str(token) in UNITS:
             yield Token.new_borrow_pos("UNIT", str(token), token)
         elif not refused:
             yield token
-        numbered = token.type in ("INT", "DECIMAL")
+        numbered, line = token.type in ("INT", "DECIMAL"), token.line or 0
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:
@@ -316,6 +331,9 @@ def _fault_of_word(token: Token, before: list[str]) -> tuple[str, str, str] | No
         return "S006", f"this name is longer than {MAX_NAME} characters", ""
     elif token.type == "NUMBERED_WORD" and before[-1:] != ["SCHEDULE"] and before[::2] != ["PLAN", "EQUAL"]:
         digits = token[: len(token) - len(token.lstrip("0123456789"))]
-        help = f"a name begins with a letter; a product is written {digits}*{token[len(digits) :]}"
+        rest = token[len(digits) :]
+        help = f"a name begins with a letter; a product is written {digits}*{rest}"
+        if rest in UNITS or _BY.fullmatch(rest):
+            help = f"write `{digits} {rest.replace('x', 'x ')}`"
         return "S006", f"`{token}` is neither a number nor a name", help
     return None
