@@ -5,22 +5,28 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import zip_longest
+from math import inf
+from typing import NamedTuple
 
 from schedc.cell.graph import QUEUES
 from schedc.cell.lanes import COMPUTE, MANNERS, Machine, Placed, Priority
 from schedc.cell.tasks import Tasks
 
-VARIED = 400
+VARIED = 100
 """Changes of priorities that are tried. On a pair of four layers each takes about 0.3 ms."""
 
 STARTS = 4
 """List schedules from which orders are changed: of either kind the best ones that differ."""
 
 ROUNDS = 8
-TRIES_PER_TASK = 600
-MOST_STEPS = 1_200_000
-"""Orders that are tried, in so many rounds: some per task, and in large cells only as many as make so many placements
-of a task, which take about half a second."""
+TRIES_PER_TASK = 1500
+MOST_STEPS = 3_000_000
+"""Changes of orders that are tried, in so many rounds: some per task, and in large cells only as many as make so many
+placements of a task. Together they take less than half a second."""
+
+SORTED = 4
+"""After so many changes tasks are sorted by their ends, so that none stands later than its queue would have it, which
+keeps those that need it from places where they could be."""
 
 SLACK = (0.005, 0.005, 0.005, 0.03)
 """How much longer than the one before an order may be at the start of a round, as a share of the bound; in turn."""
@@ -34,10 +40,7 @@ SAME = 1e-9
 
 def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
     """A time that no order is below: of the longest chain, and of each queue with what must be before and after it."""
-    ends = _heads(tasks, duration)
-    tail = [0.0] * len(tasks)
-    for at in reversed(range(len(tasks))):
-        tail[at] = max((tail[after] + duration[after] for after in tasks.followers[at]), default=0.0)
+    ends, tail = _heads(tasks, duration), _tails(tasks, duration)
     bound = max(ends, default=0.0)
     for queue in range(len(QUEUES)):
         members = [at for at, own in enumerate(tasks.queues) if own == queue and duration[at]]
@@ -101,6 +104,13 @@ def _distinct(tasks: Tasks, starts: Sequence[Placed], bound: float) -> list[list
     return [list(order) for order in orders][:STARTS]
 
 
+class _Times(NamedTuple):
+    """end: [tasks] when each ends. stood: [tasks] for how long its queue has stood idle by then."""
+
+    end: list[float]
+    stood: list[float]
+
+
 class _Search:
     """The best order so far, ``best``, and the time that it takes."""
 
@@ -108,65 +118,120 @@ class _Search:
         self.tasks, self.duration, self.bound = tasks, duration, bound
         self.near = SAME * bound
         self.after = [task.after for task in tasks.all]
+        self.facts = list(zip(tasks.queues, self.after, duration, _tails(tasks, duration), strict=True))
+        self.work: dict[int, float] = {}
+        for at, queue in enumerate(tasks.queues):
+            self.work[queue] = self.work.get(queue, 0.0) + duration[at]
         self.random = random.Random(len(tasks)).random  # the draw that every version of Python does alike
         self.best: list[int] = []
         self.time = 0.0
 
-    def ends(self, order: Sequence[int], begins: list[float] | None = None) -> list[float]:
-        """[tasks] when each ends, if every queue takes its tasks in this order; ``begins`` gets when they begin."""
-        duration, queues, chained, after = self.duration, self.tasks.queues, self.tasks.chained, self.after
-        free = [0.0] * len(QUEUES)
-        end = [0.0] * len(order)
-        for at in order:
-            queue = queues[at]
-            begin = free[queue]
-            for before in after[at]:
+    def times(
+        self,
+        order: Sequence[int],
+        limit: float = inf,
+        known: _Times | None = None,
+        first: int = 0,
+        begins: list[float] | None = None,
+    ) -> _Times | None:
+        """When each task ends, if every queue takes its tasks in this order; None if the last one ends after ``limit``.
+
+        known: the times of an order that is the same before place ``first``. ``begins`` gets when they begin.
+        """
+        facts, chained = self.facts, self.tasks.chained
+        if known is None or chained:
+            first, end, stood = 0, [0.0] * len(order), [0.0] * len(order)
+        else:
+            end, stood = known.end.copy(), known.stood.copy()
+        free, idle = self._until(order, first, end, stood)
+        room = [limit - self.work.get(queue, 0.0) for queue in range(len(QUEUES))]
+        for at in order[first:]:
+            queue, after, duration, tail = facts[at]
+            begin = since = free[queue]
+            for before in after:
                 if end[before] > begin:
                     begin = end[before]
             if chained and at in chained:  # compute waits for the exchange before it, and starts it
                 begin = free[COMPUTE] = max(begin, free[COMPUTE])
-            end[at] = free[queue] = begin + duration[at]
+            if begin > since:
+                idle[queue] += begin - since
+                if idle[queue] > room[queue]:
+                    return None
+            end[at] = free[queue] = done = begin + duration
+            if done + tail > limit:
+                return None
+            stood[at] = idle[queue]
             if begins is not None:
                 begins.append(begin)
-        return end
+        return _Times(end, stood)
+
+    def _until(
+        self, order: Sequence[int], first: int, end: Sequence[float], stood: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        """[queues] when each is free for what comes at place ``first``, and for how long it has stood idle."""
+        free, idle = [0.0] * len(QUEUES), [0.0] * len(QUEUES)
+        left = set(self.work)
+        for at in reversed(order[:first]):
+            queue = self.tasks.queues[at]
+            if queue in left:
+                free[queue], idle[queue] = end[at], stood[at]
+                left.remove(queue)
+                if not left:
+                    break
+        return free, idle
 
     def shortest(self, orders: Sequence[list[int]], tries: int) -> None:
-        self.best, self.time = orders[0], max(self.ends(orders[0]), default=0.0)
+        self.best, self.time = orders[0], self._time(self._all(orders[0]))
         for number in range(ROUNDS):
             order, allowed = orders[number % len(orders)], self.bound * SLACK[number % len(SLACK)]
-            time = max(self.ends(order), default=0.0)
+            times = self._all(order)
+            time = self._time(times)
             if time < self.time - self.near:
                 self.best, self.time = order, time
             for left in range(tries, 0, -1):
                 if self.time <= self.bound + self.near:
                     return
-                changed = self._changed(order)
-                slack = allowed * left / tries
-                now = max(self.ends(changed))
-                if now <= time + self.near + slack * self.random():
-                    order, time = changed, now
-                    if now < self.time - self.near:
-                        self.best, self.time = changed, now
+                if not left % SORTED and not self.tasks.chained:
+                    order = sorted(order, key=times.end.__getitem__)
+                changed, first = self._changed(order)
+                if changed is order:
+                    continue
+                limit = time + self.near + allowed * left / tries * self.random()
+                if (found := self.times(changed, limit, times, first)) is not None:
+                    order, times, time = changed, found, self._time(found)
+                    if time < self.time - self.near:
+                        self.best, self.time = order, time
 
     def leave_earlier(self, tries: int) -> None:
         earliest = _leaves(self.tasks, _heads(self.tasks, self.duration)) + self.near
-        leaves = _leaves(self.tasks, self.ends(self.best))
+        times = self._all(self.best)
+        leaves = _leaves(self.tasks, times.end)
         for _ in range(tries):
             if leaves <= earliest:
                 return
-            changed = self._changed(self.best)
-            ends = self.ends(changed)
-            now = _leaves(self.tasks, ends)
-            if now <= leaves + self.near and max(ends) <= self.time + self.near:
-                self.best, leaves = changed, min(now, leaves)
+            changed, first = self._changed(self.best)
+            if changed is self.best:
+                continue
+            found = self.times(changed, self.time + self.near, times, first)
+            if found is not None and (now := _leaves(self.tasks, found.end)) <= leaves + self.near:
+                self.best, times, leaves = changed, found, min(now, leaves)
 
     def placed(self) -> Placed:
         begins: list[float] = []
-        ends = self.ends(self.best, begins)
+        ends = self._all(self.best, begins).end
         return [(at, begin, ends[at]) for at, begin in zip(self.best, begins, strict=True)]
 
-    def _changed(self, order: list[int]) -> list[int]:
-        """The order with one task elsewhere between what it needs and what needs it."""
+    def _all(self, order: Sequence[int], begins: list[float] | None = None) -> _Times:
+        times = self.times(order, begins=begins)
+        assert times is not None
+        return times
+
+    def _time(self, times: _Times) -> float:
+        return max(times.end, default=0.0)
+
+    def _changed(self, order: list[int]) -> tuple[list[int], int]:
+        """The order with one task elsewhere in its queue, between what it needs and what needs it, and the first place
+        that differs; the order itself where the task can be nowhere else."""
         source = int(self.random() * len(order))
         at = order[source]
         before, behind = self.after[at], self.tasks.followers[at]
@@ -175,13 +240,14 @@ class _Search:
             first -= 1
         while last + 1 < len(order) and order[last + 1] not in behind:
             last += 1
-        if first == last:
-            return order
-        goal = first + int(self.random() * (last - first))
-        goal += goal >= source
+        queue, queues = self.tasks.queues[at], self.tasks.queues
+        places = [place for place in range(first, last + 1) if queues[order[place]] == queue and place != source]
+        if not places:  # among tasks of other queues it would be done at the same time
+            return order, len(order)
+        goal = places[int(self.random() * len(places))]
         changed = order[:source] + order[source + 1 :]
         changed.insert(goal, at)
-        return changed
+        return changed, min(source, goal)
 
 
 def _leaves(tasks: Tasks, ends: Sequence[float]) -> float:
@@ -195,6 +261,14 @@ def _heads(tasks: Tasks, duration: Sequence[float]) -> list[float]:
     for at, task in enumerate(tasks.all):
         ends[at] = max((ends[before] for before in task.after), default=0.0) + duration[at]
     return ends
+
+
+def _tails(tasks: Tasks, duration: Sequence[float]) -> list[float]:
+    """[tasks] the time of the longest chain behind each."""
+    tail = [0.0] * len(tasks)
+    for at in reversed(range(len(tasks))):
+        tail[at] = max((tail[after] + duration[after] for after in tasks.followers[at]), default=0.0)
+    return tail
 
 
 def _steps_of(time: float, bound: float) -> int:
