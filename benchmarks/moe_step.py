@@ -106,7 +106,8 @@ def costs_of(plan: ExpertPlan) -> CellCosts:
     """What cells are ordered by: the table, and exchanges at uniform routing."""
     rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}
-    return CellCosts.of(SEGMENTS, {**lanes, "routing.rail": Times(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5})
+    few = {f"{label}.rail": Times(LATENCY) for label in ("routing", "balance")}
+    return CellCosts.of(SEGMENTS, {**lanes, **few, "dispatch.node": 0.5, "combine.node": 0.5})
 
 
 def model_of() -> MoETransformer:

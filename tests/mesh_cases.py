@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from runtime_cases import next_token_loss, oracle, small_gpt, tokens
 from segmented_cases import small_moe
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedc.compiler import compile as compile_schedule
 from schedc.plan import ExpertPlan, Hot
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.mesh import Mesh
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.reference import Reference
 
@@ -57,6 +58,53 @@ def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int) -> li
     assert wrong == []
     pipe.close()
     return sorted(name for name, _ in pipe.named_parameters())
+
+
+def balanced_moe() -> Any:
+    """Two layers of experts with an auxiliary loss that is felt, and biases."""
+    return small_moe(2, 0, routing=Routing(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
+
+
+def auxiliary(rank: int, world_size: int, meshes: list[tuple[int, int]]) -> list[list[str]]:
+    """Per (expert ranks, further replicas): what differs here from all ranks in one process, after a step."""
+    return [_auxiliary(rank, *sizes) for sizes in meshes]
+
+
+def _auxiliary(rank: int, experts: int, data: int) -> list[str]:
+    mesh = Mesh(1, experts, data)
+    program = compile_schedule("zbh1", P=1, M=2)
+    batch, targets = batch_of(mesh, 2)
+    plan = ExpertPlan(overlap=True)
+    mine = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
+    mine.step(*[part.chunk(mesh.replicas)[rank] for part in (batch, targets)])
+    every = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    every.step(batch, targets)
+    (place,) = mine.places
+    found, wanted = ([stage.module for stage in pipe.held(place)] for pipe in (mine, every))
+    wrong = [
+        name
+        for one, other in zip(found, wanted, strict=True)
+        for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True)
+        if not same(p.grad, q.grad)  # type: ignore[arg-type]
+    ]
+    wrong += [
+        f"loss of {number}"
+        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
+        if one.statistics.balance_loss != other.statistics.balance_loss
+    ]
+    mine.update_biases()
+    every.update_biases()
+    wrong += [
+        f"bias of {number}"
+        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
+        if not same(one.router.bias, other.router.bias) or not one.router.bias.any()
+    ]
+    mine.close()
+    return wrong
+
+
+def _layers(modules: list[nn.Module]) -> list[Any]:
+    return [layer for module in modules for _, layer in moe_layers(module)]
 
 
 def same(mine: Any, wanted: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.moe.balance import balance_loss, load_of
+from schedc_runtime.moe.balance import load_of, loss_slope
 from schedc_runtime.moe.capacity import Capacity, kept
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.group import ExpertGroup
@@ -18,6 +18,7 @@ from schedc_runtime.moe.layer import METHODS, GatedMLP, MoELayer, set_loss_scale
 from schedc_runtime.moe.router import Router, Routing
 from schedc_runtime.moe.shards import full_state_dict, local_state, shard_experts
 from schedc_runtime.replicas import is_expert
+from schedc_runtime.transport.collectives import TorchCommunicator
 
 torch.set_num_threads(1)
 WIDTH = 6
@@ -51,13 +52,56 @@ def plain(layer: MoELayer, parts: list[Tensor], capacity: Capacity | None = None
         outputs.append(total)
         indices.append(index)
         shares.append(share)
-    load = load_of(torch.stack(indices), routing.experts)
-    return outputs, routing.balance * balance_loss(load, torch.cat(shares))
+    load = load_of(torch.cat(indices), routing.experts)
+    slope = loss_slope(load, routing.k)
+    return outputs, routing.balance * (slope * torch.cat(shares).sum(0)).sum()
 
 
 def tokens(ranks: int, count: int = 10) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(count, WIDTH, dtype=torch.float64, generator=generator) for _ in range(ranks)]
+
+
+COUNTS = (5, 10, 1, 8)
+"""Tokens of each rank."""
+
+
+def uneven(rank: int, world_size: int) -> list[float]:
+    """Four ranks with other numbers of tokens, sharing experts by fours, twos and not at all: the largest error of
+    each in loss and gradients, against plain autograd over all their tokens."""
+    assert dist.group.WORLD is not None
+    replicas = TorchCommunicator(dist.group.WORLD, 30.0, "replicas")
+    whole = small_layer()
+    parts = [x[:count].requires_grad_() for x, count in zip(tokens(4), COUNTS, strict=True)]
+    outputs, loss = plain(whole, parts)
+    # What each rank gives is averaged over ranks.
+    (sum(y.sin().sum() for y in outputs) / 4 + loss).backward()
+    found = []
+    for experts in (4, 2, 1):
+        layer = small_layer()
+        groups = [range(first, first + experts) for first in range(0, 4, experts)]
+        group = ExpertGroup.of(groups, 1, 30.0) if experts > 1 else ExpertGroup.solo()
+        shard_experts(layer, group, "hierarchical", replicas=replicas)
+        layer.routing.rows = max(COUNTS)
+        x = tokens(4)[rank][: COUNTS[rank]].requires_grad_()
+        layer(x).sin().sum().backward()
+        errors = [abs(layer.statistics.balance_loss - float(loss.detach())), _apart(x.grad, 4 * parts[rank].grad)]  # type: ignore[operator]
+        for parameter, other in zip(layer.parameters(), whole.parameters(), strict=True):
+            grad, wanted = parameter.grad, other.grad
+            assert grad is not None
+            assert wanted is not None
+            if is_expert(parameter):
+                full = torch.zeros_like(other)
+                full.narrow(0, layer.experts.first, len(grad)).copy_(grad)
+                grad = full
+            dist.all_reduce(grad)
+            errors.append(_apart(grad / 4, wanted))
+        found.append(max(errors))
+    return found
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
 
 
 def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any] | None) -> dict[str, Any]:

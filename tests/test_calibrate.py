@@ -118,7 +118,8 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     costs = load_costs(costs_file)
     assert costs.cell is not None
     assert costs.cell.blocks == (("dense", "moe", "moe"), ("moe", "moe"))
-    assert {name for name, _ in costs.cell.costs.exchanges} == {"routing.node", "dispatch.node", "combine.node"}
+    labels = ("routing", "dispatch", "combine", "balance")
+    assert {name for name, _ in costs.cell.costs.exchanges} == {f"{label}.node" for label in labels}
     assert costs.p2p > 0
     analysis = analyse(plan, {}, costs)
     assert analysis.inside is not None

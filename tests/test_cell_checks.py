@@ -106,9 +106,9 @@ def test_what_is_wrong_with_a_program_is_said_by_name() -> None:
 # Collectives of a whole program.
 
 
-def whole(method: str, name: str = "dualpipev") -> tuple[Program, CellOf]:
+def whole(method: str, name: str = "dualpipev", balance: bool = False) -> tuple[Program, CellOf]:
     program = compile(name, P=2, M=4)
-    shapes = [stage_shape(["moe"], method)] * program.stages
+    shapes = [stage_shape(["moe"], method, balance=balance)] * program.stages
     costs = CellCosts.of(REFERENCE, {f"{label}.{lane}": 10 for label in ("dispatch", "combine") for lane in Lane})
 
     def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
@@ -139,8 +139,27 @@ def test_all_ranks_of_every_communicator_issue_the_same_collectives(name: str, m
     assert len(one) == own * 4 * (1 + 4 * hops)
 
 
+def test_the_balance_meets_on_all_replicas() -> None:
+    """Two groups of expert ranks of two nodes: rows stay in a group, the balance does not."""
+    program, cell_of = whole("hierarchical", balance=True)
+    group = ExpertRanks(2, 2, data=2)
+    assert verify_collectives(program, group, cell_of) == []
+    own = {event.collective.communicator for event in events(program, 0, 6, group, cell_of)}
+    assert {name: list(group.members(name)) for name in own} == {
+        "expert of group 1": [4, 5, 6, 7],
+        "rail 0 of group 1": [4, 6],
+        "node 1 of group 1": [6, 7],
+        "replicas": list(range(8)),
+    }
+    for replica in (1, 7):
+        found = verify_collectives(program, group, mutated(cell_of, "balance", (replica,)))
+        assert {finding.code for finding in found} == {"S321"}
+        assert f"replicas 0 and {replica} do not agree" in found[0].message
+        assert "communicator `replicas`" in found[0].message
+
+
 def mutated(cell_of: CellOf, change: str, experts: tuple[int, ...]) -> CellOf:
-    """Some expert ranks run other programs for the overlapped pairs of pipeline rank 1."""
+    """Some replicas run other programs for the overlapped pairs of pipeline rank 1."""
 
     def changed(rank: int, expert: int, item: Instruction) -> Cell:
         cell = cell_of(rank, expert, item)
@@ -154,6 +173,10 @@ def mutated(cell_of: CellOf, change: str, experts: tuple[int, ...]) -> CellOf:
 def _mutation(cell: Cell, change: str) -> tuple[Step, ...]:
     steps = list(cell.program.steps)
     starts = [at for at, step in enumerate(steps) if step.action is Action.START]
+    if change == "balance":
+        assert cell.forward is not None
+        told = cell.forward.names.index("0.balance.rail")
+        return tuple(step for step in steps if (step.half, step.node) != (Half.FORWARD, told))
     if change == "missing":
         gone = steps[starts[1]]
         return tuple(step for step in steps if step[1:] != gone[1:])
@@ -173,9 +196,9 @@ def _mutation(cell: Cell, change: str) -> tuple[Step, ...]:
 @pytest.mark.parametrize(
     ("method", "change", "experts", "code", "says"),
     [
-        ("flat", "swapped", (2,), "S321", "expert ranks 0 and 2 do not agree on collective"),
-        ("flat", "missing", (2,), "S321", "expert ranks 0 and 2 do not agree on collective"),
-        ("hierarchical", "crossed", (0, 3), "S322", "expert ranks 0, 1, 2, 3 wait for each other for ever"),
+        ("flat", "swapped", (2,), "S321", "replicas 0 and 2 do not agree on collective"),
+        ("flat", "missing", (2,), "S321", "replicas 0 and 2 do not agree on collective"),
+        ("hierarchical", "crossed", (0, 3), "S322", "replicas 0, 1, 2, 3 wait for each other for ever"),
     ],
 )
 def test_a_rank_that_differs_is_named_with_its_cell(
@@ -189,7 +212,7 @@ def test_a_rank_that_differs_is_named_with_its_cell(
     assert "pipeline rank 1" in text
     assert says in text
     assert "instruction" in text
-    assert "expert rank 2" in text
+    assert "replica 2" in text
     assert found[0].primary.span.line > 0
     assert found[0].source is not None
     assert open_input("dualpipev").source.name == found[0].source.name  # type: ignore[union-attr]

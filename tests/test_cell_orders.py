@@ -145,6 +145,21 @@ def test_counts_queue_behind_rows_only_where_they_share_a_communicator() -> None
         assert shape.queues[shape.names.index("0.dispatch.rail")] == "rail"
 
 
+def test_the_balance_queues_behind_no_rows_and_is_waited_for_at_the_end_of_its_layer() -> None:
+    for method in ("flat", "hierarchical"):
+        shape = stage_shape(["moe", "moe"], method, balance=True)
+        told = shape.names.index("0.balance.rail")
+        assert shape.queues[told] == "counts"
+        assert shape.nodes[told].after == (shape.names.index("0.attention"),)
+        assert shape.consumers[told] == (shape.names.index("1.attention"),)
+        assert told not in shape.backward
+    costs = CellCosts.of(REFERENCE, {"balance.rail": Times(80.0), "dispatch.rail": 5, "combine.rail": 5})
+    found = cell_program("F", shape, None, costs)
+    steps = [(step.action, shape.names[step.node]) for step in found.steps]
+    assert steps.index((Action.START, "0.balance.rail")) < steps.index((Action.RUN, "0.permute"))
+    assert steps.index((Action.WAIT, "0.balance.rail")) > steps.index((Action.RUN, "0.experts"))
+
+
 @pytest.mark.parametrize(("exchange", "hidden"), [(5, 1.0), (20, 1.0), (30, 1.0), (36, 0.961), (48, 0.72)])
 def test_standard_blocks_with_counts_of_their_own_hide_as_much(exchange: float, hidden: float) -> None:
     assert predicted("FB", stage_shape(["moe"] * 4), reference_costs(exchange)).hidden >= hidden

@@ -202,3 +202,12 @@ def test_a_plan_says_what_the_stages_are_made_of_and_how_rows_travel(tmp_path) -
     starts = [forward.names[step.node] for step in pair.program.steps if step.action is Action.START]
     assert verify(pair.program, forward, back) == []
     assert starts.index("0.dispatch.rail") < starts.index("0.dispatch.node") < starts.index("1.dispatch.rail")
+
+
+def test_a_cost_file_with_a_time_of_the_balance_has_the_exchange() -> None:
+    table, wrong = read_table({"attention": {"F": 2.0}, "balance": {"node": 0.5}})
+    assert wrong == []
+    (shape,) = table.shapes(1)
+    at = shape.names.index("0.balance.node")
+    assert table.costs.duration(shape, Half.FORWARD, at) == 0.5
+    assert "balance = {node = 0.5}" in write_table(table)

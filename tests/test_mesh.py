@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mesh_cases import batch_of, expected, same
+from mesh_cases import balanced_moe, batch_of, expected, same
 from runtime_cases import next_token_loss, small_gpt, tokens
 from segmented_cases import small_moe
 
 from schedc.compiler import compile as compile_schedule
+from schedc.plan import ExpertPlan, Hot, Level, Method, Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh, Place
+from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_biases
+from schedc_runtime.replicas import is_expert
 from schedc_runtime.signature import BatchRefused
 from schedc_runtime.testing import pool
 
@@ -77,6 +80,52 @@ def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     copies = 2 if schedule == "dualpipe" else 1
     assert compared == copies * mesh.replicas * len(wanted.grads)
     pipe.evaluate(batch, targets)
+
+
+SPREADS = [(4, 1), (2, 2), (1, 4)]
+"""Expert ranks and further replicas of the same four batches."""
+
+
+def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
+    assert pool(4).run("mesh_cases:auxiliary", meshes=SPREADS, timeout=60) == [[[]] * 3] * 4
+
+
+def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts() -> None:
+    """Microbatch m of all four has the loss, the gradients and the biases of one rank with all their tokens."""
+    program = compile_schedule("dualpipev", P=2, M=4)
+    batch, targets = batch_of(Mesh(2, 4), 4)
+    whole = balanced_moe()
+    set_loss_scale(whole, 0.25)
+    for m in range(4):
+        rows = torch.arange(len(batch)).view(4, 4, -1)[:, m].flatten()
+        (next_token_loss(whole(batch[rows]), targets[rows]) / 4).backward()
+    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
+    update_biases(whole)
+    plans = [
+        ExpertPlan(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
+        ExpertPlan(overlap=True, recompute=(Recompute(Level.FULL),) * 4),
+        ExpertPlan(),
+    ]
+    first = set()
+    for (experts, data), plan in zip(SPREADS, plans, strict=True):
+        mesh = Mesh(2, experts, data, per_node=experts // 2 or 1)
+        pipe = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=True)
+        pipe.step(batch, targets)
+        stages = [(place, stage.module) for place in pipe.places for stage in pipe.held(place)]
+        for place, (name, parameter) in [(at, named) for at, module in stages for named in module.named_parameters()]:
+            grad = wanted[name]
+            assert grad is not None
+            grad = grad.chunk(experts)[place.replica % experts] if is_expert(parameter) else grad
+            torch.testing.assert_close(parameter.grad, grad, rtol=1e-9, atol=1e-13, msg=f"{experts} {name}")
+        layers = [named for _, module in stages for named in moe_layers(module)]
+        for name, layer in layers:
+            assert layer.statistics.balance_loss == pytest.approx(losses[name], rel=1e-12)
+        first |= {layer.statistics.balance_loss for name, layer in layers if name.startswith("blocks.0.")}
+        pipe.update_biases()
+        for name, layer in layers:
+            assert same(layer.router.bias, whole.get_submodule(name).router.bias)  # type: ignore[union-attr, arg-type]
+    assert len(first) == 1  # its tokens have the same bits everywhere
 
 
 def test_replicas_that_differ_are_told() -> None:

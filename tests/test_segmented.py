@@ -34,8 +34,9 @@ from schedc_runtime.errors import PartitionError, RuntimeFault, StageError
 from schedc_runtime.executor import InstructionError
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
-from schedc_runtime.moe.group import in_process_expert_groups
+from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.moe.huggingface import swap_experts
+from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.planned import cells_for
@@ -55,6 +56,18 @@ def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: i
     (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
     names = [str(i) for i in range(dense + moe)]
     assert stage_graph(stage, 1, names).shape == stage_shape(["dense"] * dense + ["moe"] * moe, method, shared)
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical"])
+def test_an_auxiliary_loss_of_several_replicas_is_one_more_exchange(method: Any) -> None:
+    routing = Routing(experts=8, k=2, balance=0.1)
+    for group, balance in ((in_process_expert_groups(4, 2)[0], True), (ExpertGroup.solo(), False)):
+        model = small_moe(2, 1, routing=routing)
+        shard_experts(model, group, method)
+        (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
+        blocks = ["dense", "moe", "moe"]
+        expected = stage_shape(blocks, method, nodes=group.nodes, balance=balance)
+        assert stage_graph(stage, 1, ["0", "1", "2"]).shape == expected
 
 
 class Toy(nn.Module):

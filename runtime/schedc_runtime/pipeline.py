@@ -295,7 +295,8 @@ class Pipeline:
 
     def _attach(self, place: Place, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
-        attach(modules, self.plan, self._network.neighbours[place].experts, self.mesh)
+        near = self._network.neighbours[place]
+        attach(modules, self.plan, near.experts, self.mesh, near.replicas)
         if self._shards is not None:
             self._shards.take(place, modules, self._device)
 

@@ -27,6 +27,7 @@ from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage import Stage
+from schedc_runtime.transport.collectives import Communicator
 
 TYPICAL = CellCosts.of(
     {
@@ -69,8 +70,17 @@ def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
     return exchange.choose(wanted, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
 
 
-def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, mesh: Mesh) -> None:
-    """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says."""
+def attach(
+    modules: Iterable[nn.Module],
+    plan: ExpertPlan,
+    group: ExpertGroup,
+    mesh: Mesh,
+    replicas: Communicator | None = None,
+) -> None:
+    """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
+
+    replicas: all that hold the same stages; None: those of ``group``.
+    """
     capacity = None if plan.capacity is None else Capacity(plan.capacity.factor, plan.capacity.drop.value)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
     for module in modules:
@@ -81,10 +91,10 @@ def attach(modules: Iterable[nn.Module], plan: ExpertPlan, group: ExpertGroup, m
             continue
         method = next(known for known in METHODS if known == method_for(plan, layers[0], mesh))
         if group.size > 1:
-            shard_experts(module, group, method, capacity, hot)
+            shard_experts(module, group, method, capacity, hot, replicas)
         else:
             for layer in layers:
-                layer.attach(group, method, capacity)
+                layer.attach(group, method, capacity, replicas=replicas)
 
 
 def recompute_stages(

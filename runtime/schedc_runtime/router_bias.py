@@ -27,7 +27,7 @@ def update_biases(program: Program, stages: Mapping[Place, Held], network: Netwo
         for _, layer in moe_layers(stage.module)
     ]
     replicas = [network.neighbours[place].same_experts for place, _, _ in layers]
-    sums = [group.sum(layer.balance.load, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
+    sums = [group.sum(layer.loads.chosen, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
     loads = [group.wait(handle) for group, handle in zip(replicas, sums, strict=True)]
     peers = {place: _peers(program, place) for place in stages}
     received = [torch.zeros_like(load) for load in loads]

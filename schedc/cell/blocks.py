@@ -18,14 +18,16 @@ def stage_shape(
     nodes: int = 2,
     tail_weights: bool = False,
     hot: bool = False,
+    balance: bool = False,
 ) -> StageShape:
     """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
 
     method: one of `METHODS`; a flat exchange takes the rail where there are several ``nodes``, else the node lane.
     shared: whether every MoE block has a shared expert. tail_weights: whether what follows the last exchange has
-    weights (the head of the model). hot: whether every MoE block lends hot experts.
+    weights (the head of the model). hot: whether every MoE block lends hot experts. balance: whether it has
+    an auxiliary loss over several replicas.
     """
-    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot)
+    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
@@ -38,13 +40,13 @@ def stage_shape(
 class _Builder:
     """Nodes so far, and of which of them the next block takes."""
 
-    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool) -> None:
+    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.made: list[Node] = []
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
-        self.shared, self.flat, self.hot = shared, flat, hot
+        self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
         self.counts = {"dense": 0, "moe": 0}
 
     def add(self, block: str, last: bool, before_moe: bool) -> None:
@@ -61,16 +63,20 @@ class _Builder:
         return len(self.made) - 1
 
     def moe(self, layer: str, post: bool) -> None:
-        """What is after the last exchange takes the residual stream, the shared expert and the plan of the rows."""
+        """What is after the last exchange takes the residual stream, the shared expert and the plan of the rows; there
+        the auxiliary loss is added, with what everyone has told for it."""
         attention = self.node(layer + "attention", self.carried, weights=True)
         fillers = [self.node(layer + "shared", [attention], weights=True)] if self.shared else []
         routing = self.node(layer + "routing." + self.flat, [attention], self.flat, differentiable=False)
+        told: list[int] = []
+        if self.balance:
+            told = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
         plan = self.node(layer + "permute", [attention, routing], weights=self.hot)
         slots: list[int] = []
         here = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
         here = self.node(layer + "experts", [plan, *slots, here], weights=True)
         here = self.travel(layer, "combine", self.hops[::-1], here, plan)
-        self.carried = (attention, *fillers, plan, here)
+        self.carried = (attention, *fillers, *told, plan, here)
         if post:
             self.carried = (self.node(layer + "post", self.carried),)
 

@@ -1,4 +1,4 @@
-"""The collectives of a whole Program on every rank of every expert group: whether all members issue the same ones.
+"""The collectives of a whole Program on all replicas of every pipeline rank: whether all members issue the same ones.
 
 The proof: a collective has a communicator and its number there. If all members of a communicator start the same
 ones in the same order, and no rank stands at a wait for one that a member starts only after something that waits for
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 
 CellOf = Callable[[int, int, Instruction], Cell]
-"""(pipeline rank, expert rank, instruction) to its cell."""
+"""(pipeline rank, replica, instruction) to its cell."""
 
 
 class Collective(NamedTuple):
@@ -56,33 +56,49 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """The ranks that share the experts of a stage: ``nodes`` times ``per_node``; rank = node * per_node + position."""
+    """The replicas of a stage: ``data`` groups, each of the ranks that share its experts, ``nodes`` times ``per_node``.
+
+    replica = group * group's size + expert rank; expert rank = node * per_node + position.
+    """
 
     nodes: int
     per_node: int
+    data: int = 1
 
     @property
     def size(self) -> int:
+        """Ranks of a group."""
         return self.nodes * self.per_node
 
-    def communicator(self, lane: Lane, role: str, rank: int) -> str:
-        """All ranks for counts and flat exchanges, else the ranks of one node or those of one position."""
+    @property
+    def replicas(self) -> int:
+        return self.size * self.data
+
+    def communicator(self, lane: Lane, scope: str, replica: int) -> str:
+        """By scope: all replicas; the ranks of a group; or by ``lane`` its ranks in one node or in one position."""
+        group, rank = divmod(replica, self.size)
         node, position = divmod(rank, self.per_node)
-        if role == "expert":
-            return "expert"
-        return f"rail {position}" if lane is Lane.RAIL else f"node {node}"
+        if scope == "replicas":
+            return scope
+        name = scope if scope == "expert" else f"rail {position}" if lane is Lane.RAIL else f"node {node}"
+        return name if self.data == 1 else f"{name} of group {group}"
 
     def members(self, communicator: str) -> range:
-        kind, _, number = communicator.partition(" ")
+        """Its replicas."""
+        if communicator == "replicas":
+            return range(self.replicas)
+        own, _, group = communicator.partition(" of group ")
+        begin = int(group or 0) * self.size
+        kind, _, number = own.partition(" ")
         if kind == "expert":
-            return range(self.size)
-        first = int(number)
+            return range(begin, begin + self.size)
         if kind == "rail":
-            return range(first, self.size, self.per_node)
-        return range(first * self.per_node, (first + 1) * self.per_node)
+            return range(begin + int(number), begin + self.size, self.per_node)
+        first = begin + int(number) * self.per_node
+        return range(first, first + self.per_node)
 
 
-def events(program: Program, rank: int, expert: int, group: ExpertRanks, cell_of: CellOf) -> list[Event]:
+def events(program: Program, rank: int, replica: int, group: ExpertRanks, cell_of: CellOf) -> list[Event]:
     """All that one rank starts and waits for, in order."""
     issued: dict[str, int] = {}
     found: list[Event] = []
@@ -90,13 +106,13 @@ def events(program: Program, rank: int, expert: int, group: ExpertRanks, cell_of
     for row, item in enumerate(program.instructions(rank), start=first):
         if item.kind > InstructionKind.CELL:
             continue
-        cell = cell_of(rank, expert, item)
+        cell = cell_of(rank, replica, item)
         started: dict[tuple[Half, int], Collective] = {}
         for action, half, node in cell.program.steps:
             if action is Action.START:
                 shape = cell.forward if half is Half.FORWARD else cell.backward
                 assert shape is not None
-                communicator = group.communicator(shape.nodes[node].lane, _scope(shape, node), expert)
+                communicator = group.communicator(shape.nodes[node].lane, _scope(shape, node), replica)
                 number = issued[communicator] = issued.get(communicator, -1) + 1
                 label = f"{_microbatch(item, half)} {half} {shape.nodes[node].name}"
                 started[half, node] = Collective(communicator, number, label, row)
@@ -107,8 +123,10 @@ def events(program: Program, rank: int, expert: int, group: ExpertRanks, cell_of
 
 
 def _scope(shape: StageShape, node: int) -> str:
-    """Counts and flat exchanges are among all ranks; a hop of two is within its lane."""
+    """The balance is exchanged among all replicas; the routing and flat rows in a group; a hop of two in its lane."""
     own = shape.nodes[node]
+    if own.role == "balance":
+        return "replicas"
     return "lane" if own.role != "routing" and _two_hops(shape, own) else "expert"
 
 
@@ -129,14 +147,14 @@ def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) ->
     """What keeps the collectives of a program from completing, per pipeline rank; empty if all of them do.
 
     S321: two members of a communicator do not start the same collectives in the same order. S322: ranks wait for
-    each other for ever. The members of a group are the expert ranks of one pipeline rank; messages between pipeline
-    ranks are the same on all of them, and `schedc.ir.verify_program` judges those.
+    each other for ever. Members are replicas of one pipeline rank; messages between pipeline ranks are the same on
+    all of them, and `schedc.ir.verify_program` judges those.
     """
     found: list[Diagnostic] = []
     for rank in range(program.ranks):
         if _alike(program, rank, group, cell_of):
             continue
-        streams = [events(program, rank, expert, group, cell_of) for expert in range(group.size)]
+        streams = [events(program, rank, replica, group, cell_of) for replica in range(group.replicas)]
         found += list(_unequal(program, rank, group, streams)) or list(_stall(program, rank, group, streams))
     return found
 
@@ -149,8 +167,8 @@ def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> 
     compute = [item for item in program.instructions(rank) if item.kind <= InstructionKind.CELL]
     lead = [cell_of(rank, 0, item) for item in compute]
     return all(
-        cell_of(rank, expert, item) == cell
-        for expert in range(1, group.size)
+        cell_of(rank, replica, item) == cell
+        for replica in range(1, group.replicas)
         for item, cell in zip(compute, lead, strict=True)
     )
 
@@ -182,12 +200,12 @@ def _difference(
     at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a.label != b.label), -1)
     at = min(len(ours), len(theirs)) if at < 0 else at
     notes = tuple(
-        f"expert rank {expert}: {_name(program, held[at]) if at < len(held) else 'has no more collectives there'}"
-        for expert, held in ((first, ours), (second, theirs))
+        f"replica {replica}: {_name(program, held[at]) if at < len(held) else 'has no more collectives there'}"
+        for replica, held in ((first, ours), (second, theirs))
     )
     row = (ours[at] if at < len(ours) else theirs[at]).row
     return _finding(
-        "S321", program, row, f"pipeline rank {rank}: expert ranks {first} and {second} do not agree on collective "
+        "S321", program, row, f"pipeline rank {rank}: replicas {first} and {second} do not agree on collective "
         f"{at} of communicator `{name}`", notes,
     )  # fmt: skip
 
@@ -198,16 +216,16 @@ def _stall(program: Program, rank: int, group: ExpertRanks, streams: Sequence[Se
     machine = _Machine(group, streams)
     stuck = machine.run()
     if stuck:
-        stands = [streams[expert][machine.at[expert]].collective for expert in stuck]
+        stands = [streams[replica][machine.at[replica]].collective for replica in stuck]
         notes = tuple(
-            f"expert rank {expert} waits for {_name(program, one)}" for expert, one in zip(stuck, stands, strict=True)
+            f"replica {replica} waits for {_name(program, one)}" for replica, one in zip(stuck, stands, strict=True)
         )
-        text = f"pipeline rank {rank}: expert ranks {', '.join(map(str, stuck))} wait for each other for ever"
+        text = f"pipeline rank {rank}: replicas {', '.join(map(str, stuck))} wait for each other for ever"
         yield _finding("S322", program, stands[0].row, text, notes[:4])
 
 
 class _Machine:
-    """One pipeline rank's expert ranks. ``line``: what each has started and is not complete."""
+    """The replicas of one pipeline rank. ``line``: what each has started and is not complete."""
 
     def __init__(self, group: ExpertRanks, streams: Sequence[Sequence[Event]]) -> None:
         self.group, self.streams = group, streams
@@ -220,22 +238,22 @@ class _Machine:
         """The ranks that stand for ever; empty if all come to their ends."""
         moved = True
         while moved:
-            moved = any(self._advance(expert) for expert in range(len(self.streams)))
-        return [expert for expert, stream in enumerate(self.streams) if self.at[expert] < len(stream)]
+            moved = any(self._advance(replica) for replica in range(len(self.streams)))
+        return [replica for replica, stream in enumerate(self.streams) if self.at[replica] < len(stream)]
 
-    def _advance(self, expert: int) -> bool:
-        stream, begin = self.streams[expert], self.at[expert]
-        while self.at[expert] < len(stream):
-            start, collective = stream[self.at[expert]]
+    def _advance(self, replica: int) -> bool:
+        stream, begin = self.streams[replica], self.at[replica]
+        while self.at[replica] < len(stream):
+            start, collective = stream[self.at[replica]]
             key = (collective.communicator, collective.number)
             if start:
-                self.line[expert].append(key)
-                if len(self.line[expert]) == 1:
+                self.line[replica].append(key)
+                if len(self.line[replica]) == 1:
                     self._turn(key)
             elif key not in self.done:
                 break
-            self.at[expert] += 1
-        return self.at[expert] > begin
+            self.at[replica] += 1
+        return self.at[replica] > begin
 
     def _turn(self, key: Key) -> None:
         """It is this collective's turn on one more rank; with the last one it completes, and lines move on."""
@@ -246,10 +264,10 @@ class _Machine:
             members = self.group.members(key[0])
             if self.turns[key] == len(members):
                 self.done.add(key)
-                for expert in members:
-                    self.line[expert].popleft()
-                    if self.line[expert]:
-                        pending.append(self.line[expert][0])
+                for replica in members:
+                    self.line[replica].popleft()
+                    if self.line[replica]:
+                        pending.append(self.line[replica][0])
 
 
 def _name(program: Program, one: Collective) -> str:

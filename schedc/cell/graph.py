@@ -22,7 +22,8 @@ class Lane(StrEnum):
 EXCHANGE_LANES = (Lane.RAIL, Lane.NODE)
 LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 COUNTS = "counts"
-"""The queue of the routing where rows take two hops: a few bytes on a communicator that no rows use then."""
+"""The queue of few bytes on communicators that no rows use: of the balance, and of the routing where rows take two
+hops."""
 QUEUES = (*LANES, COUNTS)
 """Of what waits in one queue, one thing runs at a time."""
 
@@ -99,14 +100,17 @@ class StageShape:
     def queues(self) -> tuple[str, ...]:
         """[nodes] where each waits for its turn, of `QUEUES`: its lane, but for `COUNTS`.
 
-        The routing is exchanged among all ranks, as flat rows are; rows that take two hops leave that communicator.
+        The routing is exchanged among all ranks, as flat rows are; rows that take two hops leave that communicator. The
+        balance is exchanged among all replicas, as no rows are.
         """
         lanes: dict[tuple[int, str], set[Lane]] = {}
         for node in self.nodes:
             lanes.setdefault((node.layer, node.role), set()).add(node.lane)
         hops = {layer for (layer, _), taken in lanes.items() if len(taken) > 1}
         return tuple(
-            COUNTS if node.exchange and node.role == "routing" and node.layer in hops else node.lane.value
+            COUNTS
+            if node.exchange and (node.role == "balance" or (node.role == "routing" and node.layer in hops))
+            else node.lane.value
             for node in self.nodes
         )
 

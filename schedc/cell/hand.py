@@ -12,7 +12,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 
 ALIASES = {"attn": "attention", "mlp": "experts", "expert": "experts"}
 SEGMENTS = ("attention", "permute", "relay", "experts", "relay_back", "shared", "post")
-EXCHANGES = ("routing", "dispatch", "combine", "hot")
+EXCHANGES = ("routing", "dispatch", "combine", "hot", "balance")
 
 _HALVES = {("F", ""): Half.FORWARD, ("F", "F"): Half.FORWARD, ("B", ""): Half.BACKWARD, ("B", "I"): Half.BACKWARD,
            ("B", "W"): Half.WEIGHT}  # fmt: skip

@@ -42,11 +42,14 @@ class CellTable:
         if len(blocks) != stages:
             raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
         rail = any(name.endswith("." + Lane.RAIL) for name, _ in self.costs.exchanges)
-        hot = any(_role(name).startswith("hot.") for name, _ in self.costs.exchanges)
+        timed = {_role(name).partition(".")[0] for name, _ in self.costs.exchanges}
         made: dict[tuple[str, ...], StageShape] = {}
         for row in blocks:
             if row not in made:
-                made[row] = stage_shape(row, self.method, "shared" in self.roles, nodes=2 if rail else 1, hot=hot)
+                made[row] = stage_shape(
+                    row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
+                    hot="hot" in timed, balance="balance" in timed,
+                )  # fmt: skip
         return tuple(made[row] for row in blocks)
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:

@@ -41,8 +41,8 @@ S1_PLANS: tuple[Code, ...] = (
         "an order of a cell that cannot be read, or that nothing follows",
         "`cell F & B` or `cell F & I` gives each lane its steps: in `compute` F.role, B.role.I or B.role.W with the"
         " roles attention, permute, relay, experts, relay_back, shared and post; in `comm` F.role or B.role with"
-        " routing, dispatch, combine and hot. `attn` and `mlp` are attention and experts. A step stands once; those"
-        " that are left out go where they fit. The order is one of pairs that the schedule has.",
+        " routing, dispatch, combine, hot and balance. `attn` and `mlp` are attention and experts. A step stands once;"
+        " those that are left out go where they fit. The order is one of pairs that the schedule has.",
         _plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
         _plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),

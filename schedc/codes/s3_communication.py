@@ -126,12 +126,12 @@ S3: tuple[Code, ...] = (
         "the ranks of a communicator do not start the same collectives",
         "A collective needs all ranks of its communicator, and the k-th of one rank meets the k-th of the others: in "
         "another order they would hang, or exchange each other's rows. The message names the first place where two "
-        "ranks of an expert group differ, with the cell and the instruction of both. All ranks of a group run one "
+        "replicas differ, with the cell and the instruction of both. All ranks of a group run one "
         "cell program; it comes about where they were compiled from other costs, or edited.",
     ),
     Code(
         "S322",
-        "ranks of an expert group wait for each other's collectives for ever",
+        "replicas wait for each other's collectives for ever",
         "The collectives were run under the strictest rules: those of a rank go on one at a time in the order in "
         "which it starts them, whatever their communicator, and each is complete when it is the turn of all of its "
         "members. Two communicators started in another order on two ranks hang in practice too, where both need the "

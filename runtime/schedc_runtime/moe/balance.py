@@ -1,4 +1,11 @@
-"""How evenly tokens choose experts: loads, the biases that follow them, and the auxiliary loss."""
+"""How evenly tokens choose experts: loads, the biases that follow them, and the auxiliary loss.
+
+    router --> tally --> [balance] ---------> balance: its gradient enters where the layer ends
+                 \\-> sums of shares -------/
+
+The auxiliary loss is that of all tokens of all replicas: of a microbatch, on every rank that holds the layer. It needs
+two sums of each expert from everyone, which are on their way (the exchange in brackets) while the layer works.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +16,9 @@ from torch import Tensor, nn
 
 from schedc_runtime.memory.regions import replaying
 from schedc_runtime.moe.capacity import marked
-from schedc_runtime.moe.exchange import ABSENT
+from schedc_runtime.moe.exchange import ABSENT, Exchange, Pending
 from schedc_runtime.moe.router import Routing
+from schedc_runtime.transport.collectives import Communicator
 
 
 def load_of(everyone: Tensor, experts: int) -> Tensor:
@@ -30,63 +38,123 @@ def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
     return bias - rate * above.to(bias.dtype)
 
 
-class Balance(nn.Module):
-    """Counts who chose what, and adds the auxiliary loss: the identity on the weights, whose backward differentiates
+class Loads(nn.Module):
+    """Counts who chose what in each microbatch that is trained on: the identity on everyone's routing [ranks, N, k].
 
-        loss = balance * experts * sum_e load_e * share_e
-
-    load_e: the fraction of all choices that fell on e, over all ranks of the group; share_e: the mean share here.
-    Loads have no gradient. The mean of this over ranks with equally many tokens is the loss of the whole batch, so
-    that, as for any mean loss, averaging the ranks' gradients gives its gradient, however the batch is spread.
+    chosen: [experts] choices since `clear`, of all ranks of the expert group; dropped: how many a capacity dropped.
     """
 
-    load: Tensor
+    chosen: Tensor
     dropped: Tensor
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.register_buffer("chosen", torch.zeros(experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def clear(self) -> None:
+        """Forget the counts."""
+        self.chosen.zero_()
+        self.dropped.zero_()
+
+    def forward(self, everyone: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and not replaying():
+            self.chosen += load_of(everyone, len(self.chosen))
+            self.dropped += (everyone < ABSENT).sum()
+        return everyone
+
+
+class Tally(nn.Module):
+    """What everyone must know of this rank's tokens: (index [N, k], shares [N, experts]) to (tally, sums [experts]).
+
+    tally: [1, 2, experts] float64: how often each expert was chosen, and the sum of its shares. sums: these again, for
+    their gradient.
+    """
+
+    def forward(self, index: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        sums = shares.sum(0)
+        chosen = load_of(index, len(sums))
+        return torch.stack([chosen.double(), sums.detach().double()]).unsqueeze(0), sums
+
+
+class BalanceExchange(Exchange):
+    """Everyone's tally: [1, 2, experts] to [replicas, 2, experts], over all ``replicas`` of the layer.
+
+    They are the ranks of the expert group, and with more pipelines side by side those of all expert groups.
+    """
+
+    label, differentiable = "balance", False
+
+    def __init__(self, replicas: Communicator) -> None:
+        super().__init__()
+        self.replicas = replicas
+
+    def start(self, route: None, *payload: Tensor) -> Pending:
+        (tally,) = payload
+        return Pending(self.replicas, self.replicas.all_gather(tally.squeeze(0), self.label))
+
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        return (pending.communicator.wait(pending.handle),)
+
+    def forward(self, route: None, *payload: Tensor) -> tuple[Tensor, ...]:
+        return self.finish(self.start(route, *payload))
+
+
+class Balance(nn.Module):
+    """Adds the auxiliary loss: the identity on the layer's output, whose backward differentiates
+
+        loss = balance * experts * sum_e (fraction of all choices that fell on e) * (mean share of e)
+
+    over all tokens of the microbatch on all replicas, however many each has. Fractions have no gradient (Fedus et al.,
+    2021, section 2.2). What this rank adds is its part times the number of replicas, so that, as for any mean
+    loss, averaging the replicas' gradients gives the loss's gradient.
+    """
 
     def __init__(self, routing: Routing) -> None:
         super().__init__()
         self.routing = routing
         self.scale = 1.0
         """What the training loss of a microbatch is multiplied by before its backward."""
-        self.loss: Tensor | None = None
-        """The auxiliary loss of the last microbatch, detached and without `scale`."""
-        self.register_buffer("load", torch.zeros(routing.experts, dtype=torch.int64), persistent=False)
-        self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.total: Tensor | None = None
+        """The losses of the microbatches trained on since `clear`, added up, without `scale`."""
+        self.microbatches = 0
 
     def clear(self) -> None:
-        """Forget the counts."""
-        self.load.zero_()
-        self.dropped.zero_()
+        """Forget the losses."""
+        self.total, self.microbatches = None, 0
 
-    def forward(self, everyone: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
-        if replaying():
-            return weight
-        load = load_of(everyone, self.routing.experts)
-        if self.training and torch.is_grad_enabled():
-            self.load += load
-            self.dropped += (everyone < ABSENT).sum()
-        if not self.routing.balance:
-            return weight
-        loss = balance_loss(load, shares) * self.routing.balance
-        self.loss = loss.detach()
-        result: Tensor = _AddLoss.apply(weight, loss, self.scale)  # type: ignore[no-untyped-call]
+    def forward(self, output: Tensor, sums: Tensor, everyone: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return output
+        chosen, shares = everyone.sum(0)
+        slope = loss_slope(chosen, self.routing.k) * self.routing.balance
+        if self.training and not replaying():
+            loss = (slope * shares).sum()
+            self.total = loss if self.total is None else self.total + loss
+            self.microbatches += 1
+        gradient = (slope * (len(everyone) * self.scale)).to(sums.dtype)
+        result: Tensor = _AddGradient.apply(output, sums, gradient)  # type: ignore[no-untyped-call]
         return result
 
 
-def balance_loss(load: Tensor, shares: Tensor) -> Tensor:
-    """experts * sum over experts of (fraction of ``load`` [experts]) * (mean of ``shares`` [N, experts]); 1 if even."""
-    fraction = load.to(shares.dtype) / load.sum().clamp(min=1)
-    return (fraction * (shares.sum(0) / max(1, len(shares)))).sum() * len(load)
+def loss_slope(load: Tensor, k: int) -> Tensor:
+    """What the share of one token of each expert adds to the loss, [experts] float64, where ``load`` is all choices.
+
+    Every token has ``k`` of them: the sum of slope times shares over all tokens is 1 where loads, or shares, are even.
+    """
+    chosen, experts = load.double(), len(load)
+    total = chosen.sum().clamp(min=1)
+    return chosen / total * (experts * k) / total
 
 
-class _AddLoss(torch.autograd.Function):
-    """The identity on the first argument; the loss, the second, is differentiated as if added to the total."""
+class _AddGradient(torch.autograd.Function):
+    """The identity on the first argument; the second gets the third as its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, loss: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.like = scale, loss.detach()
-        return weight.view_as(weight)
+    def forward(ctx: Any, output: Tensor, sums: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, torch.full_like(ctx.like, ctx.scale), None
+        return grad, ctx.gradient, None

@@ -35,8 +35,8 @@ class Pending(NamedTuple):
 class Exchange(nn.Module, ABC):
     """A communication of a MoE layer.
 
-    label: what is exchanged, ``routing``, ``dispatch``, ``combine`` or ``hot``. lane: the links it takes, ``rail``
-    between nodes or ``node`` inside one. differentiable: whether its payload carries gradients back.
+    label: what is exchanged, ``routing``, ``dispatch``, ``combine``, ``hot`` or ``balance``. lane: the links it takes,
+    ``rail`` between nodes or ``node`` inside one. differentiable: whether its payload carries gradients back.
 
     Called as a module it blocks, and is differentiable; `start`, `ready` and `finish` are the same in three steps,
     `start_backward` and `finish_backward` its gradient. An in-process group of several ranks has only the steps.

@@ -125,5 +125,5 @@ def _swapped(theirs: Any, routing: Routing) -> MoELayer:
         weight = getattr(theirs.experts, f"{name}_proj")
         setattr(experts, name, nn.Parameter(weight.detach().transpose(1, 2), requires_grad=weight.requires_grad))
     layer = MoELayer(router, experts, getattr(theirs, "shared_experts", None))
-    layer.balance.to(router.weight.device)
+    layer.loads.to(router.weight.device)
     return layer.train(theirs.training)

@@ -1,7 +1,8 @@
 """The expert layer of a transformer block: router, exchanges, experts, and the shared expert beside them.
 
-    x --> router --> drop --> [routing] --> balance, plan --> pack --> [dispatch] --> experts --> [combine] --> collect
-      \\-> shared expert ------------------------------------------------------------------------------------> + --> y
+    x --> router --> drop --> [routing] --> loads, plan --> pack --> [dispatch] --> experts --> [combine] --> collect
+      |     \\-> tally --> [balance] -------------------------------------------------------------> balance --> |
+      \\-> shared expert ----------------------------------------------------------------------------------> + --> y
 
 Brackets are exchanges between ranks. Every step is a submodule and the forward only hands values from one to the
 next: a trace with these submodules as leaves shows all of it, and a stage can be cut at the exchanges. Dispatch and
@@ -25,7 +26,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.memory.adaptive import arrivals
 from schedc_runtime.memory.regions import keep, recorder, region, region_of_rows
 from schedc_runtime.moe import routes
-from schedc_runtime.moe.balance import Balance, updated_bias
+from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Capacity, Dropper
 from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
@@ -33,6 +34,7 @@ from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.routes import Method, Route
+from schedc_runtime.transport.collectives import Communicator
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
@@ -43,7 +45,7 @@ class Statistics:
 
     choices, dropped: of all ranks of the expert group, and how many of them a capacity dropped. imbalance: choices
     of the most wanted expert over the mean. rows, padded_rows: of this rank's experts, and with padding. Useful
-    throughput counts ``rows``. balance_loss: the auxiliary loss of the last microbatch on this rank.
+    throughput counts ``rows``. balance_loss: the auxiliary loss of all replicas, the mean over microbatches.
     hot_experts: how often an expert was lent. hot_rows: rows of this rank that therefore stayed; hot_bytes_sent: of
     weights and their gradients, by this rank; hot_bytes_saved: of these rows, were they sent alone.
     """
@@ -96,6 +98,7 @@ class MoELayer(nn.Module):
     combine_node: RowExchange | None
     combine_rail: RowExchange | None
     hot: HotExchange | None
+    balancing: BalanceExchange | None
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
@@ -104,7 +107,8 @@ class MoELayer(nn.Module):
             shared.recomputed_from = Level.MEDIUM
         self.dropper = Dropper(router.routing.experts)
         self.routing = RoutingExchange(router.routing.experts)
-        self.balance = Balance(router.routing)
+        self.loads = Loads(router.routing.experts)
+        self.tally, self.balance = Tally(), Balance(router.routing)
         self.planner = _Planner(router.routing.experts)
         self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
         self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
@@ -117,11 +121,13 @@ class MoELayer(nn.Module):
         method: Method = "flat",
         capacity: Capacity | None = None,
         hot: HotPolicy | None = None,
+        replicas: Communicator | None = None,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``; drop and pad to ``capacity`` if there is one.
 
         The method changes no bit of the result. hot: when to lend experts to all ranks; with a capacity, which gives
-        every rank as many rows, none are. Raises `RuntimeFault` where the experts here are not this rank's.
+        every rank as many rows, none are. replicas: all ranks with this layer, whose tokens together have one auxiliary
+        loss; None: those of ``group``. Raises `RuntimeFault` where the experts here are not this rank's.
         """
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
@@ -136,6 +142,8 @@ class MoELayer(nn.Module):
         self.combine_flat = _exchange("combine", "flat", method)
         self.planner.chooser = None if capacity else self._chooser(group, hot)
         self.hot = None if self.planner.chooser is None else HotExchange()
+        everyone = replicas or group.expert
+        self.balancing = BalanceExchange(everyone) if self.router.routing.balance != 0 and everyone.size > 1 else None
         for module in self.children():
             if isinstance(module, Exchange):
                 module.group = group
@@ -154,9 +162,14 @@ class MoELayer(nn.Module):
             return self._outline(x)
         tokens = x.reshape(-1, x.shape[-1])
         index, weight, shares = self.router(tokens)
+        balanced = self.router.routing.balance != 0
+        if balanced:
+            tally, sums = self.tally(index, shares)
         index, weight = self.dropper(index, weight)
         (everyone,) = self.routing(None, index)
-        weight = self.balance(everyone, shares, weight)
+        if self.balancing is not None:
+            (tally,) = self.balancing(None, tally)
+        everyone = self.loads(everyone)
         route = self.planner(everyone)
         rows, gates = self.pack(route, tokens, weight)
         if self.dispatch_flat is not None:
@@ -181,6 +194,8 @@ class MoELayer(nn.Module):
             rows = self.relay_back(route, rows)
             (rows,) = self.combine_rail(route, rows)
         output: Tensor = self.collect(route, rows)
+        if balanced:
+            output = self.balance(output, sums, tally)
         if self.shared is not None:
             output = output + self.shared(tokens)
         return output.view_as(x)
@@ -192,22 +207,25 @@ class MoELayer(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        memo[id(self.planner.group)] = self.planner.group  # a place among ranks, of which there is no other
+        # Places among ranks, of which there are no others.
+        memo[id(self.planner.group)] = self.planner.group
+        if self.balancing is not None:
+            memo[id(self.balancing.replicas)] = self.balancing.replicas
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 
     @property
     def statistics(self) -> Statistics:
         """Counted since the last `update_bias`. Waits for the device."""
-        balance, planner = self.balance, self.planner
-        load, loss, hot = balance.load, balance.loss, planner.chooser
+        planner, balance = self.planner, self.balance
+        load, hot = self.loads.chosen, planner.chooser
         return Statistics(
             choices=int(load.sum()),
-            dropped=int(balance.dropped),
+            dropped=int(self.loads.dropped),
             imbalance=float(load.max() / load.double().mean().clamp(min=1)),
             rows=planner.rows,
             padded_rows=planner.padded_rows,
-            balance_loss=0.0 if loss is None else float(loss),
+            balance_loss=0.0 if balance.total is None else float(balance.total) / balance.microbatches,
             hot_experts=hot.chosen if hot else 0,
             hot_rows=hot.kept if hot else 0,
             hot_bytes_sent=hot.sent if hot else 0,
@@ -222,8 +240,9 @@ class MoELayer(nn.Module):
         copies of the stage).
         """
         if self.router.bias is not None:
-            load = reduce(self.balance.load) if reduce else self.balance.load
+            load = reduce(self.loads.chosen) if reduce else self.loads.chosen
             self.router.bias.copy_(updated_bias(self.router.bias, load, self.router.routing.bias_rate))
+        self.loads.clear()
         self.balance.clear()
         self.planner.end_step()
 

@@ -14,6 +14,7 @@ from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.routes import Method
+from schedc_runtime.transport.collectives import Communicator
 
 
 def shard_experts(
@@ -22,12 +23,14 @@ def shard_experts(
     method: Method = "flat",
     capacity: Capacity | None = None,
     hot: HotPolicy | None = None,
+    replicas: Communicator | None = None,
 ) -> None:
     """Keep, of every `MoELayer` of ``model``, the experts of this rank of ``group``, and attach the layer to the group.
 
     The model must be whole and equal on all ranks; rank r keeps the r-th equal part of the experts, in parameters of
     their own: make the optimizer afterwards. They are marked ``expert_parallel``: what reduces gradients has to know
-    that these are not replicas of each other. Raises `RuntimeFault` if the ranks do not divide the experts.
+    that these are not replicas of each other. replicas: as of `MoELayer.attach`. Raises `RuntimeFault` if the ranks do
+    not divide the experts.
     """
     for name, layer in moe_layers(model):
         experts = layer.experts
@@ -39,7 +42,7 @@ def shard_experts(
                 f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
             )
         experts.keep(local * group.rank, local)
-        layer.attach(group, method, capacity, hot)
+        layer.attach(group, method, capacity, hot, replicas)
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
