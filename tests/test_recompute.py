@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
 from schedc.cell.collectives import Cell, ExpertRanks, events, verify_collectives
+from schedc.cell.costs import CellCosts, Times
 from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.cost.exchange import Topology
@@ -416,6 +417,18 @@ def test_a_rank_alone_may_decide_about_collectives() -> None:
         recompute_model(), schedc.compile("1f1b", P=2, M=2), loss_fn=next_token_loss, in_process=True, plan=plan
     )
     pipe.step(*tokens(2))
+
+
+@pytest.mark.parametrize(("level", "experts", "shared"), [(Level.MEDIUM, 8, 4), (Level.FULL, 12, 4)])
+def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: int) -> None:
+    """Times of a forward as its products, 6 of a row: those of the closed forms, and dispatches whole."""
+    shape = moe_stage(Recompute(level)).shape
+    costs = CellCosts.of({"experts": Times(12), "shared": Times(6), "permute": Times(1)}, {"dispatch.node": 7.0})
+    found = {shape.nodes[at].role: costs.duration(shape, Half.AGAIN, at) for at in shape.again}
+    sent = {"permute": 1, "dispatch": 7} if level is Level.FULL else {}
+    assert found == pytest.approx({"experts": experts, "shared": shared, **sent})
+    products = (found["experts"] + found["shared"]) * WIDTH * INNER
+    assert products + 2 * WIDTH * EXPERTS == pytest.approx(saving(SIZES, "fp32", level).flops)
 
 
 def full_cell() -> Cell:

@@ -71,8 +71,10 @@ class CellCosts:
         return own
 
     def duration(self, shape: StageShape, half: Half, at: int) -> float:
-        """Time of one half of a node; the forward once more takes as long as the forward."""
-        return self.times(shape, at)[_HALVES.index(Half.FORWARD if half is Half.AGAIN else half)]
+        """Time of one half of a node; the forward once more takes its share of the forward."""
+        if half is Half.AGAIN:
+            return self.times(shape, at).forward * shape.nodes[at].share
+        return self.times(shape, at)[_HALVES.index(half)]
 
 
 def _key(node: Node) -> str:

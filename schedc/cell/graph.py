@@ -37,7 +37,7 @@ class Node:
     inputs: whether it takes inputs of the stage too.
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients to be deferred.
-    again: whether its forward is done once more before its backward.
+    again: whether its forward is done once more before its backward; share: how much of it, where that is not all.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Node:
     differentiable: bool = True
     weights: bool = False
     again: bool = False
+    share: float = 1.0
 
     @property
     def exchange(self) -> bool:

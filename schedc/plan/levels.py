@@ -122,6 +122,9 @@ _PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
 """FLOPs that are done once more, per column of a token and column of an expert: of a routed row, the first product or
 both, and of a shared one, whose second product no gradient needs."""
 
+_FORWARD = 6
+"""FLOPs of a forward, in the same."""
+
 
 def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = None) -> Saving:
     """What a level saves and costs per token and MoE layer.
@@ -142,6 +145,12 @@ def kept_share(experts: Experts | None, dtype: str, level: Level, arrive: float 
     if experts is None or not experts.hidden or not experts.width:
         return 1.0
     return 1 - saving(experts, dtype, level, arrive).bytes / layer_bytes(experts, dtype)
+
+
+def again_share(role: str, level: Level) -> float:
+    """How much of a node's forward a level does once more, by products: of three, the last may not be needed."""
+    routed, shared = _PRODUCTS.get(level, (0, 0))
+    return {"experts": routed / _FORWARD, "shared": shared / _FORWARD}.get(role, 1.0)
 
 
 def slot_bytes(experts: Experts, dtype: str) -> int:

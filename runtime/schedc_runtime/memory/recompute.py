@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
+from schedc.plan.levels import again_share
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime.memory.adaptive import Adaptive, Arrivals
 from schedc_runtime.memory.functions import ActivationCalls
@@ -29,7 +30,7 @@ class Recomputation:
 
     active: whether anything is recomputed, or counted. adaptive: decides on the experts, where the plan says so: on
     what grows with the rows that a rank gets. counted: of the microbatch forwarded last.
-    again: the nodes that cell programs run once more; replayed: of these, the ones that are called as a whole.
+    again: the nodes that cell programs run once more, and how much of each; replayed: those that are called as a whole.
     """
 
     def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
@@ -91,27 +92,28 @@ class MicrobatchRecorder(Recorder):
         return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.plan.level)
 
 
-def _again(plan: Recompute, shape: StageShape | None) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes that may run once more, and those of them that are called as a whole.
+def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
+    """The nodes that may run once more, with how much of each, and those of them that are called as a whole.
 
     Below `medium` there is too little to place: it is worked out where backward asks for it.
     """
     if shape is None:
-        return frozenset(), frozenset()
+        return {}, frozenset()
     placed = _ORDER.index(plan.level) >= _ORDER.index(Level.MEDIUM)
     sends = plan.level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
-    roles = {
-        *((_EXPERTS,) if placed or sends else ()),
-        *(("shared",) if placed else ()),
-        *(_SENDING if sends else ()),
+    of_rows = Level.FULL if sends else plan.level
+    level_of = {
+        **({_EXPERTS: of_rows} if placed or sends else {}),
+        **({"shared": plan.level} if placed else {}),
+        **(dict.fromkeys(_SENDING, Level.FULL) if sends else {}),
     }
     layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
     again = {
-        at
+        at: again_share(node.role, level_of[node.role])
         for at, node in enumerate(shape.nodes)
-        if node.role in roles and node.layer in layers and at in shape.backward
+        if node.role in level_of and node.layer in layers and at in shape.backward
     }
-    return frozenset(again), frozenset(at for at in again if shape.nodes[at].role in _REPLAYED)
+    return again, frozenset(at for at in again if shape.nodes[at].role in _REPLAYED)
 
 
 def install(module: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import getitem
 from typing import Any
@@ -55,7 +55,7 @@ class StageGraph:
     """nodes: in topological order. inputs: values 0 ..< inputs are those that enter the stage; the others are made.
 
     output: what the stage returns, with `Slot`s in the places of values. again: nodes that are done once more before
-    their backward.
+    their backward, and how much of each.
     """
 
     module: nn.Module
@@ -63,7 +63,7 @@ class StageGraph:
     inputs: int
     values: int
     output: Any
-    again: frozenset[int] = frozenset()
+    again: Mapping[int, float] = field(default_factory=dict)
 
     @cached_property
     def maker(self) -> dict[int, int]:
@@ -101,6 +101,7 @@ class StageGraph:
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
                 weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
                 again=at in self.again,
+                share=self.again.get(at, 1.0),
             )
             for at, node in enumerate(self.nodes)
         ]
