@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.inside import price, simulate_messages
 from schedc.cell import Action, CellCosts, Half, StageShape, Step, Times, stage_shape
-from schedc.cell.collectives import Cell
+from schedc.cell.collectives import Cell, ExpertRanks, Post, stream, verify_collectives
+from schedc.cell.meeting import Act, stand_for_ever
+from schedc.cell.opened import POSTS
 from schedc.cell.program import MESSAGED, CellProgram, Edge
 from schedc.cell.response import delays, least
 from schedc.cell.tasks import tasks_of
-from schedc.compiler import analyse
+from schedc.compiler import analyse, compile
 from schedc.ir.ops import LETTERS
+from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 
 RUN = Step(Action.RUN, Half.FORWARD, 0)
 BACK = Step(Action.RUN, Half.BACKWARD, 0)
@@ -186,3 +190,89 @@ def run_step_by_step(known: Dependencies, cells: list[Cell], costs: CellCosts, l
                 todo[rank].pop(0)
         assert sum(map(len, todo.values())) < before
     return end
+
+
+# Messages and collectives in one line.
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    name=st.sampled_from(["dualpipev", "1f1b_overlap", "zbv", "interleaved_1f1b", "dualpipe"]),
+    method=st.sampled_from(["flat", "hierarchical"]),
+    seed=st.integers(0, 1 << 20),
+)
+def test_messages_inside_cells_and_collectives_complete_in_one_line(name: str, method: str, seed: int) -> None:
+    program = compile(name, P=2, M=4)
+    cells, group = cells_by_row(program, method, seed), ExpertRanks(2, 2)
+
+    def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
+        return cells[rank, item.op]
+
+    streams = [
+        [
+            Act(one.start, (expert, one.unit) if isinstance(one, Post) else (rank, *one.collective[:2]))
+            for one in stream(program, rank, expert, group, cell_of)
+        ]
+        for rank in range(program.ranks)
+        for expert in range(group.size)
+    ]
+    assert stand_for_ever(streams) == []
+    posts = [one for one in stream(program, 0, 0, group, cell_of) if isinstance(one, Post)]
+    kinds = program.kind[: program.rank_start[1]]
+    in_order = [row for row in range(kinds.size) if kinds[row] in POSTS]
+    assert [one.row for one in posts if one.start] == sorted({one.row for one in posts if one.start})
+    assert {one.row for one in posts if one.start} <= set(in_order)
+    waits = {one.row for one in posts if not one.start}
+    assert waits == {row for row in range(kinds.size) if kinds[row] == InstructionKind.WAIT}
+    for at, one in enumerate(posts):  # before a post stand no more waits than in the program
+        before = {other.row for other in posts[:at] if not other.start}
+        assert not one.start or all(row < one.row for row in before)
+
+
+def cells_by_row(program: Program, method: str, seed: int) -> dict[tuple[int, int], Cell]:
+    """[rank, cell of its rank] random programs on stages of one MoE block."""
+    known = Dependencies.of(computation(program)[0])
+    cells = random_cells(known, [stage_shape(["moe"], method)] * program.stages, Random(seed))
+    numbers = np.arange(len(known)) - known.rank_start[known.rank]
+    return dict(zip(zip(known.rank.tolist(), numbers.tolist(), strict=True), cells, strict=True))
+
+
+def test_ranks_that_start_things_in_other_orders_stand_for_ever() -> None:
+    """Two pipelines with a message each, two pairs of ranks with a collective each: each pair alone sees no circle."""
+
+    def starting(*things: str) -> list[Act]:
+        return [*(Act(True, thing) for thing in things), *(Act(False, thing) for thing in things)]
+
+    one, other = starting("m0", "c0"), starting("c0", "m1")
+    assert stand_for_ever([one, other, starting("m0", "c1"), starting("c1", "m1")]) == []
+    assert stand_for_ever([one, other, starting("c1", "m0"), starting("m1", "c1")]) == [(at, 2) for at in range(4)]
+
+
+def test_a_program_whose_messages_hold_up_the_collectives_is_refused() -> None:
+    program = compile("1f1b", P=2, M=4)
+    late, cells = swapped(program), cells_by_row(program, "flat", 1)
+
+    def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
+        cell = cells[rank, item.op]
+        return cell._replace(program=replace(cell.program, opens_late=expert == 0))
+
+    assert verify_collectives(program, ExpertRanks(1, 2), cell_of) == []
+    (found,) = verify_collectives(late, ExpertRanks(1, 2), cell_of)
+    assert found.code == "S322"
+    assert "wait for each other for ever" in found.message
+    assert any("message" in note for note in found.notes)
+
+
+def swapped(program: Program) -> Program:
+    """Rank 0 waits for its first gradient before it sends an activation."""
+    kinds = program.kind[: program.rank_start[1]].tolist()
+    send = kinds.index(InstructionKind.SEND)
+    rows = range(program.rank_start[1])
+    receive, wait = (
+        next(row for row in rows if kinds[row] == kind and program.channel[row] == Channel.GRADIENT)
+        for kind in (InstructionKind.RECV, InstructionKind.WAIT)
+    )
+    order = [row for row in range(len(program)) if row not in (receive, wait)]
+    order[send:send] = [receive, wait]
+    columns = {name: getattr(program, name)[order] for name in ("kind", *COLUMNS)}
+    return replace(program, **columns)

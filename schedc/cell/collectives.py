@@ -7,13 +7,14 @@ this rank, every collective is completed. The first is compared, the second is r
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from schedc.cell.graph import Lane, Node, StageShape
-from schedc.cell.program import Action, CellProgram, Half
+from schedc.cell.meeting import Act, stand_for_ever
+from schedc.cell.opened import POSTS, Moved, batch_width, opened
+from schedc.cell.program import Action, CellProgram, Edge, Half, Step
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
@@ -26,6 +27,9 @@ class Cell(NamedTuple):
     backward: StageShape | None
     program: CellProgram
 
+
+Place = tuple[int, int]
+"""Pipeline rank and replica."""
 
 CellOf = Callable[[int, int, Instruction], Cell]
 """(pipeline rank, replica, instruction) to its cell."""
@@ -43,15 +47,19 @@ class Collective(NamedTuple):
     row: int
 
 
-Key = tuple[str, int]
-"""Communicator and number."""
-
-
 class Event(NamedTuple):
     """What a rank does: it starts ``collective``, or stands until it is complete."""
 
     start: bool
     collective: Collective
+
+
+class Post(NamedTuple):
+    """A rank posts a message or a batch of them (``unit``), or stands until it is complete. row: in the Program."""
+
+    start: bool
+    unit: str
+    row: int
 
 
 @dataclass(frozen=True)
@@ -99,27 +107,57 @@ class ExpertRanks:
 
 
 def events(program: Program, rank: int, replica: int, group: ExpertRanks, cell_of: CellOf) -> list[Event]:
-    """All that one rank starts and waits for, in order."""
+    """All collectives that one rank starts and waits for, in order."""
+    return [one for one in stream(program, rank, replica, group, cell_of) if isinstance(one, Event)]
+
+
+def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_of: CellOf) -> list[Event | Post]:
+    """All collectives and messages that one rank starts and waits for, in order; not the reductions at the end."""
+    items, first = list(program.instructions(rank)), int(program.rank_start[rank])
+    cells = {at: cell_of(rank, replica, item) for at, item in enumerate(items) if item.kind <= InstructionKind.CELL}
+    parts = {at: opened(items, at, cell.program) for at, cell in cells.items()}
+    moved = {part.at for within in parts.values() for part in within if isinstance(part, Moved)}
+    batch = {item.message: item.batch for item in items if item.batch >= 0}
     issued: dict[str, int] = {}
-    found: list[Event] = []
-    first = int(program.rank_start[rank])
-    for row, item in enumerate(program.instructions(rank), start=first):
-        if item.kind > InstructionKind.CELL:
-            continue
-        cell = cell_of(rank, replica, item)
+    found: list[Event | Post] = []
+
+    def message(at: int) -> None:
+        for item in items[at : at + batch_width(items, at)]:
+            unit = f"batch {batch[item.message]}" if item.message in batch else f"message {item.message}"
+            if not found or found[-1] != Post(item.kind in POSTS, unit, first + at):
+                found.append(Post(item.kind in POSTS, unit, first + at))
+
+    at = 0
+    while at < len(items):
         started: dict[tuple[Half, int], Collective] = {}
-        for action, half, node in cell.program.steps:
-            if action is Action.START:
-                shape = cell.forward if half is Half.FORWARD else cell.backward
-                assert shape is not None
-                communicator = group.communicator(shape.nodes[node].lane, _scope(shape, node), replica)
-                number = issued[communicator] = issued.get(communicator, -1) + 1
-                label = f"{_microbatch(item, half)} {half} {shape.nodes[node].name}"
-                started[half, node] = Collective(communicator, number, label, row)
-                found.append(Event(True, started[half, node]))
-            elif action is Action.WAIT and (half, node) in started:
-                found.append(Event(False, started[half, node]))
+        for part in parts.get(at, ()):
+            if isinstance(part, Moved):
+                message(part.at)
+            elif isinstance(part, Edge) or part.action is Action.RUN:
+                continue
+            elif part.action is Action.START:
+                started[part.half, part.node] = one = _started(
+                    items[at], first + at, cells[at], part, group, replica, issued
+                )
+                found.append(Event(True, one))
+            elif (part.half, part.node) in started:
+                found.append(Event(False, started[part.half, part.node]))
+        if items[at].kind in (*POSTS, InstructionKind.WAIT) and at not in moved:
+            message(at)
+        at += batch_width(items, at)
     return found
+
+
+def _started(
+    item: Instruction, row: int, cell: Cell, step: Step, group: ExpertRanks, replica: int, issued: dict[str, int]
+) -> Collective:
+    """The collective that a step of a cell starts, counted in ``issued``."""
+    shape = cell.forward if step.half is Half.FORWARD else cell.backward
+    assert shape is not None
+    node = shape.nodes[step.node]
+    communicator = group.communicator(node.lane, _scope(shape, step.node), replica)
+    number = issued[communicator] = issued.get(communicator, -1) + 1
+    return Collective(communicator, number, f"{_microbatch(item, step.half)} {step.half} {node.name}", row)
 
 
 def _scope(shape: StageShape, node: int) -> str:
@@ -147,16 +185,29 @@ def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) ->
     """What keeps the collectives of a program from completing, per pipeline rank; empty if all of them do.
 
     S321: two members of a communicator do not start the same collectives in the same order. S322: ranks wait for
-    each other for ever. Members are replicas of one pipeline rank; messages between pipeline ranks are the same on
-    all of them, and `schedc.ir.verify_program` judges those.
+    each other for ever, for collectives alone, or as messages between pipeline ranks are in the same line. The members
+    of a communicator are replicas of one pipeline rank. Without the collectives, `schedc.ir.verify_program` judges
+    the messages.
+
+    Nothing has to be run where all members run the same cells. Of the messages that are not complete, in any pipeline,
+    take the lowest. Before its two posts stand only waits for lower ones (docs/decisions/0001), in an opened cell no
+    more than in a closed one, and collectives that all members come to alike: it completes.
     """
+    ranks = range(program.ranks)
+    apart = [rank for rank in ranks if not _alike(program, rank, group, cell_of)]
+    if not apart:
+        return []
+    streams = {
+        (rank, replica): stream(program, rank, replica, group, cell_of)
+        for rank in ranks
+        for replica in range(group.replicas)
+    }
     found: list[Diagnostic] = []
-    for rank in range(program.ranks):
-        if _alike(program, rank, group, cell_of):
-            continue
-        streams = [events(program, rank, replica, group, cell_of) for replica in range(group.replicas)]
-        found += list(_unequal(program, rank, group, streams)) or list(_stall(program, rank, group, streams))
-    return found
+    for rank in apart:
+        own = [[one for one in streams[rank, replica] if isinstance(one, Event)] for replica in range(group.replicas)]
+        unequal = list(_unequal(program, rank, group, own))
+        found += unequal or _stall(program, {(rank, replica): events for replica, events in enumerate(own)})
+    return found or _stall(program, streams)
 
 
 def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> bool:
@@ -210,69 +261,39 @@ def _difference(
     )  # fmt: skip
 
 
-def _stall(program: Program, rank: int, group: ExpertRanks, streams: Sequence[Sequence[Event]]) -> Iterator[Diagnostic]:
-    """Runs the streams under the strictest rules: each rank's collectives go on one at a time, in the order of their
-    starts whatever the communicator, and a collective is complete when it is the turn of all of its members."""
-    machine = _Machine(group, streams)
-    stuck = machine.run()
-    if stuck:
-        stands = [streams[replica][machine.at[replica]].collective for replica in stuck]
-        notes = tuple(
-            f"replica {replica} waits for {_name(program, one)}" for replica, one in zip(stuck, stands, strict=True)
-        )
-        text = f"pipeline rank {rank}: replicas {', '.join(map(str, stuck))} wait for each other for ever"
-        yield _finding("S322", program, stands[0].row, text, notes[:4])
+def _stall(program: Program, streams: Mapping[Place, Sequence[Event | Post]]) -> list[Diagnostic]:
+    """S322: runs the streams under the strictest rules (`schedc.cell.meeting`)."""
+    places = list(streams)
+    stuck = stand_for_ever([[Act(one.start, _thing(place, one)) for one in streams[place]] for place in places])
+    if not stuck:
+        return []
+    stands = [(places[which], streams[places[which]][at]) for which, at in stuck]
+    rank = next((rank for (rank, _), one in stands if isinstance(one, Post)), stands[0][0][0])
+    here = [(replica, one) for (at, replica), one in stands if at == rank]
+    notes = tuple(f"replica {replica} waits for {_name(program, one)}" for replica, one in here)
+    replicas = ", ".join(str(replica) for replica, _ in here)
+    text = f"pipeline rank {rank}: replicas {replicas} wait for each other for ever"
+    return [_finding("S322", program, _row(here[0][1]), text, notes[:4])]
 
 
-class _Machine:
-    """The replicas of one pipeline rank. ``line``: what each has started and is not complete."""
-
-    def __init__(self, group: ExpertRanks, streams: Sequence[Sequence[Event]]) -> None:
-        self.group, self.streams = group, streams
-        self.at = [0] * len(streams)
-        self.line: list[deque[Key]] = [deque() for _ in streams]
-        self.turns: dict[Key, int] = {}
-        self.done: set[Key] = set()
-
-    def run(self) -> list[int]:
-        """The ranks that stand for ever; empty if all come to their ends."""
-        moved = True
-        while moved:
-            moved = any(self._advance(replica) for replica in range(len(self.streams)))
-        return [replica for replica, stream in enumerate(self.streams) if self.at[replica] < len(stream)]
-
-    def _advance(self, replica: int) -> bool:
-        stream, begin = self.streams[replica], self.at[replica]
-        while self.at[replica] < len(stream):
-            start, collective = stream[self.at[replica]]
-            key = (collective.communicator, collective.number)
-            if start:
-                self.line[replica].append(key)
-                if len(self.line[replica]) == 1:
-                    self._turn(key)
-            elif key not in self.done:
-                break
-            self.at[replica] += 1
-        return self.at[replica] > begin
-
-    def _turn(self, key: Key) -> None:
-        """It is this collective's turn on one more rank; with the last one it completes, and lines move on."""
-        pending = [key]
-        while pending:
-            key = pending.pop()
-            self.turns[key] = self.turns.get(key, 0) + 1
-            members = self.group.members(key[0])
-            if self.turns[key] == len(members):
-                self.done.add(key)
-                for replica in members:
-                    self.line[replica].popleft()
-                    if self.line[replica]:
-                        pending.append(self.line[replica][0])
+def _thing(place: Place, one: Event | Post) -> tuple[int, str, int]:
+    """What ranks meet in: a collective of one pipeline rank, a message of one pipeline."""
+    if isinstance(one, Event):
+        return place[0], one.collective.communicator, one.collective.number
+    return place[1], one.unit, -1
 
 
-def _name(program: Program, one: Collective) -> str:
+def _row(one: Event | Post) -> int:
+    return one.collective.row if isinstance(one, Event) else one.row
+
+
+def _name(program: Program, one: Collective | Event | Post) -> str:
+    if isinstance(one, Event):
+        return _name(program, one.collective)
     rank = int(program.rank[one.row])
     place = f"rank {rank}, instruction {one.row - int(program.rank_start[rank])}"
+    if isinstance(one, Post):
+        return f"{one.unit} ({place})"
     return f"{one.label} as number {one.number} of `{one.communicator}` ({place})"
 
 

@@ -134,8 +134,9 @@ S3: tuple[Code, ...] = (
         "replicas wait for each other's collectives for ever",
         "The collectives were run under the strictest rules: those of a rank go on one at a time in the order in "
         "which it starts them, whatever their communicator, and each is complete when it is the turn of all of its "
-        "members. Two communicators started in another order on two ranks hang in practice too, where both need the "
-        "same links or the same cores. Like S321 it comes about where the ranks of a group run other cell programs.",
+        "members. If that ends, it is run with the messages between pipeline ranks in the same lines. Two "
+        "communicators started in another order on two ranks hang in practice too, where both need the same links or "
+        "the same cores. Like S321 it comes about where the ranks of a group run other cell programs.",
     ),
     Code(
         "S323",
