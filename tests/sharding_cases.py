@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from mesh_cases import batch_of
+from recompute_cases import with_rs
 from runtime_cases import next_token_loss, small_gpt
 from segmented_cases import small_moe
 from torch import Tensor
@@ -16,9 +17,10 @@ from schedc_runtime import Pipeline
 from schedc_runtime.mesh import Mesh
 
 
-def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, data: int) -> dict[str, Any]:
+def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, data: int, rs: bool) -> dict[str, Any]:
     """Two optimizer steps with and without sharding: what differs, and what was found on the way."""
     program = compile_schedule(schedule, P=2, M=4)
+    program = with_rs(program) if rs else program
     mesh = Mesh(2, experts, data)
     batch, targets = batch_of(mesh, program.microbatches)
     results = []

@@ -15,11 +15,13 @@ from schedc_runtime.testing import pool
 
 
 @pytest.mark.parametrize(
-    ("schedule", "kind", "experts", "data"),
-    [("zbh1", "gpt", 1, 2), ("1f1b", "gpt", 1, 2), ("dualpipev", "moe", 2, 1)],
+    ("schedule", "kind", "experts", "data", "rs"),
+    [("zbh1", "gpt", 1, 2, False), ("1f1b", "gpt", 1, 2, True), ("dualpipev", "moe", 2, 1, False)],
 )
-def test_sharded_dense_parts_give_the_bits_of_whole_ones(schedule: str, kind: str, experts: int, data: int) -> None:
-    arguments = {"schedule": schedule, "kind": kind, "experts": experts, "data": data}
+def test_sharded_dense_parts_give_the_bits_of_whole_ones(
+    schedule: str, kind: str, experts: int, data: int, rs: bool
+) -> None:
+    arguments = {"schedule": schedule, "kind": kind, "experts": experts, "data": data, "rs": rs}
     for found in pool(4).run("sharding_cases:parity", timeout=120, **arguments):
         assert found["wrong"] == []
         assert found["compared"] > 40
