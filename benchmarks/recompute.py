@@ -10,6 +10,9 @@ not times: they are the same on any machine.
 adaptive: one layer whose routing is drawn by Zipf's law with an exponent that falls to zero from step to step. Peak is
 the largest number of bytes that a rank holds of a microbatch. The cap is what a rank would hold with as many rows as
 the threshold allows, all of it kept: a line through what ranks hold without recomputation.
+
+worst: after balanced steps, in which nothing is recomputed, all tokens of all ranks go to the experts of one. Bounds
+are those that the compiler checks a plan's memory by: of what is kept, and of what has been worked out again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ import schedc
 from schedc.cost import exchange
 from schedc.plan import ExpertPlan, Method
 from schedc.plan import Experts as Sizes
-from schedc.plan.levels import saving
+from schedc.plan.facts import most_rows
+from schedc.plan.levels import adaptive_bytes, saving, whole_bytes
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.memory.adaptive import arrivals
@@ -84,11 +88,12 @@ def expert_layer(shared: int) -> MoELayer:
 class Counted:
     """Of each microbatch on each rank: bytes that autograd has saved, and with those that the runtime holds.
 
-    flops: of the step, all ranks together.
+    restored: those that are there once more, whenever a segment is differentiated. flops: of the step, all ranks.
     """
 
     saved: list[int]
     held: list[int]
+    restored: list[int]
     flops: int = 0
 
 
@@ -102,7 +107,7 @@ class Counter:
         self.pipe = Pipeline(
             model, program, loss_fn=functional.mse_loss, mesh=MESH, in_process=True, plan=plan, blocks=""
         )
-        self.counted = Counted([], [])
+        self.counted = Counted([], [], [])
         for place in self.pipe.places:
             (stage,) = self.pipe.held(place)
             stage.recompute(recompute, count=True)
@@ -117,10 +122,16 @@ class Counter:
             self.counted.held.append(found.total)
             begin(microbatch, gradients)
 
-        stage.begin_backward = begin_backward
+        differentiate = stage._differentiate_segment
+
+        def differentiated(microbatch: int, *args: Any) -> None:
+            self.counted.restored.append(held(stage, microbatch).restored)
+            differentiate(microbatch, *args)
+
+        stage.begin_backward, stage._differentiate_segment = begin_backward, differentiated
 
     def step(self, batch: Tensor) -> Counted:
-        self.counted = Counted([], [])
+        self.counted = Counted([], [], [])
         self.pipe.zero_grad()
         with FlopCounterMode(display=False) as flops:
             self.pipe.step(batch, torch.zeros_like(batch))
@@ -192,16 +203,46 @@ def adaptive() -> Iterator[dict[str, Any]]:
         }
 
 
+def all_to_one() -> Tensor:
+    """As `steered`, with the experts of the first rank for all tokens."""
+    tokens = steered(0.0, 0)
+    tokens[:, :EXPERTS] = torch.arange(EXPERTS, 0, -1.0)
+    return tokens
+
+
+def worst() -> Iterator[dict[str, Any]]:
+    """Per plan: most bytes that a rank keeps of a microbatch, and that are there once more, with their bounds."""
+    sizes = Sizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
+    topology = exchange.Topology(MESH.experts // MESH.per_node, MESH.per_node)
+    for method in (Method.FLAT, Method.HIERARCHICAL):
+        for level, by in ((Level.FULL, By.GROUP), (Level.MEDIUM, By.GROUP), (Level.MEDIUM, By.RANK)):
+            recompute = Recompute(level, THRESHOLD, by)
+            most = most_rows(ExpertPlan(sizes, topology, TOKENS, "fp32", method, recompute=(recompute,)))
+            assert most is not None
+            torch.manual_seed(0)
+            counter = Counter([Steered()], recompute, method)
+            for step in range(2):
+                balanced = counter.step(steered(0.0, step))
+            found = counter.step(all_to_one())
+            yield {
+                "method": method.value, "level": level.value, "by": by.value,
+                "kept_balanced": max(balanced.held), "kept": max(found.held), "restored": max(found.restored),
+                "kept_bound": TOKENS * adaptive_bytes(sizes, "fp32", recompute, most),
+                "restored_bound": TOKENS * whole_bytes(sizes, "fp32", most),
+            }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     by_level = [row for method in (Method.FLAT, Method.HIERARCHICAL) for row in levels(method)]
-    steps = list(adaptive())
+    steps, to_one = list(adaptive()), list(worst())
     result = {
         "levels": by_level,
         "adaptive": steps,
+        "worst": to_one,
         "peak_over_cap": max(row["peak_adaptive"] / row["cap"] for row in steps),
         "extra_flops_first": steps[0]["extra_flops_adaptive"],
         "extra_flops_last": steps[-1]["extra_flops_adaptive"],
@@ -223,6 +264,12 @@ def main() -> None:
             f" {row['extra_flops_adaptive']:>9.1%}"
         )
     print(f"peak over cap, at most {result['peak_over_cap']:.3f}")
+    print("\nall to one rank        balanced, kept      kept     bound  once more     bound")
+    for row in to_one:
+        print(
+            f"{row['method']:>14} {row['level']:>6} {row['by']:>6} {row['kept_balanced']:>9} {row['kept']:>9}"
+            f" {row['kept_bound']:>9.0f} {row['restored']:>10} {row['restored_bound']:>9.0f}"
+        )
 
 
 if __name__ == "__main__":
