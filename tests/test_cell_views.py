@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from schedc.analysis.formulas.derive import derive
 from schedc.cell import Half, Lane, cell_program, stage_shape
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.play import play
@@ -18,6 +19,7 @@ from schedc.cell.predict import predict
 from schedc.cell.schedule import serial_program
 from schedc.cell.verify import verify
 from schedc.cli import main
+from schedc.inputs import open_family
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAT = str(ROOT / "examples" / "costs" / "cells.toml")
@@ -62,7 +64,9 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
 # What is told.
 
 
-def test_report_tells_what_cells_hide() -> None:
+def test_report_tells_what_cells_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulas = derive(open_family("1f1b"))
+    monkeypatch.setattr("schedc.analysis.formulas.derive.derive", lambda tree, progress: formulas)
     facts = json.loads(told("report", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))
     checked = json.loads(told("check", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))["cells"]
     assert facts["cells"].pop("sizes") == {"P": 2, "M": 8}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 import schedc
 from schedc.cell.blocks import stage_shape
+from schedc.cell.costs import Times
 from schedc.cell.predict import predict
-from schedc.cell.program import Half
+from schedc.cell.program import Action, Half
 from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.ops import OpKind
@@ -28,10 +29,11 @@ from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
 from schedc_runtime.calibrate import measured_cell_costs
+from schedc_runtime.cells import Part as Micro
 from schedc_runtime.cells import part_of, serial
 from schedc_runtime.emulate import Device
 from schedc_runtime.errors import PartitionError, RuntimeFault, StageError
-from schedc_runtime.executor import InstructionError
+from schedc_runtime.executor import InstructionError, Interval
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
 from schedc_runtime.moe.group import ExpertGroup, in_process_expert_groups
@@ -354,11 +356,11 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     pipe.close()
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32), method=st.sampled_from(["flat", "hierarchical", "allgather"]))
 def test_any_cells_give_the_same_bits_on_expert_groups(seed: int, method: Any) -> None:
-    program = schedc.compile("dualpipev", P=2, M=4)
-    mesh = Mesh(2, experts=4, per_node=2)
+    program = schedc.compile("dualpipev", P=1, M=3)
+    mesh = Mesh(1, experts=4, per_node=2)
     if not _SERIAL:
         ranks = together(mesh, small_moe(4), program, serial)
         ranks.step()
@@ -495,22 +497,13 @@ def test_measured_times_of_segments_become_a_cell_table() -> None:
     program = schedc.compile("dualpipev", P=2, M=4)
     pipe = Pipeline(small_moe(8), program, loss_fn=next_token_loss, in_process=True, cells=serial)
     pipe.step(*tokens(4), trace=True)
-    intervals = pipe.trace()
-    costs = measured_cell_costs([intervals])
+    costs = measured_cell_costs([{rank: list(_on_time(spans)) for rank, spans in pipe.trace().items()}])
     segments, exchanges = dict(costs.segments), dict(costs.exchanges)
     assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
-    assert sorted(exchanges) == ["combine.node", "dispatch.node", "routing.node"]
-    assert all(min(segments[role]) > 0 for role in ("attention", "dense", "experts", "shared"))
-    assert segments["permute"].weight_gradient == exchanges["routing.node"].input_gradient == 0
-    # The table accounts for what the micro-steps took: no more than their sum, and most of it.
-    computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part.startswith("run")) / 1e6
-    shapes = {stage.index: stage.shape for stage in pipe._held() if isinstance(stage, SegmentedStage)}
-    halves = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
-    said = 4 * sum(
-        costs.duration(shape, half, at)
-        for shape in shapes.values() for at, node in enumerate(shape.nodes) if not node.exchange for half in halves
-    )  # fmt: skip
-    assert 0.4 * computed < said < 1.6 * computed
+    assert segments == {role: times for role, times in COSTS.segments if role in segments}
+    there, back = (dict(COSTS.exchanges)["dispatch.node"][half] for half in (0, 1))
+    rows = Times(there, back)
+    assert exchanges == {"combine.node": rows, "dispatch.node": rows, "routing.node": Times(there)}
     whole = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs)))))
     assert whole.cell is not None
     assert whole.cell.costs == costs
@@ -518,6 +511,19 @@ def test_measured_times_of_segments_become_a_cell_table() -> None:
         measured_cell_costs([_traced(program, listed)])
     with pytest.raises(RuntimeFault, match="have no cells"):
         measured_cell_costs([{}])
+
+
+def _on_time(spans: list[Interval]) -> Iterator[Interval]:
+    """The intervals with the times of `COSTS` in milliseconds, one after the other."""
+    halves = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
+    clock = 0
+    for span in spans:
+        part = Micro.parse(span.part)
+        took = 0.0
+        if part is not None and part.action is not Action.START:
+            took = {**dict(COSTS.segments), **dict(COSTS.exchanges)}[part.role][halves.index(part.half)]
+        yield span._replace(start=clock, end=clock + int(1e6 * took))
+        clock += int(1e6 * took)
 
 
 def _traced(program: Any, cells: Any) -> Any:
