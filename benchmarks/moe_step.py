@@ -1,6 +1,6 @@
 """What each optimization of a plan does to step time and loss of a model in the shape of DeepSeek-V3, at toy size.
 
-    python benchmarks/moe_step.py [--json] [--steps 24] [--only overlap,capacity]
+    python benchmarks/moe_step.py [--json] [--steps 24] [--regimes balanced,skewed] [--only overlap,capacity]
 
 Four processes over gloo: DualPipeV on a pipeline of two ranks, each an expert group of two nodes of one rank. The model
 has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed experts, and multi-token prediction; it
@@ -15,8 +15,14 @@ optimizations off, each alone, all together.
     loss       really computed: the mean of the last ten steps. same: whether the whole curve is, bit by bit, that of
                `off`; deviation: of the last ten steps' mean from that of `off`
     dropped    part of the choices of experts that a capacity dropped
+    fullest    rows of the fullest rank over the mean of both, mean over layers, microbatches and timed steps
 
-A variant that drops nothing and adds nothing up in another order must be the same; the others must be within 1 %.
+Two regimes. balanced: routers as they are initialised, whose load is nearly even. skewed: every router begins with
+biases that fall with the logarithm of an expert's popularity (`SKEW`), in an order drawn per layer, and moves them
+against the load like any other: a run before its balancing has taken hold.
+
+A variant that drops nothing and adds nothing up in another order must be the same; the others must be within 1 %, but
+for what drops where routing is skewed: there a capacity drops what the skew asks, and the deviation is told only.
 """
 
 from __future__ import annotations
@@ -72,9 +78,14 @@ VARIANTS: dict[str, ExpertPlan] = {
     "hot": ExpertPlan(hot=LENT),
     "recompute": ExpertPlan(recompute=AGAIN),
     "all": ExpertPlan(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=AGAIN),
+    "all but capacity": ExpertPlan(overlap=True, method=Method.AUTO, hot=LENT, recompute=AGAIN),
 }
-REORDERED = ("hot",)
+REORDERED = ("hot", "all but capacity")
 """Those that drop nothing, but add up in another order."""
+SKEWED = ("off", "overlap", "capacity", "hot", "all", "all but capacity")
+"""What is run where routing is skewed."""
+SKEW = 0.2
+"""By how much an expert's bias is below that of one e times as popular; scores are between 0 and 1."""
 
 
 @dataclass
@@ -87,6 +98,8 @@ class Emulated(Device):
     """Rows that each layer's experts have got so far, by stage and layer."""
     rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
     """By stage, layer and microbatch."""
+    taken: list[int] = field(default_factory=list)
+    """Of every layer and microbatch, in the order in which they are run, which is that of the other expert ranks."""
 
     def time(self, op: Micro, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
@@ -98,6 +111,7 @@ class Emulated(Device):
             planner = [each for _, each in moe_layers(op.stage.module)][node.layer].planner
             before, self.planned[layer] = self.planned.get(layer, 0), planner.padded_rows
             self.rows[*layer, op.microbatch] = max(0, planner.padded_rows - before)
+            self.taken.append(self.rows[*layer, op.microbatch])
         share = self.rows.get((*layer, op.microbatch), MEAN_ROWS) / MEAN_ROWS if node.role == "experts" else 1.0
         return super().time(op, half) * share
 
@@ -106,17 +120,22 @@ def costs_of(plan: ExpertPlan) -> CellCosts:
     """What cells are ordered by: the table, and exchanges at uniform routing."""
     rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}
-    few = {f"{label}.rail": Times(LATENCY) for label in ("routing", "balance")}
-    return CellCosts.of(SEGMENTS, {**lanes, **few, "dispatch.node": 0.5, "combine.node": 0.5})
+    return CellCosts.of(SEGMENTS, {**lanes, "routing.rail": Times(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5})
 
 
-def model_of() -> MoETransformer:
+def model_of(skewed: bool) -> MoETransformer:
     torch.manual_seed(0)
     config = MoEConfig(
         vocab=VOCAB, width=WIDTH, moe_blocks=7, inner=64, expert_inner=8, routing=ROUTING, query_rank=16,
         key_value_rank=8, plain=8, rotary=4, value=8, multi_token=True,
     )  # fmt: skip
-    return MoETransformer(config)
+    model = MoETransformer(config)
+    generator = torch.Generator().manual_seed(0)
+    for _, layer in moe_layers(model):
+        if skewed and layer.router.bias is not None:
+            popularity = torch.randperm(ROUTING.experts, generator=generator) + 1
+            layer.router.bias.copy_(-SKEW * popularity.log())
+    return model
 
 
 def text(seed: int) -> tuple[Tensor, Tensor]:
@@ -128,13 +147,15 @@ def text(seed: int) -> tuple[Tensor, Tensor]:
     return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
 
 
-def rank_of_run(rank: int, world_size: int, variant: str, steps: int, timed: int, unit: float) -> dict[str, Any]:
+def rank_of_run(
+    rank: int, world_size: int, variant: str, skewed: bool, steps: int, timed: int, unit: float
+) -> dict[str, Any]:
     """Losses of all steps and the emulated seconds of the timed ones, on this process."""
     plan = VARIANTS[variant]
     program = schedc.compile("dualpipev", P=RANKS, M=MICROBATCHES)
     mesh = Mesh(RANKS, EXPERT_RANKS, per_node=1)
     costs = costs_of(plan)
-    model = model_of()
+    model = model_of(skewed)
     pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cell_costs=costs, timeout=120)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
     layers = [layer for stage in pipe.held(pipe.places[0]) for _, layer in moe_layers(stage.module)]
@@ -162,7 +183,7 @@ def rank_of_run(rank: int, world_size: int, variant: str, steps: int, timed: int
         choices += sum(layer.statistics.choices for layer in layers)
         pipe.update_biases()
     pipe.close()
-    return {"losses": losses, "seconds": seconds, "dropped": dropped, "choices": choices}
+    return {"losses": losses, "seconds": seconds, "dropped": dropped, "choices": choices, "rows": device.taken}
 
 
 def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -176,17 +197,25 @@ def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list
     return plain
 
 
-def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(variant: str, skewed: bool, options: argparse.Namespace) -> dict[str, Any]:
     ranks = pool(RANKS * EXPERT_RANKS).run(
-        "moe_step:rank_of_run", timeout=1200, variant=variant, steps=options.steps, timed=options.timed,
+        "moe_step:rank_of_run", timeout=1200, variant=variant, skewed=skewed, steps=options.steps, timed=options.timed,
         unit=options.unit * 1e-3,
     )  # fmt: skip
     slowest = [max(step) for step in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     return {
         "step_ms": 1e3 * min(slowest) / options.unit,
         "losses": ranks[0]["losses"],
+        "fullest": fullest([rank["rows"] for rank in ranks]),
         "dropped": sum(rank["dropped"] for rank in ranks) / sum(rank["choices"] for rank in ranks),
     }
+
+
+def fullest(rows: list[list[int]]) -> float:
+    """Rows of the fullest rank of an expert group over its mean. rows: by process, neighbours share the experts."""
+    groups = [rows[first : first + EXPERT_RANKS] for first in range(0, len(rows), EXPERT_RANKS)]
+    ratios = [max(same) * len(same) / sum(same) for group in groups for same in zip(*group, strict=True) if sum(same)]
+    return sum(ratios) / len(ratios)
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -197,7 +226,7 @@ def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         name: {
             "step_ms": x["step_ms"], "speedup": base["step_ms"] / x["step_ms"], "loss": last(x),
             "same": x["losses"] == base["losses"], "deviation": abs(last(x) - end) / end, "dropped": x["dropped"],
-            "losses": x["losses"],
+            "fullest": x["fullest"], "losses": x["losses"],
         }
         for name, x in results.items()
     }  # fmt: skip
@@ -208,10 +237,12 @@ def last(result: dict[str, Any]) -> float:
     return float(sum(losses) / len(losses))
 
 
-def faults(table: dict[str, Any]) -> list[str]:
+def faults(table: dict[str, Any], skewed: bool) -> list[str]:
     """Variants whose loss is not what it must be."""
-    exact = {name for name in table if VARIANTS[name].capacity is None and name not in REORDERED}
-    return [name for name, x in table.items() if (not x["same"] if name in exact else x["deviation"] > 0.01)]
+    dropping = {name for name in table if VARIANTS[name].capacity is not None}
+    exact = {name for name in table if name not in dropping and name not in REORDERED}
+    judged = [name for name in table if not skewed or name not in dropping]
+    return [name for name in judged if (not table[name]["same"] if name in exact else table[name]["deviation"] > 0.01)]
 
 
 def main() -> None:
@@ -221,23 +252,38 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=2, help="steps in emulated device time, of which the best counts")
     parser.add_argument("--unit", type=float, default=0.5, help="milliseconds that a millisecond of the table takes")
     parser.add_argument("--only", default="", help="names of variants, with commas; `off` is always run")
+    parser.add_argument("--regimes", default="balanced,skewed", help="how routing begins")
     options = parser.parse_args()
-    chosen = ["off", *filter(None, options.only.split(","))] if options.only else list(VARIANTS)
-    table = compared({name: measure(name, options) for name in dict.fromkeys(chosen)})
-    wrong = faults(table)
+    results = {regime: run(regime, options) for regime in options.regimes.split(",")}
+    wrong = [name for regime, table in results.items() for name in faults(table, regime == "skewed")]
     if options.json:
-        print(json.dumps({"variants": table, "faults": wrong, "all_speedup": table.get("all", {}).get("speedup")}))
+        told = {"variants": results.get("balanced", {}), "skewed": results.get("skewed", {}), "faults": wrong}
+        speedups = (told[name].get("all", {}).get("speedup") for name in ("variants", "skewed"))
+        print(json.dumps({**told, **dict(zip(("all_speedup", "skewed_all_speedup"), speedups, strict=True))}))
     else:
         print("emulated device time, 2 pipeline x 2 expert ranks (2 nodes) over gloo; loss: mean of the last ten steps")
-        print(f"{'variant':>10} {'step':>9} {'speedup':>8} {'loss':>9} {'as off':>12} {'dropped':>8}")
-        for name, x in table.items():
-            same = "same bits" if x["same"] else f"{100 * x['deviation']:.3f} %"
+        for regime, table in results.items():
             print(
-                f"{name:>10} {x['step_ms']:6.0f} ms {x['speedup']:8.2f} {x['loss']:9.5f} {same:>12}"
-                f" {100 * x['dropped']:6.1f} %"
+                f"{regime + ' routing':>16} {'step':>9} {'speedup':>8} {'fullest':>8} {'loss':>9} {'as off':>12}"
+                f" {'dropped':>8}"
             )
+            for name, x in table.items():
+                same = "same bits" if x["same"] else f"{100 * x['deviation']:.3f} %"
+                print(
+                    f"{name:>16} {x['step_ms']:6.0f} ms {x['speedup']:8.2f} {x['fullest']:8.2f} {x['loss']:9.5f}"
+                    f" {same:>12} {100 * x['dropped']:6.1f} %"
+                )
     if wrong:
         sys.exit(f"losses that are not what they must be: {', '.join(wrong)}")
+
+
+def run(regime: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The variants of a regime, compared."""
+    skewed = regime == "skewed"
+    known = SKEWED if skewed else tuple(VARIANTS)
+    wanted = options.only.split(",") if options.only else known
+    chosen = ["off", *(name for name in known if name in wanted and name != "off")]
+    return compared({name: measure(name, skewed, options) for name in chosen})
 
 
 if __name__ == "__main__":
