@@ -27,6 +27,12 @@ exchange or a little longer (`BLOCK`).
     block_hidden           of F and B, both ranks together; block_hidden_forward and block_hidden_backward of either
     block_split_hidden*    the same with I and W apart (`zbh1`): W comes when nothing is under way any more
 
+Messages between stages: the step of the last ratio once more, with cells whose messages leave at their ends and are all
+waited for before them (`overlapped`), leave early (`early`), and are also waited for late (`inside`, as the runtime
+does it), as `schedc check` prices them.
+
+    idle_*         seconds of a step in which a rank stands between cells or for a message, the mean over ranks
+
 predicted_*, block_predicted* and block_split_predicted* are the same by `schedc.cell.predict`, cell by cell, from the
 same table.
 """
@@ -35,6 +41,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -44,11 +52,15 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.inside import price
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
+from schedc.cell.program import CellProgram
+from schedc.cell.table import CellTable
 from schedc.ir.ops import OpKind
-from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.program import Instruction, InstructionKind, Program, computation
 from schedc.plan import ExpertPlan
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import infer_boundaries
@@ -92,12 +104,37 @@ def costs_at(ratio: float) -> CellCosts:
     return CellCosts.of(SEGMENTS, {"routing.node": Times(ROUTING), "dispatch.node": rows, "combine.node": rows})
 
 
+def at_the_ends(program: CellProgram) -> CellProgram:
+    """Messages leave at the end of a cell, and all are waited for before it."""
+    end = len(program.steps)
+    marks = {name: end if getattr(program, name) >= 0 else -1 for name in ("activation_at", "gradient_at")}
+    return replace(program, opens_late=False, **marks)
+
+
+def opened_early(program: CellProgram) -> CellProgram:
+    """Messages leave early, but all are waited for before the cell."""
+    return replace(program, opens_late=False)
+
+
+MESSAGES: dict[str, Callable[[CellProgram], CellProgram]] = {
+    "overlapped": at_the_ends, "early": opened_early, "inside": lambda program: program,
+}  # fmt: skip
+"""What cells do with their messages, by its name in `schedc.analysis.inside.Inside.idle`."""
+
+
 def rank_of_step(
-    rank: int, world_size: int, ratio: float, microbatches: int, layers: int, unit: float, repetitions: int
+    rank: int,
+    world_size: int,
+    ratio: float,
+    microbatches: int,
+    layers: int,
+    unit: float,
+    repetitions: int,
+    messages: str = "inside",
 ) -> dict[str, Any]:
     """Steps of the pipeline on this process."""
     program = schedc.compile("dualpipev", P=RANKS, M=microbatches)
-    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions)
+    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions, messages)
 
 
 def rank_of_block(
@@ -109,7 +146,14 @@ def rank_of_block(
 
 
 def emulated(
-    rank: int, program: Program, mesh: Mesh, layers: int, costs: CellCosts, unit: float, repetitions: int
+    rank: int,
+    program: Program,
+    mesh: Mesh,
+    layers: int,
+    costs: CellCosts,
+    unit: float,
+    repetitions: int,
+    messages: str = "inside",
 ) -> dict[str, Any]:
     """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
     place = mesh.place(rank)
@@ -124,7 +168,11 @@ def emulated(
         shard_experts(parts.modules[index], near.experts)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device, cells = Device(costs, unit), cells_for(OVERLAPPED, costs)
+    device, ordered = Device(costs, unit), cells_for(OVERLAPPED, costs)
+
+    def cells(*cell: Any) -> CellProgram:
+        return MESSAGES[messages](ordered(*cell))
+
     code = device.code(bind(program, place.pipeline, held, boundaries, cells=cells))
     executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
     steps: list[tuple[dict[int, tuple[float, float]], float]] = []
@@ -143,7 +191,8 @@ def emulated(
         _add(measured, InstructionKind(int(program.kind[row])).name, carried, least)
     predicted = predictions(program, place.pipeline, held, costs, unit)
     wall = min(wall for _, wall in steps[1:])
-    return {"measured": measured, "predicted": predicted, "wall": wall, "busy": device.busy}
+    idle = min(wall - device.busy - sum(exposed for _, exposed in spent.values()) for spent, wall in steps[1:])
+    return {"measured": measured, "predicted": predicted, "wall": wall, "busy": device.busy, "idle": idle}
 
 
 def _add(total: dict[str, list[float]], kind: str, carried: float, exposed: float) -> None:
@@ -228,6 +277,26 @@ def measure(ratio: float, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, float]:
+    """Steps and idle times by what cells do with their messages, and what `schedc check` says of them."""
+    known = Dependencies.of(computation(schedc.compile("dualpipev", P=RANKS, M=options.microbatches))[0])
+    costs, unit = costs_at(ratio), options.unit * 1e-3
+    shapes = CellTable(costs, (("moe",) * options.layers,)).shapes(known.schedule.stages)
+    priced = price(known, shapes, costs)
+    spans = {"overlapped": priced.overlapped, "early": priced.early, "inside": priced.timeline}
+    found: dict[str, float] = {}
+    for name in MESSAGES:
+        ranks = pool(RANKS * EXPERT_RANKS).run(
+            "overlap:rank_of_step", timeout=600, ratio=ratio, microbatches=options.microbatches, layers=options.layers,
+            unit=unit, repetitions=options.repetitions, messages=name,
+        )  # fmt: skip
+        found[f"idle_{name}"] = sum(rank["idle"] for rank in ranks) / len(ranks)
+        found[f"predicted_idle_{name}"] = priced.idle[name] * unit
+        found[f"step_{name}"] = max(rank["wall"] for rank in ranks)
+        found[f"predicted_step_{name}"] = spans[name].makespan * unit
+    return found
+
+
 def measure_block(options: argparse.Namespace) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, schedule in BLOCK_SCHEDULES.items():
@@ -252,8 +321,9 @@ def main() -> None:
     options = parser.parse_args()
     results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]
     block = measure_block(options)
+    messages = measure_messages(float(options.ratios.split(",")[-1]), options)
     if options.json:
-        print(json.dumps({**results[-1], **block, "ratios": results}))
+        print(json.dumps({**results[-1], **block, **messages, "ratios": results}))
         return
     print("emulated device time, 2 pipeline x 2 expert ranks over gloo; hidden = 1 - exposed / carried")
     print(
@@ -267,6 +337,11 @@ def main() -> None:
     for name, cells in (("block", "F, B = I + W"), ("block_split", "F, I, W")):
         columns = [block[f"{name}_{how}{part}"] for part in BLOCK_PARTS for how in ("hidden", "predicted")]
         print(f"{cells:>12} " + shares(columns))
+    print("messages between stages, in seconds")
+    print(f"{'':>12} {'step':>9} {'predicted':>10} {'idle':>9} {'predicted':>10}")
+    for name in MESSAGES:
+        figures = [messages[f"{how}{what}_{name}"] for what in ("step", "idle") for how in ("", "predicted_")]
+        print(f"{name:>12} " + " ".join(f"{value:{10 if at % 2 else 9}.3f}" for at, value in enumerate(figures)))
 
 
 def shares(columns: list[float]) -> str:

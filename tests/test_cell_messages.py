@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -21,9 +22,12 @@ from schedc.cell.program import MESSAGED, CellProgram, Edge
 from schedc.cell.response import delays, least
 from schedc.cell.tasks import tasks_of
 from schedc.compiler import analyse, compile
+from schedc.cost.costs import load_costs
 from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 
+ROOT = Path(__file__).parent.parent
+EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "cells.md"
 RUN = Step(Action.RUN, Half.FORWARD, 0)
 BACK = Step(Action.RUN, Half.BACKWARD, 0)
 WEIGHT = Step(Action.RUN, Half.WEIGHT, 0)
@@ -69,6 +73,20 @@ def test_messages_halve_the_idle_time_of_dualpipev_where_nothing_is_exchanged() 
     inside = price(known, [stage_shape(["dense"])] * 16, CellCosts.of({"dense": Times(1, 1, 1)}))
     assert inside.idle == {"overlapped": 14.0, "early": 7.0, "inside": 7.0}
     assert inside.timeline.makespan == inside.floor == 103
+
+
+@pytest.mark.parametrize(
+    ("file", "ranks", "microbatches", "latency"),
+    [("cells", 4, 16, 0), ("cells", 8, 20, 0), ("cells", 4, 16, 20), ("hops", 4, 16, 0), ("hops", 4, 16, 20)],
+)
+def test_the_table_of_the_docs_is_what_is_priced(file: str, ranks: int, microbatches: int, latency: int) -> None:
+    costs = replace(load_costs(EXAMPLES / f"{file}.toml"), p2p=latency)
+    inside = analyse("dualpipev", {"P": ranks, "M": microbatches}, costs).inside
+    assert inside is not None
+    named = f"`{file}.toml`" + (f", p2p {latency}" if latency else "")
+    figures = " | ".join(f"{inside.idle[name]:.10g}" for name in ("overlapped", "early", "inside"))
+    gone = 100 * (1 - inside.idle["inside"] / inside.idle["overlapped"])
+    assert f"| {named} | {ranks}, {microbatches} | {figures} | {gone:.1f} % |" in DOCS.read_text()
 
 
 SMALL = st.integers(0, 6)
