@@ -160,8 +160,11 @@ class Writer:
         chunks = [""] if self.chunks == 1 else list(map(str, range(self.chunks)))
         turn = "F & B" if self.chunks == 1 and self.draw.random() < 0.2 else "F  B"
         split = self.draw.random() < 0.3
+        again = self.draw.random() < 0.2
+        backward = "R  B" if again else "B"
 
         def each(letters: str) -> str:
+            letters = letters.replace("B", backward)
             ops = [kind + chunk for kind in letters.split() for chunk in (chunks if kind == "F" else chunks[::-1])]
             return " ".join(ops).replace("B", "I") + ("  W" if split and "B" in letters else "")
 
@@ -299,7 +302,7 @@ def options(draw: Random) -> tuple[str, ...]:
     if draw.random() < 0.8:
         return ()
     value = draw.choice(("1", "0", "2.5", "1,2,3,4", "nan", "-1", "1e400", "", "x", "1e15", "0.1", "1,2"))
-    return (f"{draw.choice(('F', 'I', 'W', 'B', 'FB', 'p2p', 'activation', 'f'))}={value}",)
+    return (f"{draw.choice(('F', 'I', 'W', 'B', 'R', 'FB', 'p2p', 'activation', 'f'))}={value}",)
 
 
 def generated(draw: Random) -> Case:
