@@ -17,14 +17,15 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan import Method, plan_of
+from schedc.plan.again import of_backwards, of_recomputations
 from schedc.plan.facts import chosen
 
 
 def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
     """A legal schedule priced from inside; None where the costs say nothing of cells.
 
-    How rows travel and the orders by hand are those of the plan, if the schedule has one. Raises `DiagnosticError`
-    (S404) for blocks of another number of stages.
+    How rows travel, the orders by hand, and what is recomputed are those of the plan, if the schedule has one. Raises
+    `DiagnosticError` (S404) for blocks of another number of stages.
     """
     if costs.cell is None:
         return None
@@ -35,7 +36,9 @@ def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
         raise DiagnosticError([problem("S404", message, costs.source, "stages", help=help)])
     table, orders = _planned(schedule, table)
-    return price(dependencies, table.shapes(schedule.stages), table.costs, costs.p2p, orders.get)
+    shapes, plan = table.shapes(schedule.stages), plan_of(schedule)
+    again = of_recomputations(shapes, plan)
+    return price(dependencies, of_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
 
 
 def laid_out(table: CellTable, layout: Layout) -> CellTable:

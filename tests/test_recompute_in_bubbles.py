@@ -21,7 +21,7 @@ from schedc.analysis.sweep import sweep
 from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.compiler import analyse, priced
-from schedc.cost.costs import Costs
+from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
 from schedc.ir.ops import BACKWARD, OpKind
@@ -32,6 +32,7 @@ from schedc.plan.bubbles import placed
 from schedc.plan.levels import kept_share, layer_bytes
 from schedc.plan.values import Level
 from schedc.plan.writer import read_plan, write_plan
+from schedc.source import Source
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recompute_bubbles.sched"
 SIZED = "experts 8 top 2 width 128 hidden 256  tokens 64  topology nodes 1 x 2"
@@ -187,3 +188,48 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
     assert found.code == "S406"
     assert f"{used:.3g}"[:3] in found.message.replace(" ", "")
     analyse(of_plan(tmp_path, f"layers 4  {SIZED}  {level}  memory {used * 1.01:.6f} MB", schedule, body), {})
+
+
+# Inside of cells.
+
+CELLS = """schema = "schedc.costs/1"
+[cell]
+stages = "%s"
+attention = {F = 4.0, I = 4.0, W = 4.0}
+dense = {F = 3.0, I = 3.0, W = 3.0}
+experts = {F = 6.0, I = 6.0, W = 6.0}
+shared = {F = 2.0, I = 2.0, W = 2.0}
+dispatch = {rail = 5.0}
+combine = {rail = 5.0}
+"""
+_SHARED = 4 / 6
+"""Of a shared expert's three products two are done again."""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "lines", "schedule", "expected"),
+    [
+        ("dense*2", "", "own(P = 2, M = 4)", {"R": 6.0, "B": 12.0}),  # an R does all of it
+        ("moe", "", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),  # what `full` lets go of
+        ("moe", "recompute full", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),
+        ("moe", "recompute full", "1f1b(P = 2, M = 4)", {"B": 30 + 2 * _SHARED}),
+        (
+            "moe",
+            "recompute full adaptive(2.0)",
+            "1f1b(P = 2, M = 4)",
+            {"B": 24 + 2 * _SHARED},
+        ),  # of experts nothing at the mean
+    ],
+)
+def test_cells_are_priced_with_what_they_do_again(
+    tmp_path: Path, blocks: str, lines: str, schedule: str, expected: dict[str, float]
+) -> None:
+    costs = parse_costs(Source("costs.toml", CELLS % blocks))
+    layers = "layers 4" if "dense" in blocks else f"layers 2  {SIZED}"
+    path = of_plan(tmp_path, f"{layers}  {lines}", schedule, OWN if "own" in schedule else "")
+    inside = analyse(path, {}, costs).inside
+    assert inside is not None
+    compute = {kind.kind: kind.prediction.compute for kind in inside.kinds if kind.kind != "F"}
+    assert compute == pytest.approx(expected)
+    sent = {kind.kind: kind.prediction.communication for kind in inside.kinds}
+    assert (sent.get("R", 0.0) == 5.0) == ("moe" in blocks and "own" in schedule)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from schedc.analysis.dependencies import Bools, Dependencies
+from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Floats, Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
@@ -20,7 +21,7 @@ from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
 from schedc.ir.ops import BACKWARD, LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64
+from schedc.ir.schedule import Int64, Schedule
 
 
 @dataclass(frozen=True)
@@ -124,19 +125,22 @@ def price(
     costs: CellCosts,
     p2p: float = 0.0,
     order_of: OrderOf = lambda kind: None,
+    recomputed: Sequence[StageShape] | None = None,
 ) -> Inside:
     """A legal schedule under the costs of its segments and exchanges.
 
-    shapes: [stages]. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
+    shapes: [stages] with what a backward without an R does again; recomputed: with what an R does, by default the
+    same. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
     that cannot run.
     """
-    again = recomputed_ops(dependencies.schedule)
-    codes, kind = np.unique(_codes(dependencies, shapes, again), return_inverse=True)
+    graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed or shapes, strict=True))
+    uses = _uses(dependencies.schedule)
+    codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
     representative = np.zeros(codes.size, np.int64)
     representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
     counts = np.bincount(kind, minlength=codes.size)
     kinds = tuple(
-        _kind(dependencies, int(cell), int(count), shapes, again, costs, order_of)
+        _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
         for cell, count in zip(representative, counts, strict=True)
     )
 
@@ -180,13 +184,28 @@ def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Float
     return timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
 
 
-def _codes(dependencies: Dependencies, shapes: Sequence[StageShape], again: Bools) -> Int64:
+class _Graphs(NamedTuple):
+    """Of a stage: the graph of most cells, and that of its Rs."""
+
+    plain: StageShape
+    recomputed: StageShape
+
+    def of(self, use: int) -> StageShape:
+        return (self.plain, self.plain.ready, self.recomputed)[use]
+
+
+def _uses(schedule: Schedule) -> Int64:
+    """[ops] which graph of its stage an op runs: the plain one, of a backward behind an R the ready one, that of Rs."""
+    behind = recomputed_ops(schedule) & BACKWARD[schedule.kind]
+    return np.where(schedule.kind == OpKind.R, 2, behind.astype(np.int64))
+
+
+def _codes(dependencies: Dependencies, graphs: Sequence[_Graphs], uses: Int64) -> Int64:
     """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
     schedule, kinds = dependencies.schedule, len(OpKind)
     numbers: dict[StageShape, int] = {}
-    graph = np.array([[numbers.setdefault(one, len(numbers)) for one in (s, s.ready)] for s in shapes], np.int64)
-    ready = again & BACKWARD[schedule.kind]
-    code = schedule.kind * np.int64(len(numbers)) + graph[schedule.stage, ready.astype(np.int8)]
+    number = np.array([[numbers.setdefault(of.of(use), len(numbers)) for use in range(3)] for of in graphs], np.int64)
+    code = schedule.kind * np.int64(len(numbers)) + number[schedule.stage, uses]
     first, second = dependencies.first, dependencies.second
     behind = np.where(second >= 0, 1 + code[second], 0)
     return np.asarray(code[first] * (1 + kinds * len(numbers)) + behind)
@@ -196,8 +215,8 @@ def _kind(
     dependencies: Dependencies,
     cell: int,
     count: int,
-    shapes: Sequence[StageShape],
-    again: Bools,
+    graphs: Sequence[_Graphs],
+    uses: Int64,
     costs: CellCosts,
     order_of: OrderOf,
 ) -> CellKind:
@@ -206,10 +225,8 @@ def _kind(
     kind = LETTERS[schedule.kind[first]] + (LETTERS[schedule.kind[second]] if second >= 0 else "")
     last = second if second >= 0 else first
     stages = int(schedule.stage[first]), int(schedule.stage[last])
-    forward = shapes[stages[0]] if kind.startswith("F") else None
-    backward = shapes[stages[1]] if kind != "F" else None
-    if backward is not None and again[last] and kind != "R":
-        backward = backward.ready
+    forward = graphs[stages[0]].plain if kind.startswith("F") else None
+    backward = graphs[stages[1]].of(int(uses[last])) if kind != "F" else None
     program = cell_program(kind, forward, backward, costs, order_of(kind))
     return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)
 

@@ -144,7 +144,7 @@ class StageShape:
         """The graph of a microbatch that an R has worked out: its backward does nothing once more."""
         if not any(node.again for node in self.nodes):
             return self
-        return StageShape(tuple(replace(node, again=False) for node in self.nodes), self.outputs)
+        return StageShape(tuple(replace(node, again=False, share=1.0) for node in self.nodes), self.outputs)
 
     @cached_property
     def weights(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from schedc.cell.schedule import serial_program
 from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
 
-KINDS = {Half.FORWARD: OpKind.F, Half.AGAIN: OpKind.F, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
+KINDS = {Half.FORWARD: OpKind.F, Half.AGAIN: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
 """Whose colours each half has."""
 
 PASSES = {

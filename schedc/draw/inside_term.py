@@ -13,6 +13,7 @@ from schedc.draw.ansi import NORMAL, PLAIN, Style, Text, paint
 from schedc.draw.inside import KINDS, CellChart, Panel, labels, layer_of
 from schedc.draw.layout import tick_step
 from schedc.draw.markup import quantity
+from schedc.ir.ops import FACTS
 
 _FAINT, _BOLD = Style(faint=True), Style(bold=True)
 _NARROWEST = 20
@@ -84,10 +85,9 @@ def _axis(columns: int, scale: float) -> str:
 
 
 def _legend(chart: CellChart, colours: int) -> list[Text]:
-    names = {"F": "forward", "I": "input gradient", "W": "weight gradient"}
     used = {KINDS[span.task.half] for span in chart.overlapped.played.spans}
     items: list[Text] = []
     for kind, fills in palette.FILLS.items():
         if kind in used:
-            items += [Text("  ", Style(fill=fills[0]))] * bool(colours) + [Text(f" {kind.name} {names[kind.name]}  ")]
+            items += [Text("  ", Style(fill=fills[0]))] * bool(colours) + [Text(f" {kind.name} {FACTS[kind].name}  ")]
     return [*items, Text(_WAIT, _FAINT), Text(" compute waits for an exchange", NORMAL)]

@@ -9,18 +9,14 @@ from typing import Any
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
-from schedc.plan.levels import again_share
-from schedc.plan.values import By, Level, Recompute
+from schedc.plan.again import EXPERTS, REPLAYED, SENDING, nodes_again
+from schedc.plan.values import Level, Recompute
 from schedc_runtime.memory.adaptive import Adaptive, Arrivals
 from schedc_runtime.memory.functions import ActivationCalls
 from schedc_runtime.memory.regions import Recorder, region
 from schedc_runtime.moe.exchange import Exchange
 
 _ORDER = tuple(Level)
-_EXPERTS = "experts"
-_REPLAYED = ("permute", "relay")
-"""Segments whose outputs are only sent: worked out again so that they can be sent again."""
-_SENDING = ("dispatch", *_REPLAYED)
 _MLP = ("mlp", "feed_forward", "ffn")
 """What the MLP of a dense block is called."""
 
@@ -83,37 +79,19 @@ class MicrobatchRecorder(Recorder):
 
     def runs(self, node: Node) -> bool:
         """Whether a node that may be done once more is, of this microbatch."""
-        if node.role not in (_EXPERTS, *_SENDING):
+        if node.role not in (EXPERTS, *SENDING):
             return True
         level = self.of_rows(node.layer)
-        return level.exchanges if node.role in _SENDING else level is not Level.NONE
+        return level.exchanges if node.role in SENDING else level is not Level.NONE
 
     def _covers(self, level: Level, rows: bool) -> bool:
         return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.plan.level)
 
 
 def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
-    """The nodes that may run once more, with how much of each, and those of them that are called as a whole.
-
-    Below `medium` there is too little to place: it is worked out where backward asks for it.
-    """
-    if shape is None:
-        return {}, frozenset()
-    placed = _ORDER.index(plan.level) >= _ORDER.index(Level.MEDIUM)
-    sends = plan.level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
-    of_rows = Level.FULL if sends else plan.level
-    level_of = {
-        **({_EXPERTS: of_rows} if placed or sends else {}),
-        **({"shared": plan.level} if placed else {}),
-        **(dict.fromkeys(_SENDING, Level.FULL) if sends else {}),
-    }
-    layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
-    again = {
-        at: again_share(node.role, level_of[node.role])
-        for at, node in enumerate(shape.nodes)
-        if node.role in level_of and node.layer in layers and at in shape.backward
-    }
-    return again, frozenset(at for at in again if shape.nodes[at].role in _REPLAYED)
+    """The nodes that may run once more, with how much of each, and those of them that are called as a whole."""
+    again = nodes_again(plan, shape) if shape is not None else {}
+    return again, frozenset(at for at in again if shape is not None and shape.nodes[at].role in REPLAYED)
 
 
 def install(module: nn.Module) -> None:
