@@ -29,6 +29,7 @@ LAYERS = (
     ("schedc.compiler",),
     ("schedc.highlight", "schedc.lsp"),
     ("schedc.cli",),
+    ("schedc.__main__",),
 )
 RUNTIME_MAY_USE = (
     "schedc.ir",

@@ -111,7 +111,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     """What a user does: measure a plan on processes, price it, train with the measured order."""
     plan, costs_file = tmp_path / "small.sched", tmp_path / "made" / "costs.toml"
     plan.write_text(PLAN)
-    command = [sys.executable, "-m", "schedc.cli", "calibrate", str(plan), "-o", str(costs_file), "--repetitions", "2"]
+    command = [sys.executable, "-m", "schedc", "calibrate", str(plan), "-o", str(costs_file), "--repetitions", "2"]
     done = subprocess.run([*command, *TINY], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert costs_file.read_text().startswith("# Milliseconds on ")
@@ -124,7 +124,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     analysis = analyse(plan, {}, costs)
     assert analysis.inside is not None
     options = ["--cost-file", str(costs_file), "--check", "bitwise", "--steps", "2", "--timeout", "60"]
-    command = [sys.executable, "-m", "schedc.cli", "run", str(plan), *options, *TINY]
+    command = [sys.executable, "-m", "schedc", "run", str(plan), *options, *TINY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("= all ranks in one process, serial cells, bitwise") == 2

@@ -155,7 +155,7 @@ class Client:
     """A language client: requests out, answers and notifications in."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "schedc.cli", "lsp"]
+        command = [sys.executable, "-m", "schedc", "lsp"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.number = 0
 

@@ -249,6 +249,9 @@ def test_auto_is_within_its_margin_of_the_best(nodes: int, per: int, top: int, r
 
 def test_choices_and_their_reasons() -> None:
     assert choose(Routing(64, 8), Topology(1, 8)).method == "flat"
+    in_one_node = choose(Routing(64, 8), Topology(1, 8, 0.0, 4e11))
+    assert in_one_node.method == "hierarchical"
+    assert "copies that leave a rank: flat 7.00, hierarchical 4.75; 1.47 times as fast as the next" in in_one_node.why
     assert [choose(Routing(64, top), Topology(4, 2)).method for top in (1, 2, 4, 8)] == [
         "flat", "hierarchical", "hierarchical", "hierarchical"
     ]  # fmt: skip
@@ -263,7 +266,8 @@ def test_choices_and_their_reasons() -> None:
 @pytest.mark.parametrize(
     ("routing", "mesh", "reason"),
     [
-        (Routing(64, 8), Topology(1, 8), "there is one node"),
+        (Routing(64, 8), Topology(1, 8), "there is one node, which no row leaves; a copy for each expert takes"),
+        (Routing(64, 8), Topology(1, 8, 0, 4e11), "there is one node, which no row leaves; a rank that holds several"),
         (Routing(256, 1), Topology(8, 8, 5e10, 4e11), "a token's experts lie on few ranks of a node"),
         (Routing(256, 8), Topology(8, 8, 4e11, 5e9), "one hop, over both kinds of links at once"),  # 7.00, 4.63 copies
         (Routing(256, 8), Topology(2, 8, 5e10, 4e11), "a token goes to nearly every node anyway"),

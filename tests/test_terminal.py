@@ -189,7 +189,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         clean = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLORTERM"}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "schedc.cli", *arguments],
+            [sys.executable, "-m", "schedc", *arguments],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env={**clean, "COLUMNS": "100", "TERM": "xterm-256color", "PYTHONUTF8": "1", **environment},
         )  # fmt: skip

@@ -124,21 +124,22 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
     """Seconds of one dispatch of a rank; bytes_per_token: its tokens times the bytes of a row.
 
     The two hops follow each other, while the rows of flat use both kinds of links at once. A link whose speed is not
-    known takes no time; where the rail's is not known it takes a second per byte, so that copies are compared.
+    known takes no time; where the rail's is not known it takes a second per byte, so that copies are compared. With one
+    node there is no rail.
     """
     moved = rows(method, routing, topology)
     if moved is None:
         return None
+    inside = topology.node if topology.rail or topology.nodes == 1 else 0.0
     rail = moved.rail * bytes_per_token / (topology.rail or 1.0)
-    node = moved.node * bytes_per_token / topology.node if topology.node and topology.rail else 0.0
+    node = moved.node * bytes_per_token / inside if inside else 0.0
     return max(rail, node) if method == "flat" else rail + node
 
 
 def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> Choice:
     """The simplest method within `MARGIN` of the least time, and why."""
-    if topology.nodes == 1:
-        return Choice("flat", "there is one node, which no row leaves", {})
-    times = {method: time(method, routing, topology, bytes_per_token) for method in METHODS}
+    methods = METHODS if topology.nodes > 1 else ("flat", "hierarchical")  # in one node allgather is the latter
+    times = {method: time(method, routing, topology, bytes_per_token) for method in methods}
     known = {method: value for method, value in times.items() if value is not None}
     least = min(known.values())
     method = next(name for name, value in known.items() if value <= least * (1 + MARGIN) + 1e-300)
@@ -159,17 +160,28 @@ _REASONS = {
 }
 """Why a method is chosen: where it sends about as few copies to other nodes as any, and where it does not."""
 
+_IN_ONE_NODE = {
+    "flat": "a copy for each expert takes about as long, or the speed of the links in it is not known",
+    "hierarchical": "a rank that holds several of a token's experts gets one copy",
+}
+_NO_OTHER = "of the others no closed form is known, because the groups of experts are not equal parts of the nodes"
+
 
 def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:
-    copies = {name: moved.rail for name in times if (moved := rows(name, routing, topology)) is not None}
-    said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
+    moved = {name: found for name in times if (found := rows(name, routing, topology)) is not None}
     other = min((value for name, value in times.items() if name != method), default=0.0)
     gain = f"; {other / times[method]:.2f} times as fast as the next" if other > 1.005 * times[method] > 0 else ""
+    if topology.nodes == 1:
+        said = ", ".join(f"{name} {value.node:.2f}" for name, value in moved.items())
+        reason = _IN_ONE_NODE[method] if len(moved) > 1 else _NO_OTHER
+        return f"there is one node, which no row leaves; {reason}; copies that leave a rank: {said}{gain}"
+    copies = {name: value.rail for name, value in moved.items()}
+    said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
     speeds = "" if topology.rail else " (link speeds are not known: copies are compared)"
     few, many = _REASONS[method]
     reason = few if copies[method] <= min(copies.values()) * (1 + MARGIN) else many
     if len(copies) == 1:
-        reason = "of the others no closed form is known, because the groups of experts are not equal parts of the nodes"
+        reason = _NO_OTHER
     return f"{reason}; copies of a token that leave its node: {said}{gain}{speeds}"
 
 

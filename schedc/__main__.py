@@ -1,4 +1,4 @@
-"""``python -m schedc.cli``."""
+"""``python -m schedc``."""
 
 from schedc.cli import main
 
