@@ -12,7 +12,7 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
     assert first == second
     told = [
         "batch has 7 rows (int64[7, 6]), which do not divide into 4 microbatches",
-        "ranks 0 and 1 were given a different batch: int64[4, 6] and int64[8, 6]",
+        "rank 0 and rank 1 were given a different batch: int64[4, 6] and int64[8, 6]",
         "rank 1 holds the last stage and was given no targets",
         "batch (int64[8, 6]) and targets (int64[4, 6]) differ in their first dimension",
         "batch[1] is a object: only tensors and plain values",
@@ -26,8 +26,8 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
 
 def test_copies_of_a_stage_must_begin_equal() -> None:
     answers = pool(2).run("fault_cases:different_models")
-    weights, frozen = (f"ranks 0 and 1 differ in their {what} of stage 0" for what in ("weights", "frozen parameters"))
-    assert answers == [[weights, frozen, "built"]] * 2
+    told = (f"rank 0 and rank 1 differ in their {what} of stage 0" for what in ("weights", "frozen parameters"))
+    assert answers == [[*told, "built"]] * 2
 
 
 def test_a_device_that_the_group_cannot_send_from_is_refused() -> None:

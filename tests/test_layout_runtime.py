@@ -118,7 +118,7 @@ def different_layouts(rank: int, world_size: int) -> str:
 
 def test_all_ranks_must_have_the_same_layout() -> None:
     told = pool(2).run("test_layout_runtime:different_layouts")
-    assert told == ["ranks 0 and 1 differ in their layout of blocks on stages"] * 2
+    assert told == ["rank 0 and rank 1 differ in their layout of blocks on stages"] * 2
 
 
 @pytest.mark.parametrize(

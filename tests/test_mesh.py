@@ -29,6 +29,8 @@ def test_places_cover_the_world_and_groups_partition_it() -> None:
     assert mesh.sharing(Place(1, 5)) == [12, 13, 14, 15]
     assert mesh.holding_the_same(Place(1, 5)) == [9, 13]
     assert list(mesh.pipelines())[5] == [5, 13, 21]
+    assert mesh.names[13] == "rank 1 of replica 5"
+    assert Mesh(2).names == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,9 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
 
 def test_replicas_that_differ_are_told() -> None:
     for told in pool(4).run("mesh_cases:disagreements", timeout=60):
-        assert told[0].startswith("ranks ")
-        assert "weights of stage 1" in told[0]
+        assert told[0] == "rank 1 of replica 0 and rank 1 of replica 1 differ in their weights of stage 1"
         assert "differ" in told[1] or "calls" in told[1] or "shape" in told[1]
-        assert told[2] == "ranks 0 and 1 differ in their plan, in `hot`"
+        assert told[2] == "rank 0 of replica 0 and rank 0 of replica 1 differ in their plan, in `hot`"
         assert "differ in their routing of `blocks." in told[3]
 
 
@@ -143,6 +144,8 @@ def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:
     for rank, (kind, text, when) in enumerate(everyone):
         assert kind == ("InstructionError" if rank == 3 else "PeerFailure"), text
         assert "no such target" in text
+        told = "" if rank == 3 else "rank 1 of replica 1 failed, and with it the step:\nInstructionError: "
+        assert text.startswith(f"{told}rank 1 failed at "), text
         assert when == "soon"
 
 

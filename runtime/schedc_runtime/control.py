@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, NamedTuple
@@ -29,11 +29,11 @@ _LOST = "null lost"
 
 
 class PeerFailure(RuntimeFault):
-    """Another rank failed, which stopped this one. rank: which; the message holds that rank's own error."""
+    """Another rank failed, which stopped this one. rank: its name; the message holds that rank's own error."""
 
-    def __init__(self, rank: int, text: str) -> None:
+    def __init__(self, rank: str, text: str) -> None:
         self.rank = rank
-        super().__init__(f"rank {rank} failed, and with it the step:\n{text}")
+        super().__init__(f"{rank} failed, and with it the step:\n{text}")
 
 
 class StepTimeout(RuntimeFault):
@@ -41,9 +41,9 @@ class StepTimeout(RuntimeFault):
 
 
 class Failure(NamedTuple):
-    """One rank's report. cause: whether it failed by itself, rather than by waiting for others."""
+    """One rank's report. rank: its name. cause: whether it failed by itself, rather than by waiting for others."""
 
-    rank: int
+    rank: str
     cause: bool
     text: str
 
@@ -52,7 +52,7 @@ def told_by(failure: Failure) -> RuntimeFault:
     """What another rank's report means here."""
     if failure.cause:
         return PeerFailure(failure.rank, failure.text)
-    return StepTimeout(f"rank {failure.rank} gave up before:\n{failure.text}")
+    return StepTimeout(f"{failure.rank} gave up before:\n{failure.text}")
 
 
 class Control:
@@ -60,11 +60,14 @@ class Control:
 
     store: a torch.distributed Store (its type stub lacks half of its methods), or None for a pipeline in one process,
         where there is nobody to tell.
+    process: which of all this is. names: of all of them, as errors call them (`Mesh.names`).
     timeout: seconds that `gather` waits for the slowest rank.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, timeout: float, position: Callable[[], str]) -> None:
-        self.rank, self.ranks, self.timeout = rank, ranks, timeout
+    def __init__(
+        self, store: Any, process: int, names: Sequence[str], timeout: float, position: Callable[[], str]
+    ) -> None:
+        self.process, self.names, self.timeout = process, names, timeout
         self._store = store
         self._round = 0
         self._interval = min(1.0, timeout / 5)
@@ -72,12 +75,17 @@ class Control:
         self._read: deque[str] = deque()
         if store is not None:
             store.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
-            arguments = (store.clone(), rank, self._interval, _weakly(position), self._read, self._stop)
+            arguments = (store.clone(), process, self._interval, _weakly(position), self._read, self._stop)
             threading.Thread(target=_watch, args=arguments, daemon=True, name="schedc-watchdog").start()
         weakref.finalize(self, self._stop.set)
 
+    @property
+    def name(self) -> str:
+        """Of this process."""
+        return self.names[self.process]
+
     def gather(self, what: str, value: Any) -> list[Any]:
-        """The ``value`` (JSON) of every rank, by rank. ``what`` names the occasion in errors.
+        """The ``value`` (JSON) of every process, in order. ``what`` names the occasion in errors.
 
         Raises `PeerFailure` if a rank failed instead of coming here, `StepTimeout` if one did not come in time.
         """
@@ -85,23 +93,23 @@ class Control:
             return [value]
         self._round += 1
         prefix = f"round/{self._round}/"
-        keys = [f"{prefix}{rank}" for rank in range(self.ranks)]
-        self._store.set(keys[self.rank], json.dumps(value))
+        keys = [f"{prefix}{process}" for process in range(len(self.names))]
+        self._store.set(keys[self.process], json.dumps(value))
         answers = self._wait_all(keys, what)
         if self._round > 1:
             # Everyone is in this round, hence has read the one before. The watchdog deletes it, off the step's path.
-            self._read.append(f"round/{self._round - 1}/{self.rank}")
+            self._read.append(f"round/{self._round - 1}/{self.process}")
         if _LOST.encode() in answers:
-            lost = answers.index(_LOST.encode())
+            lost = self.names[answers.index(_LOST.encode())]
             raise told_by(self.failure(wait=1.0) or Failure(lost, True, "it has not said why"))
         return [json.loads(answer) for answer in answers]
 
     def publish_failure(self, cause: bool, text: str) -> None:
         """Tell the others that this rank has failed."""
         if self._store is not None:
-            failure = Failure(self.rank, cause, text)
+            failure = Failure(self.name, cause, text)
             self._store.append(_FAILED, json.dumps(failure) + "\n")
-            self._store.set(f"round/{self._round + 1}/{self.rank}", _LOST)
+            self._store.set(f"round/{self._round + 1}/{self.process}", _LOST)
 
     def failure(self, wait: float = 0.0) -> Failure | None:
         """The first cause that any rank has published, within ``wait`` seconds; else another rank's report, if any."""
@@ -116,7 +124,7 @@ class Control:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05)
-        return next((failure for failure in failures if failure.rank != self.rank), None)
+        return next((failure for failure in failures if failure.rank != self.name), None)
 
     def positions(self) -> str:
         """A line per rank: where it stands, or that it no longer reports and where it was last seen.
@@ -128,13 +136,13 @@ class Control:
         before = self._reports()
         time.sleep(2.5 * self._interval)
         lines = []
-        for rank, (old, new) in enumerate(zip(before, self._reports(), strict=True)):
+        for name, old, new in zip(self.names, before, self._reports(), strict=True):
             if new is None:
-                lines.append(f"  rank {rank} has never reported: its process died early or is stopped")
-            elif old is not None and old["count"] == new["count"] and rank != self.rank:
-                lines.append(f"  rank {rank} no longer reports: dead or stopped; last seen at {new['at']}")
+                lines.append(f"  {name} has never reported: its process died early or is stopped")
+            elif old is not None and old["count"] == new["count"] and name != self.name:
+                lines.append(f"  {name} no longer reports: dead or stopped; last seen at {new['at']}")
             else:
-                lines.append(f"  rank {rank} is at {new['at']}")
+                lines.append(f"  {name} is at {new['at']}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -143,7 +151,7 @@ class Control:
 
     def _reports(self) -> list[dict[str, Any] | None]:
         assert self._store is not None
-        keys = [f"position/{rank}" for rank in range(self.ranks)]
+        keys = [f"position/{process}" for process in range(len(self.names))]
         return [json.loads(self._store.get(key)) if self._store.check([key]) else None for key in keys]
 
     def _wait_all(self, keys: list[str], what: str) -> list[bytes]:
@@ -158,10 +166,10 @@ class Control:
                 if (failure := self.failure()) is not None:
                     raise told_by(failure) from None
                 if time.monotonic() > deadline:
-                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                    names = ", ".join(f"rank {rank}" for rank in missing)
+                    waited = zip(self.names, keys, strict=True)
+                    missing = ", ".join(name for name, key in waited if not self._store.check([key]))
                     raise StepTimeout(
-                        f"{names} did not come to {what} within {self.timeout:g} s\n{self.positions()}"
+                        f"{missing} did not come to {what} within {self.timeout:g} s\n{self.positions()}"
                     ) from None
 
 
@@ -178,7 +186,7 @@ def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
 
 def _watch(
     store: Any,
-    rank: int,
+    process: int,
     interval: float,
     position: Callable[[], str | None],
     read: deque[str],
@@ -192,7 +200,7 @@ def _watch(
         if (at := position()) is None:
             return
         try:
-            store.set(f"position/{rank}", json.dumps({"count": number, "at": at}))
+            store.set(f"position/{process}", json.dumps({"count": number, "at": at}))
             while read:
                 store.delete_key(read.popleft())
         except (dist.DistError, RuntimeError):

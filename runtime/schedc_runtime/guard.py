@@ -27,19 +27,16 @@ class PipelineBroken(RuntimeFault):
 class Guard:
     """Stands around whatever other ranks wait for: ``with guard("step 3"): ...``
 
-    rank: on the pipeline axis, for messages. timeout: seconds that a rank waits for another. prepared, stages: what
-    holds the state of a step here.
+    timeout: seconds that a rank waits for another. prepared, stages: what holds the state of a step here.
     """
 
-    def __init__(
-        self, network: Network, rank: int, timeout: float, prepared: Prepared, stages: Sequence[Stage]
-    ) -> None:
-        self._network, self._rank = network, rank
+    def __init__(self, network: Network, timeout: float, prepared: Prepared, stages: Sequence[Stage]) -> None:
+        self._network = network
         self._prepared, self._stages = prepared, stages
         self._activity, self._broken = _IDLE, ""
         self.running: Sequence[Executor] = ()
         """The executors of the step that is running."""
-        self.control = Control(network.store, network.process, network.processes, timeout, self._position)
+        self.control = Control(network.store, network.process, network.names, timeout, self._position)
 
     def check(self) -> None:
         """Raise `PipelineBroken` after a failure on processes."""
@@ -88,9 +85,9 @@ class Guard:
             return error
         if (failure := self.control.failure(wait=1.0)) is not None:
             return told_by(failure)
-        at = f"rank {self._rank}: {error}"
+        at = f"{self.control.name}: {error}"
         if isinstance(error, InstructionError):
-            at = f"rank {self._rank} gave up at {error.instruction}\n  --> {error.where}\n  {error.__cause__}"
+            at = f"{self.control.name} gave up at {error.instruction}\n  --> {error.where}\n  {error.__cause__}"
         return StepTimeout(f"{at}\nwhere every rank stands:\n{self.control.positions()}")
 
     def _position(self) -> str:

@@ -23,8 +23,8 @@ _uses: Counter[str] = Counter()
 class Network:
     """The places of the mesh that are in this process, their transports and their neighbours.
 
-    local: the places here: one of them, or with ``in_process`` all. processes: how many take part; process: which
-        of them this is. store: where the processes exchange small values; None within one process.
+    local: the places here: one of them, or with ``in_process`` all. names: of the processes that take part, as
+        errors call them; process: which of them this is. store: where they exchange small values; None for one.
 
     Without a ``group`` a new one is made for each pipeline, so that its messages mix with no others; it is given up
     when the pipeline fails, which wakes the ranks that wait for this one. A given group stays the caller's.
@@ -46,13 +46,14 @@ class Network:
         self._own: dist.ProcessGroup | None = None
         if self.in_process:
             places = product(range(mesh.replicas), range(mesh.pipeline))
-            self.local, self.processes, self.process = [Place(rank, replica) for replica, rank in places], 1, 0
+            self.local = [Place(rank, replica) for replica, rank in places]
+            self.names, self.process = ["this process"], 0
             self.neighbours = in_process_neighbours(mesh)
             self.reconnect()
             return
         self._check_size(group)
         backend = _backend_for(device, group)
-        self.processes = mesh.size
+        self.names = mesh.names
         place = Place(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.place(dist.get_rank())
         name = "mesh" if mesh.replicas > 1 else ""
         if group is None:

@@ -143,7 +143,7 @@ class Pipeline:
         self._steps = 0
         self.intervals: dict[int, list[Interval]] = {}
         """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""
-        self._guard = Guard(self._network, self.rank, timeout, self._prepared, tuple(self._held()))
+        self._guard = Guard(self._network, timeout, self._prepared, tuple(self._held()))
         self.control = self._guard.control
         if release_others:
             self.partition.release_others({stage.index for stage in self._held()})
@@ -304,7 +304,7 @@ class Pipeline:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
         mine = {"mesh": repr(self.mesh), **plan_prints(self.plan, self._held())}
         mine |= fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
-        check_fingerprints(self.control.gather("building the pipeline", mine))
+        check_fingerprints(self.control.gather("building the pipeline", mine), self.control.names)
 
     def _run(
         self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
@@ -362,13 +362,14 @@ class Pipeline:
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call} {self._steps}", mine)
         requests = [Request(*answer) for answer in answers]
-        return agree(requests, self.program.microbatches)
+        return agree(requests, self.control.names, self.program.microbatches)
 
     def _own(self, value: Any) -> list[Any]:
         """What each replica here is given: all in one process, a batch is that of all replicas."""
         if value is None or not self._network.in_process or self.mesh.replicas == 1:
             return [value] * (self.mesh.replicas if self._network.in_process else 1)
-        agree([Request(signature_of(value), None, True, False, "")], self.program.microbatches, self.mesh.replicas)
+        request = Request(signature_of(value), None, True, False, "")
+        agree([request], self.control.names, self.program.microbatches, self.mesh.replicas)
         return split(value, self.mesh.replicas, self._device)
 
     def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:

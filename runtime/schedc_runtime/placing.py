@@ -158,15 +158,18 @@ def plan_prints(plan: ExpertPlan, stages: Iterable[Stage]) -> dict[str, str]:
     }
 
 
-def check_fingerprints(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have."""
-    first: dict[str, tuple[int, str]] = {}
-    for rank, prints in enumerate(everyone):
+def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
+    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have.
+
+    everyone: by process; names: of all processes, as the error calls them.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    for name, prints in zip(names, everyone, strict=True):
         for what, digest in prints.items():
-            other, known = first.setdefault(what, (rank, digest))
+            other, known = first.setdefault(what, (name, digest))
             if known != digest:
                 raise RuntimeFault(
-                    f"ranks {other} and {rank} differ in their {what}",
+                    f"{other} and {name} differ in their {what}",
                     "build the same program and plan and, with the same seed, the same model on every rank",
                 )
 

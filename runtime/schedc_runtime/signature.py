@@ -48,16 +48,19 @@ def signature_of(value: Any) -> Json:
     return {"refused": type(value).__name__}
 
 
-def agree(requests: Sequence[Request], microbatches: int, replicas: int = 1) -> Json:
-    """The batch's signature, of all ranks' requests, by rank. Raises `BatchRefused`: for equal arguments alike."""
-    for rank, request in enumerate(requests):
+def agree(requests: Sequence[Request], names: Sequence[str], microbatches: int, replicas: int = 1) -> Json:
+    """The batch's signature, of the requests by process. Raises `BatchRefused`: for equal arguments alike.
+
+    names: of all processes, as errors call them.
+    """
+    for name, request in zip(names, requests, strict=True):
         if request.call != requests[0].call:
             raise BatchRefused(
-                f"rank 0 calls {_call(requests[0].call)}, rank {rank} calls {_call(request.call)}",
+                f"{names[0]} calls {_call(requests[0].call)}, {name} calls {_call(request.call)}",
                 "call step and evaluate in the same order and with the same options on every rank",
             )
-    batch = _agreed("batch", [(r.batch, r.needs_batch) for r in requests], "first")
-    targets = _agreed("targets", [(r.targets, r.needs_targets) for r in requests], "last", optional=True)
+    batch = _agreed("batch", names, [(r.batch, r.needs_batch) for r in requests], "first")
+    targets = _agreed("targets", names, [(r.targets, r.needs_targets) for r in requests], "last", optional=True)
     sizes: dict[int, str] = {}
     for name, signature in (("batch", batch), ("targets", targets)):
         for path, leaf in _leaves(signature, name):
@@ -119,20 +122,22 @@ def _map(signature: Json, leaf: Callable[[Json], Any]) -> Any:
     return leaf(signature)
 
 
-def _agreed(name: str, given: Sequence[tuple[Json, bool]], end: str, optional: bool = False) -> Json:
+def _agreed(
+    what: str, names: Sequence[str], given: Sequence[tuple[Json, bool]], end: str, optional: bool = False
+) -> Json:
     """The one signature that all ranks which gave one gave."""
-    known = [(rank, signature) for rank, (signature, _) in enumerate(given) if signature is not None]
-    for rank, (signature, needed) in enumerate(given):
+    told = list(zip(names, given, strict=True))
+    known = [(name, signature) for name, (signature, _) in told if signature is not None]
+    for name, (signature, needed) in told:
         if needed and signature is None and (known or not optional):
             raise BatchRefused(
-                f"rank {rank} holds the {end} stage and was given no {name}",
-                f"pass the whole {name} on every rank that holds a first or a last stage; others may pass None",
+                f"{name} holds the {end} stage and was given no {what}",
+                f"pass the whole {what} on every rank that holds a first or a last stage; others may pass None",
             )
-    for rank, signature in known[1:]:
+    for name, signature in known[1:]:
         if signature != known[0][1]:
             raise BatchRefused(
-                f"ranks {known[0][0]} and {rank} were given a different {name}:"
-                f" {_show(known[0][1])} and {_show(signature)}",
+                f"{known[0][0]} and {name} were given a different {what}: {_show(known[0][1])} and {_show(signature)}",
                 "give the same batch to every rank of a pipeline, and its replicas batches of one shape",
             )
     return known[0][1] if known else None
