@@ -7,8 +7,10 @@ import torch
 from expert_cases import batch_of, compiled, in_process, model, train
 from runtime_cases import next_token_loss, plain
 
+import schedc
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
+from schedc.plan import Capacity, ExpertPlan, Experts
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.replicas import is_expert
@@ -99,6 +101,24 @@ def test_a_plan_that_does_not_fit(lines: str, options: dict[str, Mesh], message:
         Pipeline(
             model(), compiled("1f1b", {"P": 2, "M": 2}, lines), loss_fn=next_token_loss, in_process=True, **options
         )
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            ExpertPlan(Experts(8, 2), tokens=12, capacity=Capacity(1e-9)),
+            "a capacity of 3e-09 tokens: 12 tokens",
+        ),
+        (ExpertPlan(capacity=Capacity(0.0)), "a capacity of 0"),
+        (ExpertPlan(capacity=Capacity(float("nan"))), "a capacity of nan"),
+    ],
+)
+def test_capacities_of_plans_made_in_python_are_checked(plan: ExpertPlan, message: str) -> None:
+    program = schedc.compile("1f1b", P=2, M=2)
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, plan=plan)
+    assert [finding.code for finding in caught.value.diagnostics] == ["S152"]
 
 
 def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:

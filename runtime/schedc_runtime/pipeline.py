@@ -34,7 +34,7 @@ from schedc_runtime.placing import (
     make_stages,
     plan_prints,
 )
-from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, mesh_for, recompute_stages
+from schedc_runtime.planned import attach, cells_for, cells_of, check_cells, check_plan, mesh_for, recompute_stages
 from schedc_runtime.prepared import Prepared
 from schedc_runtime.router_bias import update_biases
 from schedc_runtime.signature import Request, agree, arguments, signature_of, split
@@ -110,6 +110,7 @@ class Pipeline:
                 f"the program is for {program.ranks} ranks, the mesh has {self.mesh.pipeline} in a pipeline"
             )
         self._network = Network(self.mesh, group, in_process, timeout, self._device)
+        check_plan(self.plan, program, self.mesh)
         self.partition = partition(
             model,
             program.stages,
@@ -128,7 +129,7 @@ class Pipeline:
 
             self._shards = DenseSharding(program, self.mesh, self._local, self._network.in_process)
         self._stages = make_stages(self.partition, program, self._local, loss_fn, attach=self._attach, overlap=overlap)
-        recompute_stages(self._stages, self.plan, program, self.mesh)
+        recompute_stages(self._stages.values(), self.plan, program)
         self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
         self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
         """The stages here that another rank holds, too."""

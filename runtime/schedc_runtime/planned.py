@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from torch import nn
 
@@ -15,11 +15,12 @@ from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import ExpertPlan, Method
+from schedc.plan.checks import capacity_fault
 from schedc.plan.values import By, Level
 from schedc.source import NOWHERE
 from schedc_runtime.cells import CellSource, serial, shape_of
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.mesh import Mesh, Place
+from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.capacity import Capacity
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.hot import HotPolicy
@@ -97,17 +98,10 @@ def attach(
                 layer.attach(group, method, capacity, replicas=replicas)
 
 
-def recompute_stages(
-    stages: Mapping[Place, Mapping[int, Stage]], plan: ExpertPlan, program: Program, mesh: Mesh
-) -> None:
-    """Let every stage work out again what the plan says of it, and what the program has Rs for.
-
-    Raises `DiagnosticError` (S149, S150).
-    """
-    if plan.recompute:
-        _check_recompute(plan, program, mesh)
+def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: ExpertPlan, program: Program) -> None:
+    """Let every stage work out again what the plan says of it, and what the program has Rs for."""
     ahead = {stage for stage, _ in recomputed_slots(program)}
-    for held in stages.values():
+    for held in stages:
         for index, stage in held.items():
             if plan.recompute:
                 stage.recompute(plan.recompute_of(index))
@@ -115,29 +109,33 @@ def recompute_stages(
                 stage.recompute_ahead()
 
 
-def _check_recompute(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
-    """The checks that lines of a plan go through, for one that was made in Python."""
-    findings = []
-    if len(plan.recompute) != program.stages:
-        findings.append(
-            Diagnostic(
-                "S149", f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}",
-                Label(NOWHERE), help="give a `Recompute` for each stage, or none at all",
-            )
-        )  # fmt: skip
+def check_plan(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
+    """The checks that lines of a plan go through, for one that was made in Python.
+
+    Raises `DiagnosticError` (S149, S150, S152).
+    """
+    findings = list(_recompute_findings(plan, program, mesh))
+    if (fault := capacity_fault(plan)) is not None:
+        findings.append(Diagnostic("S152", fault[0], Label(NOWHERE), help=fault[1]))
+    if findings:
+        raise DiagnosticError(findings)
+
+
+def _recompute_findings(plan: ExpertPlan, program: Program, mesh: Mesh) -> Iterator[Diagnostic]:
+    if plan.recompute and len(plan.recompute) != program.stages:
+        message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
+        yield Diagnostic("S149", message, Label(NOWHERE), help="give a `Recompute` for each stage, or none at all")
     for stage, found in enumerate(plan.recompute):
         if found.adaptive is None:
             continue
         if not found.adaptive >= 1:
             message = f"stage {stage}: recompute where rows are more than {found.adaptive:g} times the mean"
-            findings.append(Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more"))
+            yield Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more")
         if found.by is By.RANK and found.level.exchanges and mesh.experts > 1:
             message = f"stage {stage}: each rank decides for itself about a region with collectives: `{found.level}`"
             notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
             help = f"decide `By.GROUP`, or take `{Level.MEDIUM}`, which holds none"
-            findings.append(Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help))
-    if findings:
-        raise DiagnosticError(findings)
+            yield Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help)
 
 
 def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:

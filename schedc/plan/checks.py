@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan.attached import Attached
 from schedc.plan.quantities import bytes_of
-from schedc.plan.values import By, Level
+from schedc.plan.values import By, ExpertPlan, Level
 from schedc.syntax.plan import LayersLine, LayoutLine, MemoryLine, PlanTree, SettingLine, TableLine
 
 
@@ -49,18 +50,24 @@ def _hot_fits(found: Attached) -> None:
 
 
 def _capacity_holds(found: Attached) -> None:
-    capacity, experts, tokens = found.plan.capacity, found.plan.experts, found.plan.tokens
+    if (fault := capacity_fault(found.plan)) is not None:
+        found.fault("S152", fault[0], found.span("capacity"), fault[1])
+
+
+def capacity_fault(plan: ExpertPlan) -> tuple[str, str] | None:
+    """What is wrong with the capacity of a plan, and what to do; None where nothing is known to be."""
+    capacity, experts, tokens = plan.capacity, plan.experts, plan.tokens
     if capacity is None:
-        return
-    if capacity.factor <= 0:
-        found.fault(
-            "S152", "a capacity of 0", found.span("capacity"), "1 takes the mean number of rows, 1.25 a quarter more"
-        )
-    elif experts and tokens and (room := tokens * experts.top / experts.count * capacity.factor) < 1:
-        message = f"a capacity of {room:.3g} tokens: {tokens} tokens, top {experts.top} of {experts.count} experts"
+        return None
+    if not 0 < capacity.factor < inf:
+        return f"a capacity of {capacity.factor:g}", "1 takes the mean number of rows, 1.25 a quarter more"
+    if experts and tokens and (room := tokens * experts.top / experts.count * capacity.factor) < 1:
         least = experts.count / (tokens * experts.top)
-        help = f"take a factor from {_up(least):g}, more tokens in a microbatch, or no capacity"
-        found.fault("S152", message, found.span("capacity"), help)
+        return (
+            f"a capacity of {room:.3g} tokens: {tokens} tokens, top {experts.top} of {experts.count} experts",
+            f"take a factor from {_up(least):g}, more tokens in a microbatch, or no capacity",
+        )
+    return None
 
 
 def _up(number: float) -> float:
