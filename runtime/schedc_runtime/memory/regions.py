@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from schedc.plan.values import Level
 from schedc_runtime.errors import StageError
+from schedc_runtime.memory.random_state import drawn_again, gpus, random_state
 
 if TYPE_CHECKING:
     from schedc_runtime.memory.adaptive import Arrivals
@@ -42,7 +43,7 @@ def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def region_of_rows(level: Level, function: Callable[..., Any], *args: Any) -> Any:
-    """As `region`, of rows that were routed here: where a rank may get many of them, the level is that of the day."""
+    """As `region`, of rows that were routed here: with `Adaptive` their level is that of the microbatch."""
     if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
         return function(*args)
     return _active.call(level, function, args, rows=True)
@@ -175,7 +176,7 @@ class Region(Source):
         self.own = frozenset(map(_storage, tensors))
         self.kept: list[Any] = []
         self.random: Tensor | None = None
-        self.autocast, self.devices = _autocast(tensors), _cuda(tensors)
+        self.autocast, self.devices = _autocast(tensors), gpus(tensor.device for tensor in tensors)
         self.count = 0
         self.wanted: set[int] = set()
         self.made: dict[int, Tensor] = {}
@@ -195,8 +196,7 @@ class Region(Source):
             if on or torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=on, dtype=dtype))
             if self.random is not None:
-                stack.enter_context(torch.random.fork_rng(self.devices))
-                set_random_state(self.random, self.devices)
+                stack.enter_context(drawn_again(self.random, self.devices))
             given = repeat(self.kept, self.function, *map(_again, self.args))
         self.results = tuple([x.detach() if isinstance(x, Tensor) else x for x in _listed(given)])
 
@@ -327,13 +327,11 @@ class Recorder:
 
     def decisions(self) -> list[Any]:
         """What is kept so that it need not be decided again."""
-        regions = [found for made in self.regions.values() for weak in made if (found := weak()) is not None]
-        return [decided for kept in (*(x.kept for x in regions), *self.kept.values()) for decided in kept]
+        return [decided for kept in (*(x.kept for x in self._alive()), *self.kept.values()) for decided in kept]
 
     def restored(self) -> list[Any]:
         """What has been worked out again."""
-        regions = [found for made in self.regions.values() for weak in made if (found := weak()) is not None]
-        return [value for x in regions for value in (*(x.results or ()), *x.made.values())]
+        return [value for x in self._alive() for value in (*(x.results or ()), *x.made.values())]
 
     def fill(self, node: int) -> None:
         """Work out again what the regions of a node made, ahead of its backward."""
@@ -345,6 +343,10 @@ class Recorder:
         """As `fill`, of all nodes ``but`` those."""
         for node in sorted(self.regions.keys() - set(but)):
             self.fill(node)
+
+    def _alive(self) -> Iterator[Region]:
+        """The regions that the graph still refers to."""
+        return (found for made in self.regions.values() for weak in made if (found := weak()) is not None)
 
     def _argument(self, arg: Any) -> Any:
         if not isinstance(arg, Tensor) or isinstance(arg, nn.Parameter):
@@ -369,21 +371,3 @@ def _autocast(tensors: Sequence[Tensor]) -> tuple[str, bool, torch.dtype]:
     """The setting under which a call is made, which the thread of the backward need not have."""
     device = tensors[0].device.type if tensors else "cpu"
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-
-def _cuda(tensors: Sequence[Tensor]) -> list[torch.device]:
-    """The devices, other than the processor, whose random numbers a call may draw."""
-    return list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
-
-
-def random_state(devices: Sequence[torch.device]) -> Tensor:
-    """The state of the random numbers of the CPU, then of ``devices``."""
-    return torch.cat([torch.get_rng_state(), *[torch.cuda.get_rng_state(device) for device in devices]])
-
-
-def set_random_state(state: Tensor, devices: Sequence[torch.device]) -> None:
-    """Undo what was drawn since `random_state` gave ``state`` of these devices."""
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(state[:size])
-    for device, part in zip(devices, state[size:].chunk(max(1, len(devices))), strict=False):
-        torch.cuda.set_rng_state(part, device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.memory.regions import random_state, set_random_state
+from schedc_runtime.memory.random_state import drawn_again, gpus, random_state
 
 
 def letting_go() -> AbstractContextManager[None]:
@@ -53,8 +53,7 @@ class Beginning:
 
         Buffers are put aside and not written over: graphs of other microbatches may hold them.
         """
-        with torch.random.fork_rng(self.devices):
-            set_random_state(self.random, self.devices)
+        with drawn_again(self.random, self.devices):
             aside = [(layer, name, getattr(layer, name)) for layer, values, _ in self.buffers for name in values]
             for layer, values, _ in self.buffers:
                 for name, value in values.items():
@@ -80,7 +79,7 @@ class Beginnings:
 
     def begin(self, device: torch.device) -> Beginning:
         """A forward begins. device: of its inputs."""
-        devices = [device] if device.type == "cuda" else []
+        devices = gpus([device])
         buffers = [
             _Written(layer, {name: value.clone() for name, value in layer.named_buffers(recurse=False)}, _writes(layer))
             for number, layer in enumerate(self._layers)

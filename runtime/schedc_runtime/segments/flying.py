@@ -14,6 +14,7 @@ from schedc.cell.graph import StageShape
 from schedc.plan.values import Level, Recompute
 from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
+from schedc_runtime.memory.random_state import gpus
 from schedc_runtime.memory.recompute import Recomputation, draws, install
 from schedc_runtime.segments.flight import Flight
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
@@ -123,7 +124,6 @@ class FlyingStage(Stage):
         if not (self.module.training and self._draws):
             yield
             return
-        devices = [flight.device] if flight.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(gpus([flight.device])):
             torch.manual_seed(flight.seed + node)
             yield
