@@ -82,8 +82,11 @@ VARIANTS: dict[str, ExpertPlan] = {
 }
 REORDERED = ("hot", "all but capacity")
 """Those that drop nothing, but add up in another order."""
-SKEWED = ("off", "overlap", "capacity", "hot", "all", "all but capacity")
-"""What is run where routing is skewed."""
+REGIMES = {
+    "balanced": tuple(VARIANTS),
+    "skewed": ("off", "overlap", "capacity", "hot", "all", "all but capacity"),
+}
+"""What is run, by how routing begins."""
 SKEW = 0.2
 """By how much an expert's bias is below that of one e times as popular; scores are between 0 and 1."""
 
@@ -254,6 +257,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of variants, with commas; `off` is always run")
     parser.add_argument("--regimes", default="balanced,skewed", help="how routing begins")
     options = parser.parse_args()
+    for given, known in ((options.regimes, REGIMES), (options.only, VARIANTS)):
+        if unknown := {name for name in given.split(",") if name} - known.keys():
+            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     results = {regime: run(regime, options) for regime in options.regimes.split(",")}
     wrong = [name for regime, table in results.items() for name in faults(table, regime == "skewed")]
     if options.json:
@@ -279,11 +285,10 @@ def main() -> None:
 
 def run(regime: str, options: argparse.Namespace) -> dict[str, Any]:
     """The variants of a regime, compared."""
-    skewed = regime == "skewed"
-    known = SKEWED if skewed else tuple(VARIANTS)
+    known = REGIMES[regime]
     wanted = options.only.split(",") if options.only else known
     chosen = ["off", *(name for name in known if name in wanted and name != "off")]
-    return compared({name: measure(name, skewed, options) for name in chosen})
+    return compared({name: measure(name, regime == "skewed", options) for name in chosen})
 
 
 if __name__ == "__main__":
