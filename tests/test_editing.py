@@ -18,6 +18,7 @@ from schedc.library import names
 from schedc.lsp.findings import findings
 from schedc.lsp.hover import WORDS, explain
 from schedc.source import Source
+from schedc.syntax.plan_words import FORMS
 from schedc.syntax.tokens import PLAN_LINES
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
@@ -123,6 +124,12 @@ def test_hover(line: int, column: int, said: str) -> None:
     assert said in found[0]
     assert found[1].line == line
     assert found[1].column <= column <= found[1].end_column
+
+
+def test_hover_shows_how_a_line_of_a_plan_is_written() -> None:
+    found = explain(Source("mine.sched", "plan a = 1f1b {\n  layers 4\n  recompute full\n}\n"), 3, 5)
+    assert found is not None
+    assert found[0].startswith(f"`recompute`: line of a plan, `{FORMS['recompute']}`: what backward works out again")
 
 
 def test_hover_has_nothing_to_say_about_white_space_and_comments() -> None:

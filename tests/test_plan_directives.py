@@ -332,6 +332,8 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         (f"{MOE}\n  capacity 1 drop prob", [("S144", 3, 19)]),
         (f"{MOE}\n  recompute all full adaptive(2.0) by rank", [("S150", 3, 3)]),
         (f"{MOE}\n  recompute all full adaptive(0.5)", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute norm adaptive(2.0)", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute norm adaptive(2.0) by group", None),
         (f"{MOE}\n  recompute lite", [("S144", 3, 13)]),
         (f"{MOE}\n  recompute layer 3 light", [("S144", 3, 13)]),
         (f"{MOE}\n  recompute chunk 0", [("S149", 3, 3)]),
@@ -410,6 +412,7 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
     analyse(written(tmp_path, "\n  ".join(held).replace("4096", "512"), "dualpipev(P = 8, M = 16)"), {})
     analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
+    analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
 
 

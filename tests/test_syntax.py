@@ -312,7 +312,7 @@ def test_functions_that_double_are_bounded() -> None:
     assert time.process_time() - begin < 4
 
 
-_WORDS = (*"FIWB", "F0", "B1", "sched 1", "schedule a(P: ranks = 2, M: microbatches = 2)", "place", "linear", "rank r",
+_WORDS = (*"FIWBR", "F0", "B1", "sched 1", "schedule a(P: ranks = 2, M: microbatches = 2)", "place", "linear", "rank r",
           "phase p", "repeat", "for k in", "..<", "if", "else", "let x =", "fn f(k) =", "expect", "when", "require",
           "plan", *"{}()[]+-*/%<>=!&@,:#.;", "==", "//", "r", "k", "P", "1", "0", "0.5", "min", "bubble",
           "\n", "\x00")  # fmt: skip

@@ -69,7 +69,8 @@ def cost_arguments(command: F) -> F:
         "cost_options",
         multiple=True,
         metavar="NAME=NUMBER",
-        help="Cost of F, I, W, B, FB (an overlapped pair) or p2p. Defaults: F=I=W=1, B=I+W, FB=F+B, p2p=0.",
+        help="Cost of F, I, W, B, R (a recomputation), FB (an overlapped pair) or p2p. "
+        "Defaults: F=I=W=1, B=I+W, R=F, FB=F+B, p2p=0.",
     )(wrapped)  # type: ignore[return-value]
 
 

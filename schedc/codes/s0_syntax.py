@@ -65,7 +65,7 @@ S0: tuple[Code, ...] = (
         "S006",
         "not a legal name",
         "A name begins with a letter or `_`, goes on with letters, digits and `_`, and has at most 64 characters. F, I,"
-        " W and B, alone or with digits after them, are ops and never names. A schedule's own name may begin with a"
+        " W, B and R, alone or with digits after them, are ops and never names. A schedule's own name may begin with a"
         " digit (`1f1b`).",
         "place linear\n",
         "place linear\n  let F0 = 2\n",

@@ -121,8 +121,8 @@ S1: tuple[Code, ...] = (
     _code(
         "S110",
         "chunk missing or superfluous",
-        "Where a rank holds several chunks, F, I, B and a W with `@` say which. Under `place linear` a rank holds one,"
-        " and it is not written: the number after an op is never its microbatch.",
+        "Where a rank holds several chunks, F, I, B, R and a W with `@` say which. Under `place linear` a rank holds"
+        " one, and it is not written: the number after an op is never its microbatch.",
         "{ F0  F1 }",
         "{ F  F1 }",
     ),

@@ -10,11 +10,31 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS, OpKind
 from schedc.source import Source, Span
 from schedc.syntax.parser import parse
+from schedc.syntax.plan_words import FORMS
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _OP = re.compile(r"([FIWBR])(\d*)")
 _MOST_RANKS = 16
+
+_LINES: dict[str, str] = {
+    "layers": "the layers of the model, and where they lie",
+    "layout": "the parts of every stage, as Megatron writes them",
+    "costs": "time of an embedding, a dense or moe layer, a prediction (mtp), the head",
+    "parameters": "memory that a part of each kind holds all the time",
+    "activations": "memory of one microbatch in a part of each kind",
+    "memory": "the most that a rank may hold, with a unit or without",
+    "experts": "the experts of a MoE layer, how many a token takes, and their sizes",
+    "topology": "the ranks that share experts, and the speeds of their links",
+    "tokens": "tokens of a microbatch on a rank, and dtype bf16, fp16, fp32 or fp8",
+    "alltoall": "flat, hierarchical, allgather or auto, chosen by copies and link speeds",
+    "overlap": "auto runs pairs as cell programs, off as one op after the other",
+    "capacity": "rows of an expert over their mean, the others are dropped, by probs or position",
+    "hot": "experts copied to all ranks while their rows are many; hot auto: as many as pay",
+    "recompute": "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles",
+    "cell": "the order inside a pair by hand, or cell F & B auto",
+}
+"""What the lines of a plan say; `FORMS` has how they are written."""
 
 WORDS: dict[str, str] = {
     "ranks": "size: the number of ranks, P",
@@ -43,21 +63,7 @@ WORDS: dict[str, str] = {
     "ops": "metric: how many ops a rank runs",
     "FB": "cost: time of an overlapped pair, F & B",
     "p2p": "cost: latency of one message between two ranks",
-    "layers": "line of a plan: layers 61 dense 3 mtp 1 pad 3 at last",
-    "layout": "line of a plan: the parts of every stage, as Megatron writes them",
-    "costs": "line of a plan: time of an embedding, a dense or moe layer, a prediction (mtp), the head",
-    "parameters": "line of a plan: memory that a part of each kind holds all the time",
-    "activations": "line of a plan: memory of one microbatch in a part of each kind",
-    "memory": "line of a plan: the most that a rank may hold, 80 or 80 GB",
-    "experts": "line of a plan: experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",
-    "topology": "line of a plan: topology nodes 4 x 8 rail 50 GB/s node 400 GB/s",
-    "tokens": "line of a plan: tokens of a microbatch on a rank, and dtype bf16, fp16, fp32 or fp8",
-    "alltoall": "line of a plan: flat, hierarchical, allgather or auto, chosen by copies and link speeds",
-    "overlap": "line of a plan: auto runs pairs as cell programs, off as one op after the other",
-    "capacity": "line of a plan: capacity 1.25 drop probs; rows of an expert over their mean, the others are dropped",
-    "hot": "line of a plan: hot 3 until imbalance < 1.2; experts copied to all ranks while their rows are many",
-    "recompute": "line of a plan: recompute chunk 0 light; none to full; adaptive(2.0), or in bubbles",
-    "cell": "line of a plan: cell F & B { compute ... comm ... }; the order inside a pair by hand",
+    **{word: f"line of a plan, `{FORMS[word]}`: {said}" for word, said in _LINES.items()},
 }
 """Every name that the language defines, besides the op letters."""
 

@@ -125,7 +125,7 @@ class _Slip:
 _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
     (
         lambda s: _is_op(s.token) and _wants_name(s.accepted),
-        lambda s: f"`{s.token}` is an op (F, I, W or B and a chunk number); choose another name",
+        lambda s: f"`{s.token}` is an op (F, I, W, B or R and a chunk number); choose another name",
     ),
     (lambda s: s.token == s.before == "*", lambda _: "there is no power operator; multiply"),
     (lambda s: s.token == "=" and s.after == ">", lambda _: "write >="),

@@ -23,54 +23,12 @@ FORMS: dict[str, str] = {
 }
 """One right line for each word that begins one."""
 
-INSIDE = frozenset(
-    [
-        "dense",
-        "moe",
-        "mtp",
-        "embedding",
-        "head",
-        "pad",
-        "last",
-        "first",
-        "auto",
-        "off",
-        "top",
-        "groups",
-        "limit",
-        "shared",
-        "width",
-        "hidden",
-        "nodes",
-        "x",
-        "rail",
-        "node",
-        "dtype",
-        "bf16",
-        "fp16",
-        "fp32",
-        "fp8",
-        "flat",
-        "hierarchical",
-        "allgather",
-        "drop",
-        "probs",
-        "position",
-        "until",
-        "imbalance",
-        "all",
-        "chunk",
-        "adaptive",
-        "by",
-        "group",
-        "none",
-        "norm",
-        "act",
-        "light",
-        "medium",
-        "full",
-    ]
-)
+INSIDE = frozenset((
+    "dense", "moe", "mtp", "embedding", "head", "pad", "last", "first", "auto", "off", "top", "groups", "limit",
+    "shared", "width", "hidden", "nodes", "x", "rail", "node", "dtype", "bf16", "fp16", "fp32", "fp8", "flat",
+    "hierarchical", "allgather", "drop", "probs", "position", "until", "imbalance", "all", "chunk", "adaptive", "by",
+    "group", "bubbles", "none", "norm", "act", "light", "medium", "full",
+))  # fmt: skip
 """The names that may stand in a line, and so begin a line of the text where a line of the plan goes on."""
 
 
