@@ -17,6 +17,7 @@ from schedc.analysis.memory import measure_memory
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
 from schedc.syntax.words import COST_SYMBOLS, METRICS
@@ -112,7 +113,7 @@ class _Context:
 
     @cached_property
     def recomputes(self) -> bool:
-        return bool((self.schedule.kind == OpKind.R).any())
+        return has_recomputation(self.schedule)
 
     @cached_property
     def simulated(self) -> dict[tuple[Costs, ...], Outcomes]:

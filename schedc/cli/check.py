@@ -43,18 +43,18 @@ def compile_command(
     from schedc.draw.svg import draw_svg
     from schedc.emit.torch_csv import to_torch_csv
     from schedc.ir.json import program_to_json
-    from schedc.ir.ops import OpKind
+    from schedc.ir.recomputed import has_recomputation
     from schedc.ir.text import print_program
     from schedc.passes.insert_communication import insert_communication
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
     program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
-    has_recomputation = bool((analysis.schedule.kind == OpKind.R).any())
+    recomputes = has_recomputation(analysis.schedule)
     folder = output or Path("build") / analysis.schedule.name
     files = {
         "program.json": program_to_json(program),
         "program.txt": print_program(program),
-        **({} if has_recomputation else {"schedule.csv": to_torch_csv(analysis.schedule)}),
+        **({} if recomputes else {"schedule.csv": to_torch_csv(analysis.schedule)}),
         "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def compile_command(
         )
     else:
         click.echo(_table(report(analysis)))
-        without = "; no schedule.csv: torch's has no op R" if has_recomputation else ""
+        without = "; no schedule.csv: torch's has no op R" if recomputes else ""
         click.echo(f"{len(program)} instructions; wrote {', '.join(str(folder / name) for name in files)}{without}")
     finish(analysis.diagnostics)
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int8, Int64
 
-_QUEUE_OF = np.array([0, 1, 2, 1, 3])
-"""By op kind: forwards, backwards (B and I), weight gradients and recomputations are numbered apart."""
-_QUEUES = 4
+_QUEUES = int(TURN.max()) + 1
+"""Ops are numbered apart by their `TURN`."""
 _BY_BACKWARD = np.array([False, True, False, True, True])
 """By op kind: whether ops of it are counted in the order of the backwards."""
 
@@ -82,7 +81,7 @@ def last_first(microbatch: Int64, segments: int) -> Int64:
 
 def _count_up(rows: Unnumbered) -> Int64:
     """How many earlier rows each row has in its queue on its chunk."""
-    return occurrence((rows.chunk + 1) * _QUEUES + _QUEUE_OF[rows.kind])
+    return occurrence((rows.chunk + 1) * _QUEUES + TURN[rows.kind])
 
 
 def occurrence(keys: Int64) -> Int64:
@@ -99,7 +98,7 @@ def occurrence(keys: Int64) -> Int64:
 
 def _respect_named(rows: Unnumbered, named: npt.NDArray[np.bool_], microbatch: Int64) -> None:
     """Renumber, in place, the queues that ``@`` takes part in."""
-    keys = rows.chunk * _QUEUES + _QUEUE_OF[rows.kind]
+    keys = rows.chunk * _QUEUES + TURN[rows.kind]
     for key in np.unique(keys[named]):
         queue = np.flatnonzero(keys == key)
         if named[queue].all():

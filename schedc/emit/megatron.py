@@ -69,7 +69,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     does not make and for a layout that is not one of these stages.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
-    no_recomputation(schedule.kind, "Megatron", schedule.source)
+    no_recomputation(schedule, "Megatron")
     form = placement_form(schedule.placement)
     ranks, microbatches = schedule.ranks, schedule.microbatches
     if form is None or form[0] != "loop":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.columns import Int8
-from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
+from schedc.ir.program import Program
+from schedc.ir.recomputed import has_recomputation
+from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source
 
 
@@ -32,9 +33,9 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
     )
 
 
-def no_recomputation(kind: Int8, target: str, source: Source | None) -> None:
-    """Raises S609 for an order with an R among its ops or instructions, [n] by ``kind``."""
-    if not (kind == OpKind.R).any():
+def no_recomputation(of: Schedule | Program, target: str) -> None:
+    """Raises S609 for an order with an R among its ops or instructions."""
+    if not has_recomputation(of):
         return
     raise cannot(
         "S609",
@@ -42,7 +43,7 @@ def no_recomputation(kind: Int8, target: str, source: Source | None) -> None:
         "there a backward recomputes inside of itself, by what its modules do, and nothing can be placed ahead of it",
         "leave the Rs out, as `recompute` of a plan without `in bubbles` does; `text`, `program`, `json`, `trace` and "
         "`dot` have them",
-        source,
+        of.source,
     )
 
 

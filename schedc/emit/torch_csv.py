@@ -22,7 +22,7 @@ from schedc.source import Source
 
 def to_torch_csv(schedule: Schedule) -> str:
     """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
-    no_recomputation(schedule.kind, "torch's schedule CSV", schedule.source)
+    no_recomputation(schedule, "torch's schedule CSV")
     texts = [
         f"{stage}{LETTERS[kind]}{microbatch}"
         for kind, stage, microbatch in zip(

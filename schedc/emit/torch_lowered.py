@@ -38,7 +38,7 @@ def to_lowered_csv(program: Program) -> str:
     used sooner; REDUCE_GRAD behind the last weight gradient of a stage. They do nothing without FSDP.
     """
     one_copy(program.placement, "torch's lowered CSV", program.source)
-    no_recomputation(program.kind, "torch's lowered CSV", program.source)
+    no_recomputation(program, "torch's lowered CSV")
     schedule, row = computation(program)
     texts = _texts(program)
     before, after = _of_stages(schedule, row)

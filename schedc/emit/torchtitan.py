@@ -22,7 +22,7 @@ def to_torchtitan(schedule: Schedule) -> str:
     for an order with Rs.
     """
     one_copy(schedule.placement, "torchtitan", schedule.source)
-    no_recomputation(schedule.kind, "torchtitan", schedule.source)
+    no_recomputation(schedule, "torchtitan")
     form = placement_form(schedule.placement)
     if form is None:
         raise cannot(

@@ -45,5 +45,9 @@ FACTS: dict[OpKind, OpFacts] = {
 BACKWARD = np.array([FACTS[kind].backward for kind in OpKind])
 """Whether a kind is a backward, indexed by its value."""
 
+TURN = np.array([0, 1, 2, 1, 3])
+"""Turn of each kind, indexed by its value: forward, backward (B or I), weight gradients, recomputation. On a stage a
+microbatch has each at most once."""
+
 LETTERS = "".join(kind.name for kind in OpKind)
 """Letter of each kind, indexed by its value."""

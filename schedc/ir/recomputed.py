@@ -20,6 +20,11 @@ def recomputed_ops(schedule: Schedule) -> npt.NDArray[np.bool_]:
     return np.asarray(marked[schedule.stage, schedule.microbatch])
 
 
+def has_recomputation(of: Schedule | Program) -> bool:
+    """Whether there is an R."""
+    return bool((of.kind == OpKind.R).any())
+
+
 def recomputed_slots(of: Schedule | Program) -> frozenset[tuple[int, int]]:
     """(stage, microbatch) of every R: instructions have the values of ops."""
     rows = np.flatnonzero(of.kind == OpKind.R)

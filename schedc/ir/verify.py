@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
-from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.ops import FACTS, LETTERS, TURN, OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 from schedc.source import NOWHERE, Span
 
@@ -192,9 +192,8 @@ def _on_its_rank(table: _Table) -> list[Diagnostic]:
 def _runs_once(table: _Table) -> list[Diagnostic]:
     """S205: no op runs twice, and a microbatch has one backward on a stage, B or I."""
     schedule = table.schedule
-    group = np.array([0, 1, 2, 1, 3])[schedule.kind]  # F, backward, W, R
     # a stable sort puts the ops with one key next to each other, in the order of their rows
-    key = group * np.int64(table.slots) + table.slot
+    key = TURN[schedule.kind] * np.int64(table.slots) + table.slot
     if table.slots <= len(schedule) and np.bincount(key, minlength=1).max(initial=0) <= 1:
         return []
     order = np.argsort(key, kind="stable")

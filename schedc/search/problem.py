@@ -18,15 +18,13 @@ import numpy.typing as npt
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs, StageCosts
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int32, Schedule
 from schedc.search.split import split_backwards
 from schedc.search.ticks import Floats, Grid, Int64, grid_for
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 Bools = npt.NDArray[np.bool_]
-_GROUP = np.array([0, 1, 2, 1])
-"""Sequence of a kind on its stage: forwards, backwards, weight gradients."""
 
 PAIRS_KEPT = "the pairs of the seed are kept, with their partners"
 NO_PAIRS = "no pairs"
@@ -172,7 +170,7 @@ def _arcs(known: Dependencies, latency: int) -> Int64:
     for producers, remote in zip(known.producers, known.remote, strict=True):
         waits = np.flatnonzero(producers >= 0)
         parts.append(_pairs(producers[waits], waits, np.where(remote[waits], latency, 0)))
-    key = _stage_key(schedule) * 3 + _GROUP[schedule.kind]
+    key = _stage_key(schedule) * 3 + TURN[schedule.kind]
     rows = _by_key(key, np.arange(len(schedule)))
     next_to = key[rows[1:]] == key[rows[:-1]]
     parts.append(_pairs(cell[rows[:-1][next_to]], cell[rows[1:][next_to]], 0))
@@ -250,7 +248,7 @@ def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str,
 def _in_turn(schedule: Schedule) -> bool:
     """Whether every stage of a pipe has its forwards and its backwards in one sequence of microbatches."""
     pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
-    key = _stage_key(schedule) * 2 + _GROUP[schedule.kind]
+    key = _stage_key(schedule) * 2 + TURN[schedule.kind]
     rows = _by_key(key, np.flatnonzero(schedule.kind != W))
     for number in range(schedule.placement.pipes):
         sequences = schedule.microbatch[rows[pipe[rows] == number]].reshape(2 * schedule.stages, -1)

@@ -10,6 +10,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.cost.batch import CostBatch
 from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Int64
 
 _UNIT = 1 << 16
@@ -80,7 +81,7 @@ def domains_of(sizes: Sequence[Dependencies]) -> tuple[Domain, ...]:
     """Without latency; with F = I = W and without latency, where the backward is split; with a small latency."""
     split = any(bool((cells.schedule.kind == OpKind.I).any()) for cells in sizes)
     pairs = any(bool(cells.pairs.any()) for cells in sizes)
-    again = ("R",) if any(bool((cells.schedule.kind == OpKind.R).any()) for cells in sizes) else ()
+    again = ("R",) if any(has_recomputation(cells.schedule) for cells in sizes) else ()
     whole = (*(("F", "I", "W") if split else ("F", "B")), *again)
     pair = ("FB",) if pairs else ()
     backward = "I + W" if split else "B"
