@@ -17,7 +17,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan import Method, plan_of
-from schedc.plan.again import of_backwards, of_recomputations
+from schedc.plan.again import of_backwards, of_recomputations, shares_of_forward
 from schedc.plan.facts import chosen
 
 
@@ -49,6 +49,17 @@ def laid_out(table: CellTable, layout: Layout) -> CellTable:
     predicted = "moe" if layout.total(Kind.MOE) else "dense"
     names = {kind: kind.value for kind in DECODER} | {Kind.MTP: predicted}
     return table.with_blocks([[names[part.kind] for part in parts if part.kind in names] for parts in layout.stages])
+
+
+def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
+    """Costs that know cells with the R of each stage: as much of its F as the nodes that it does are of the forward.
+
+    schedule: with the blocks of its layout in ``costs``, `laid_out`, and its plan.
+    """
+    assert costs.cell is not None
+    table, _ = _planned(schedule, costs.cell)
+    shares = shares_of_forward(table.shapes(schedule.stages), plan_of(schedule), table.costs)
+    return replace(costs, R=tuple((costs.resolved(schedule.stages).F * shares).tolist()))
 
 
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:

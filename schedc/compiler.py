@@ -18,8 +18,8 @@ from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
 from schedc.freeze import thaw
 from schedc.inputs import Input, Order, open_input
-from schedc.ir.ops import OpKind
 from schedc.ir.program import Program
+from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.library import Plan
 from schedc.passes.insert_communication import insert_communication
@@ -97,27 +97,26 @@ def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) ->
 class _Priced:
     """A legal schedule's dependencies, and what its stages cost.
 
-    written: those of the schedule before the compiler placed Rs in it, which a plan may ask for; else the same.
+    written: those of the schedule before the compiler placed Rs in it, where a plan asks for that; else None.
     """
 
     known: Dependencies
     costs: Costs
-    written: Dependencies
+    written: Dependencies | None = None
 
 
 def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Priced:
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
-    known = _legal(tree, sizes, costs)
-    return _Priced(known, costs, known)
+    return _Priced(_legal(tree, sizes, costs), costs)
 
 
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.planned import attach, layer_costs, layout_of, stage_costs
     from schedc.layout.writer import write_layout
-    from schedc.plan.bubbles import placed
+    from schedc.plan.bubbles import inside_of_backwards, placed
     from schedc.plan.memory import check_memory
     from schedc.plan.writer import write_plan
 
@@ -129,19 +128,25 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
         known = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
     schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
-    written = known = replace(known, schedule=schedule)
-    if any(level.bubbles for level in plan.recompute):
-        known = placed(written, of_stages, [level.bubbles for level in plan.recompute])
+    known = replace(known, schedule=schedule)
+    bubbles = [level.bubbles for level in plan.recompute]
+    if costs.cell is not None:
+        of_stages = _from_inside(of_stages, costs.cell, layout, schedule, any(bubbles))
+    written = known if any(bubbles) else None
+    if written is not None:
+        of_stages = inside_of_backwards(of_stages, bubbles)
+        known = placed(written, of_stages, bubbles)
     check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
-    return _Priced(known, replace(of_stages, cell=_laid_out(costs, layout), source=costs.source), written)
+    return _Priced(known, of_stages, written)
 
 
-def _laid_out(costs: Costs, layout: Layout) -> CellTable | None:
-    if costs.cell is None:
-        return None
-    from schedc.cell_report import laid_out
+def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedule, bubbles: bool) -> Costs:
+    """The costs of stages with the table of their blocks; where there are Rs, or are to be, with their time by it."""
+    from schedc.cell_report import laid_out, with_recomputation
 
-    return laid_out(costs.cell, layout)
+    costs = replace(costs, cell=laid_out(cell, layout))
+    recomputes = bubbles or has_recomputation(schedule)
+    return with_recomputation(costs, schedule) if recomputes and costs.R is None else costs
 
 
 def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
@@ -160,7 +165,8 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     tree = open_input(source)
     found = _priced(tree, sizes, costs)
-    dependencies, costs, written = found.known, found.costs, found.written
+    dependencies, costs = found.known, found.costs
+    written = dependencies if found.written is None else found.written
     schedule = dependencies.schedule
     return Analysis(
         tree,
@@ -171,7 +177,7 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
         measure_memory(schedule, costs, dependencies),
         tuple(check_claims(tree.claims, written.schedule, costs, dependencies=written)),
         _inside(dependencies, costs),
-        None if written is dependencies else simulate(written.schedule, costs, written),
+        None if found.written is None else simulate(written.schedule, costs, written),
     )
 
 
@@ -216,7 +222,7 @@ def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
 
 def _recomputation(analysis: Analysis) -> dict[str, Any]:
     """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
-    if not (analysis.schedule.kind == OpKind.R).any() and analysis.unplaced is None:
+    if not has_recomputation(analysis.schedule) and analysis.unplaced is None:
         return {}
     timeline, before = analysis.timeline, analysis.unplaced
     taken = timeline.recomputing

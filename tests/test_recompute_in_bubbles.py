@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,12 @@ def test_check_tells_what_it_gained() -> None:
     assert "recompute full in bubbles on stages 0-3" in text
 
 
+def test_check_tells_of_a_plan_without_a_bubble_to_fill(tmp_path: Path) -> None:
+    path = of_plan(tmp_path, "layers 2 recompute full in bubbles", "1f1b(P = 1, M = 3)")
+    text = CliRunner().invoke(main, ["check", path]).output
+    assert "recompute in bubbles: 0 R placed; makespan 24 without them" in text
+
+
 OWN = """schedule own(P: ranks = 2, M: microbatches = 4) {
   place linear
   rank r { let w = P - 1 - r  repeat w { F }  repeat M - w { F R B }  repeat w { R B } }
@@ -190,6 +197,14 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
     analyse(of_plan(tmp_path, f"layers 4  {SIZED}  {level}  memory {used * 1.01:.6f} MB", schedule, body), {})
 
 
+def test_an_r_of_an_adaptive_stage_leaves_all_the_rows_that_can_come(tmp_path: Path) -> None:
+    path = of_plan(tmp_path, f"layers 4  {SIZED}  recompute full adaptive(1.5)  memory 1 GB", "own(P = 2, M = 4)", OWN)
+    _, costs = priced(open_input(path), {})
+    of_stage = costs.resolved(2)
+    assert of_stage.restored.tolist() == of_stage.pending_weight.tolist()  # as where it waits for its W
+    assert (of_stage.restored > of_stage.activation).all()
+
+
 # Inside of cells.
 
 CELLS = """schema = "schedc.costs/1"
@@ -233,3 +248,27 @@ def test_cells_are_priced_with_what_they_do_again(
     assert compute == pytest.approx(expected)
     sent = {kind.kind: kind.prediction.communication for kind in inside.kinds}
     assert (sent.get("R", 0.0) == 5.0) == ("moe" in blocks and "own" in schedule)
+
+
+FORWARD = 4 + 5 + 6 + 2 + 5
+"""Of a MoE layer of `CELLS`, one node after the other."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "expected"),
+    [
+        (f"layers 2  {SIZED}  recompute full in bubbles", None, (5 + 6 + 2 * _SHARED) / FORWARD),
+        (f"layers 4  {SIZED}  recompute medium in bubbles", None, 2 * (6 + 2) * _SHARED / FORWARD),
+        (f"layers 2  {SIZED}  recompute light in bubbles", None, 1.0),  # no step of a cell
+        (f"layers 2  {SIZED}  recompute full in bubbles", 0.75, 0.75),
+        ("layers 2", None, 1.0),  # no Rs: the default
+    ],
+)
+def test_an_r_takes_its_part_of_the_forward_where_cells_are_known(
+    tmp_path: Path, lines: str, given: float | None, expected: float
+) -> None:
+    costs = replace(parse_costs(Source("costs.toml", CELLS % "moe")), R=given)
+    _, priced_at = priced(open_input(of_plan(tmp_path, lines)), {}, costs)
+    of_stages = priced_at.resolved(2)
+    assert of_stages.R.tolist() == pytest.approx([expected] * 2)
+    assert of_stages.again.tolist() == pytest.approx([expected * ("bubbles" in lines)] * 2)

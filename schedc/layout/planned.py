@@ -19,7 +19,7 @@ from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.checks import check_directives, memory_is_said
-from schedc.plan.memory import activation_bytes, kept, kept_until_recomputed, waiting
+from schedc.plan.held import activation_bytes, kept, kept_until_recomputed, waiting
 from schedc.plan.quantities import amount
 from schedc.plan.read import attached
 from schedc.plan.resolve import resolve
@@ -216,19 +216,17 @@ def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertP
 
 
 def _with_recomputation(of_stages: Costs, costs: Costs, plan: ExpertPlan, layout: Layout, layers: LayerCosts) -> Costs:
-    """The costs of the stages with what Rs change: what is held before and after one, and what backwards that have
-    none take more, where the compiler places them. ``costs``: as they are given; numbers per stage stay."""
+    """The costs of the stages with what a microbatch with an R holds before it and after. ``costs``: as they are given;
+    numbers per stage stay."""
     whole = costs.resolved(len(layout.stages)).activation
     if not isinstance(costs.activation, tuple):
         whole = whole * layers.per_stage(layout, "activations")
     if plan.recompute:
-        of_stages = replace(of_stages, restored=tuple(whole.tolist()))
+        restored = whole * waiting(plan, layout, layers.activations)  # then it is there, as where it waits for its W
+        of_stages = replace(of_stages, restored=tuple(restored.tolist()))
     let_go = kept_until_recomputed(plan, layout, layers.activations)
     if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(let_go).all()):
         otherwise = costs.recomputed * layers.per_stage(layout, "activations")
         held = np.where(np.isnan(let_go), otherwise, let_go * whole)
         of_stages = replace(of_stages, recomputed=tuple(held.tolist()))
-    placed = np.array([plan.recompute_of(stage).bubbles for stage in range(len(layout.stages))])
-    if placed.any():
-        of_stages = replace(of_stages, again=tuple((of_stages.resolved(placed.size).R * placed).tolist()))
     return of_stages

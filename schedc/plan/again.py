@@ -1,11 +1,13 @@
-"""Recomputation as nodes of a stage's graph: which a level runs once more, ahead of their backward."""
+"""Recomputation as nodes of a stage's graph: which a level runs once more, ahead of their backward, and how long."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
+from schedc.cell.program import Half
 from schedc.plan.levels import again_share
 from schedc.plan.values import By, ExpertPlan, Level, Recompute
 
@@ -65,4 +67,15 @@ def of_recomputations(shapes: Sequence[StageShape], plan: ExpertPlan) -> tuple[S
         said = Recompute(Level.FULL) if silent else level
         nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(said, shape)
         found.append(with_again(shape, nodes))
+    return tuple(found)
+
+
+def shares_of_forward(shapes: Sequence[StageShape], plan: ExpertPlan, costs: CellCosts) -> tuple[float, ...]:
+    """[stages] how long an R takes, as a share of its forward, both one node after the other; 1 where it has no node,
+    as below `medium`, or where the costs do not know the forward."""
+    found = []
+    for shape, marked in zip(shapes, of_recomputations(shapes, plan), strict=True):
+        forward = sum(costs.duration(shape, Half.FORWARD, at) for at in range(len(shape)))
+        again = sum(costs.duration(marked, Half.AGAIN, at) for at in marked.again)
+        found.append(again / forward if again else 1.0)
     return tuple(found)

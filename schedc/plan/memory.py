@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,25 +18,16 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Kind, Layout
-from schedc.plan.facts import arrive, most_rows
-from schedc.plan.levels import (
-    Rows,
-    adaptive_bytes,
-    kept_share,
-    layer_bytes,
-    passing_bytes,
-    slot_bytes,
-    whole_bytes,
-)
+from schedc.plan.facts import most_rows
+from schedc.plan.held import MOE, held_by_kind, is_sized, worst_rows
+from schedc.plan.levels import slot_bytes
 from schedc.plan.quantities import amount, plain, shown
-from schedc.plan.values import ExpertPlan, Level, Recompute
+from schedc.plan.values import ExpertPlan
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 
 Floats = npt.NDArray[np.float64]
 
-_MOE = [WORK.index(kind) for kind in (Kind.MOE, Kind.MTP)]
-"""Places in `WORK` of the kinds of parts with experts in them."""
 _WORKED_ON = "the rows of the microbatch that runs"
 
 
@@ -44,99 +35,9 @@ def memory_line(plan: PlanTree) -> MemoryLine | None:
     return next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
 
 
-def activation_bytes(plan: ExpertPlan) -> float | None:
-    """Bytes that one microbatch holds in a MoE layer, without recomputation; None where the plan says too little."""
-    experts = plan.experts
-    if experts is None or not (experts.width and experts.hidden and plan.tokens):
-        return None
-    return plan.tokens * layer_bytes(experts, plan.dtype)
-
-
-def held_by_kind(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages, kinds of `WORK`] what the parts of the stages hold of a microbatch under the plan's recomputation.
-
-    activations: by kind, as `LayerCosts.activations`. Dense layers are taken as they are. What is adaptive counts as
-    it is at its worst.
-    """
-    held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
-    if plan.recompute:
-        held[:, _MOE] *= np.array([_held_share(plan, level) for level in plan.recompute])[:, np.newaxis]
-    return np.asarray(held)
-
-
-def _held_share(plan: ExpertPlan, level: Recompute) -> float:
-    if level.adaptive is None or not _sized(plan):
-        return kept_share(plan.experts, plan.dtype, level.level if level.adaptive is None else Level.NONE, arrive(plan))
-    assert plan.experts is not None
-    up_to = level.adaptive * plan.experts.top
-    most = most_rows(plan) or Rows(up_to, up_to)
-    return adaptive_bytes(plan.experts, plan.dtype, level, most) / layer_bytes(plan.experts, plan.dtype)
-
-
-def _sized(plan: ExpertPlan) -> bool:
-    return plan.experts is not None and bool(plan.experts.width and plan.experts.hidden)
-
-
-def kept(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] share of their activations that the stages hold; arguments as for `held_by_kind`."""
-    return _share(held_by_kind(plan, layout, activations), layout, activations)
-
-
-def waiting(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] the same of what waits for its W: by then all has been worked out again, be there ever so many rows."""
-    whole = held_by_kind(ExpertPlan(), layout, activations)
-    more = worst_rows(plan, layout, activations).waiting
-    return _share(whole + more, layout, activations)
-
-
-def _share(held: Floats, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    whole = held_by_kind(ExpertPlan(), layout, activations).sum(1)
-    return np.asarray(np.divide(held.sum(1), whole, out=np.ones(len(whole)), where=whole > 0))
-
-
-@dataclass(frozen=True)
-class Worst:
-    """What a microbatch takes on adaptive stages in which as many rows come to a rank as can; nothing on others.
-
-    waiting: [stages, kinds of `WORK`] beside what it holds at the mean, where all of it is there. passing: [stages]
-    what comes and goes in the layer that is run.
-    """
-
-    waiting: Floats
-    passing: Floats
-
-
-def worst_rows(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Worst:
-    """In the unit of ``activations``, by kind; nothing where the plan says too little, see `check_memory`."""
-    held = held_by_kind(ExpertPlan(), layout, activations)
-    waiting, passing = np.zeros_like(held), np.zeros(len(held))
-    most = most_rows(plan)
-    adaptive = [stage for stage, level in enumerate(plan.recompute) if level.adaptive is not None]
-    if most is None or not adaptive or not _sized(plan):
-        return Worst(waiting, passing)
-    assert plan.experts is not None
-    one = layer_bytes(plan.experts, plan.dtype)
-    for kind in _MOE:
-        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(plan.experts, plan.dtype, most) / one - 1)
-        layer = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)
-        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(plan.experts, plan.dtype, most) / one)
-    return Worst(waiting, passing)
-
-
-def kept_until_recomputed(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] share of its activations that a microbatch with an R holds until then: of the level of the stage, or
-    where the plan says none that of `full`. NaN where no sizes of experts say it; arguments as for `held_by_kind`."""
-    levels = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
-    silent = np.array([level.level is Level.NONE for level in levels])
-    said = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
-    share = kept(replace(plan, recompute=said), layout, activations)
-    experts = layout.counts[:, _MOE].any(1) & _sized(plan)
-    return np.where(silent & ~experts, np.nan, share)
-
-
 @dataclass(frozen=True)
 class Peak:
-    """What a rank holds at its fullest: how much, at which op (row of the schedule; -1: of none), and of what."""
+    """What a rank holds at its fullest: how much, at which op (row of the schedule), and of what."""
 
     rank: int
     held: float
@@ -168,7 +69,7 @@ def beside(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...], sch
     slots, passing = hot_slots(plan, layout) if sized else (np.zeros(len(layout.stages)), 0.0)
     worst = worst_rows(plan, layout, activations)
     adaptive = worst.waiting.any(1)
-    whole = (held_by_kind(ExpertPlan(), layout, activations) + worst.waiting)[:, _MOE].sum(1)
+    whole = (held_by_kind(ExpertPlan(), layout, activations) + worst.waiting)[:, MOE].sum(1)
     run = 2 if (schedule.pair >= 0).any() else 1
     return Beside(slots, passing, np.where(adaptive, whole + run * worst.passing, 0.0))
 
@@ -181,7 +82,7 @@ def hot_slots(plan: ExpertPlan, layout: Layout) -> tuple[Floats, float]:
         return stages, 0.0
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
     one = float((own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype))
-    layers = layout.counts[:, _MOE].sum(1)
+    layers = layout.counts[:, MOE].sum(1)
     return stages + one * layers, one * float(layers.any())
 
 
@@ -197,19 +98,13 @@ def _running(schedule: Schedule, costs: StageCosts, more: Beside) -> Floats:
     """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
     slots, again = more.slots, recomputed_ops(schedule)
     changes = memory_changes(
-        costs.activation + slots, costs.pending_weight, costs.recomputed + slots, _restored(costs, more) + slots
+        costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
     )
     added = changes[again.astype(np.int8), schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
     return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
-
-
-def _restored(costs: StageCosts, more: Beside) -> Floats:
-    """[stages] what an R leaves: all that is there; on adaptive stages with as many rows as can come, as it then waits
-    for its W."""
-    return np.where(more.worked_on > 0, np.maximum(costs.pending_weight, costs.restored), costs.restored)
 
 
 def peak_of(
@@ -232,7 +127,7 @@ def peak_of(
         restored = number[OpKind.R] - int((again[own] & BACKWARD[schedule.kind[own]]).sum())
         waiting = number[OpKind.I] - number[OpKind.W]
         held = (flying - let_go - restored) * of_stage.activation[stage]
-        held += let_go * of_stage.recomputed[stage] + restored * _restored(of_stage, more)[stage]
+        held += let_go * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
         _add(parts, "activations of", activations[stage], held)
         parts["slots of hot experts"] += flying * float(more.slots[stage])
         parts["deferred weight gradients"] = (
@@ -305,7 +200,7 @@ def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
 
 def _check_worst(tree: PlanTree, plan: ExpertPlan, line: MemoryLine) -> None:
     """S146: a memory to keep within, and no saying how many rows may come."""
-    if not any(level.adaptive is not None for level in plan.recompute) or (_sized(plan) and most_rows(plan)):
+    if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and most_rows(plan)):
         return
     message = "the memory and `adaptive`: how many rows may come to a rank is not known"
     help = "write `experts ... width F hidden H` and `topology nodes N x G`; with a `capacity`, `tokens` too"
