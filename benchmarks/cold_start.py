@@ -56,7 +56,7 @@ def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
     environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     written = folder / "written"
     programs = {
-        "compile": ["-m", "schedc.cli", "compile", schedule, "-o", str(written)],
+        "compile": ["-m", "schedc", "compile", schedule, "-o", str(written)],
         "import": ["-c", f"import {', '.join(MODULES)}"],
         "python": ["-c", "pass"],
     }
