@@ -297,9 +297,9 @@ def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
 
 
 @cache
-def skewed(plan: ExpertPlan) -> tuple[list[list[int]], dict[str, Tensor]]:
+def skewed(plan: ExpertPlan) -> tuple[list[list[int]], dict[str, Tensor], int]:
     """Per step the microbatches that each rank recomputes, of two; routing is balanced from the second step on. And the
-    gradients of the third step."""
+    gradients of the third step, and its FLOPs."""
     torch.manual_seed(0)
     pipe = Pipeline(
         moe(0.0), schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, in_process=True, plan=plan,
@@ -312,22 +312,25 @@ def skewed(plan: ExpertPlan) -> tuple[list[list[int]], dict[str, Tensor]]:
             for name, bias in stage.module.named_buffers():
                 if name.endswith("router.bias"):
                     bias.copy_(torch.tensor([9.0, 9.0] + [0.0] * 6) if step == 0 else torch.arange(8) % 2 * 9.0)
-        pipe.step(*tokens(4))
+        with FlopCounterMode(display=False) as counter:
+            pipe.step(*tokens(4))
         adaptives = [stage.recomputation.adaptive for stage in pipe._held()]
         now = [x.recomputed if x else 0 for x in adaptives]
         found.append([a - b for a, b in zip(now, counts, strict=True)])
         counts = now
-    return found, {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
+    grads = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
+    return found, grads, counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.GROUP, Level.MEDIUM), (By.RANK, Level.MEDIUM)])
 def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> None:
     """In the first step all tokens go to the first rank: three layers, two microbatches."""
-    found, gradients = skewed(ExpertPlan(recompute=(Recompute(level, 1.5, by),)))
-    _, expected = skewed(ExpertPlan())
+    found, gradients, flops = skewed(ExpertPlan(recompute=(Recompute(level, 1.5, by),)))
+    _, expected, least = skewed(ExpertPlan())
     assert found[0] == [6, 6]
     assert found[1] == ([6, 6] if by is By.GROUP else [6, 0])  # off on the rank that had no rows
     assert found[2] == [0, 0]
+    assert flops == least  # routers and shared experts are held, too
     assert len(expected) > 30
     assert unequal(gradients, expected) == []
 

@@ -51,9 +51,8 @@ def of_backwards(shapes: Sequence[StageShape], plan: ExpertPlan) -> tuple[StageS
 
 
 def _at_the_mean(level: Recompute, shape: StageShape) -> dict[int, float]:
-    """The nodes that do run once more where all ranks have as many rows: none of those that `adaptive` decides on."""
-    held = () if level.adaptive is None else (EXPERTS, *SENDING)
-    return {at: share for at, share in nodes_again(level, shape).items() if shape.nodes[at].role not in held}
+    """The nodes that do run once more where all ranks have as many rows: with `adaptive` none."""
+    return nodes_again(level, shape) if level.adaptive is None else {}
 
 
 def of_recomputations(shapes: Sequence[StageShape], plan: ExpertPlan) -> tuple[StageShape, ...]:

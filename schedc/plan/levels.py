@@ -92,13 +92,14 @@ def layer_bytes(experts: Experts, dtype: str) -> float:
 def adaptive_bytes(experts: Experts, dtype: str, plan: Recompute, most: Rows) -> float:
     """Bytes that a MoE layer holds per token under an adaptive ``plan``, where as many rows come as can: ``most``.
 
-    Held are rows up to the threshold; above it none, by group, or what the level leaves, by rank.
+    Held are rows up to the threshold; above it none, by group, or what the level leaves, by rank. All else is held in a
+    step that begins balanced.
     """
     assert plan.adaptive is not None
     up_to = Rows(min(plan.adaptive * experts.top, most.experts), most.arrive)
-    held = held_bytes(experts, dtype, plan.level, Level.NONE, up_to)
+    held = held_bytes(experts, dtype, rows=up_to)
     if plan.by is By.RANK:
-        held = max(held, held_bytes(experts, dtype, plan.level, plan.level, most))
+        held = max(held, held_bytes(experts, dtype, Level.NONE, plan.level, most))
     return held + _BESIDE * most.experts
 
 

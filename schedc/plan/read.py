@@ -220,12 +220,7 @@ def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute
         what = "`adaptive`" if adaptive is not None else "level none"
         found.fault("S149", f"a recomputation of {what} in bubbles", span, help)
         return None
-    by = by or (By.GROUP if level.exchanges or adaptive is None else By.RANK)
-    if adaptive is not None and level is Level.NORM and by is By.RANK:
-        help = "write a higher level, `by group`, which sends rows again, or no `adaptive`: norms are recomputed anyway"
-        found.fault("S149", f"`norm adaptive({adaptive:g})` by rank, and no rows to decide on", span, help)
-        return None
-    return Recompute(level, adaptive, by, bubbles)
+    return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
 def _cell(found: Attached, line: CellLine) -> None:

@@ -1,4 +1,4 @@
-"""When experts are worked out again: only while many more rows come to a rank than to the mean."""
+"""When a stage works out again: only while many more rows come to a rank than to the mean."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ class Adaptive:
     recomputed: int = 0
     held: int = 0
     sent: int = 0
+
+    @property
+    def on(self) -> bool:
+        """Whether any layer recomputes in this step, and with it what is of no layer alone and takes no rows."""
+        return not self.layers or any(layer.on for layer in self.layers.values())
 
     def decide(self, layer: int, brought: Arrivals, rank: int) -> Level:
         """What of the experts of this microbatch is worked out again; by group the same on all ranks."""

@@ -24,8 +24,8 @@ _MLP = ("mlp", "feed_forward", "ffn")
 class Recomputation:
     """The recomputation of one stage, for all its microbatches.
 
-    active: whether anything is recomputed, or counted. adaptive: decides on the experts, where the plan says so: on
-    what grows with the rows that a rank gets. counted: of the microbatch forwarded last.
+    active: whether anything is recomputed, or counted. adaptive: decides when, where the plan says so. counted: of the
+    microbatch forwarded last.
     again: the nodes that cell programs run once more, and how much of each; replayed: those that are called as a whole.
     """
 
@@ -54,11 +54,16 @@ class Recomputation:
 
 
 class MicrobatchRecorder(Recorder):
-    """A `Recorder` that knows the level, and what was decided for this microbatch. layer: of its node."""
+    """A `Recorder` that knows what was decided for this microbatch.
+
+    level: of what takes no rows from other ranks, in this step. layer: of the node that is being forwarded.
+    """
 
     def __init__(self, recomputation: Recomputation) -> None:
         super().__init__(self._covers, recomputation.random)
         self.plan = recomputation
+        off = recomputation.adaptive is not None and not recomputation.adaptive.on
+        self.level = Level.NONE if off else recomputation.level
         self.layer = -1
         self._decided: dict[int, Level] = {}
 
@@ -75,17 +80,17 @@ class MicrobatchRecorder(Recorder):
 
     def of_rows(self, layer: int) -> Level:
         """The level at which the experts of a layer are worked out again."""
-        return self._decided.get(layer, self.plan.level)
+        return self._decided.get(layer, self.level)
 
     def runs(self, node: Node) -> bool:
         """Whether a node that may be done once more is, of this microbatch."""
         if node.role not in (EXPERTS, *SENDING):
-            return True
+            return self.level is not Level.NONE
         level = self.of_rows(node.layer)
         return level.exchanges if node.role in SENDING else level is not Level.NONE
 
     def _covers(self, level: Level, rows: bool) -> bool:
-        return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.plan.level)
+        return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.level)
 
 
 def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
