@@ -228,12 +228,7 @@ _SHARED = 4 / 6
         ("moe", "", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),  # what `full` lets go of
         ("moe", "recompute full", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),
         ("moe", "recompute full", "1f1b(P = 2, M = 4)", {"B": 30 + 2 * _SHARED}),
-        (
-            "moe",
-            "recompute full adaptive(2.0)",
-            "1f1b(P = 2, M = 4)",
-            {"B": 24 + 2 * _SHARED},
-        ),  # of experts nothing at the mean
+        ("moe", "recompute full adaptive(2.0)", "1f1b(P = 2, M = 4)", {"B": 24.0}),  # nothing at the mean
     ],
 )
 def test_cells_are_priced_with_what_they_do_again(
