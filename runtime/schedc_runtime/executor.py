@@ -23,17 +23,17 @@ from schedc_runtime.transport import Transport
 class InstructionError(Exception):
     """An instruction failed. Names the rank, the instruction and its source line; the cause is chained.
 
-    rank, row: which instruction, as a row of the program; the first of ``width`` that were posted as one batch.
-    part: which micro-step of it, if it has such.
+    rank: its name. row: which instruction, as a row of the program; the first of ``width`` that were posted as one
+    batch. part: which micro-step of it, if it has such.
     """
 
-    def __init__(self, program: Program, rank: int, row: int, width: int, cause: BaseException, part: str = "") -> None:
+    def __init__(self, program: Program, rank: str, row: int, width: int, cause: BaseException, part: str = "") -> None:
         self.rank, self.row = rank, row
         self.instruction = ", with ".join(sentence(program, batched) for batched in range(row, row + width))
         self.instruction += f" ({part})" if part else ""
         self.where = program.where(row)
         self.reason = f"{type(cause).__name__}: {cause}"
-        super().__init__(f"rank {rank} failed at {self.instruction}\n  --> {self.where}\n  {self.reason}")
+        super().__init__(f"{rank} failed at {self.instruction}\n  --> {self.where}\n  {self.reason}")
 
 
 class Deadlock(Exception):
@@ -58,6 +58,8 @@ class Executor:
 
     One transport carries the messages between stages and the reductions between copies of a stage: a program posts its
     reductions after all messages, in one order on all ranks.
+
+    name: what errors call the rank (`Mesh.name`).
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Executor:
         code: Code,
         transport: Transport,
         device: torch.device,
+        name: str = "",
     ) -> None:
         self.program, self.code, self.device = program, code, device
-        self.transport = transport
+        self.transport, self.name = transport, name or f"rank {transport.rank}"
         self.cooperative = transport.cooperative
         self.position = len(code.steps)
         """Index of the step that is running, or len(code.steps); read by the watchdog from its own thread."""
@@ -110,7 +113,7 @@ class Executor:
         self.targets = targets if targets is not None else (None,) * self.program.microbatches
         for microbatch, slot in self.code.inputs.items():
             if inputs is None:
-                raise ValueError(f"rank {self.transport.rank} holds a first stage and needs the batch")
+                raise ValueError(f"{self.name} holds a first stage and needs the batch")
             self.values[slot] = inputs[microbatch]
         self.loss_scale, self.probing = loss_scale, probing
         self.intervals = [] if trace else None
@@ -161,7 +164,7 @@ class Executor:
     def _failure(self, position: int, error: Exception) -> InstructionError:
         row, width = self.code.rows[position], self.code.widths[position]
         part = part_of(self.code.steps[position])
-        return InstructionError(self.program, self.transport.rank, row, width, error, part)
+        return InstructionError(self.program, self.name, row, width, error, part)
 
     def finish(self) -> bool:
         """Complete the reductions and sums that the stream has started; False if one must still be waited for.
@@ -224,10 +227,7 @@ def run_together(executors: Sequence[Executor]) -> None:
         if len(still) == len(waiting) and before == [executor.position for executor, _ in still]:
             raise Deadlock(
                 "no rank can go on:\n"
-                + "\n".join(
-                    f"  rank {x.transport.rank} waits at {x.standing}\n    --> {x.program.where(x.row)}"
-                    for x, _ in still
-                )
+                + "\n".join(f"  {x.name} waits at {x.standing}\n    --> {x.program.where(x.row)}" for x, _ in still)
             )
         waiting = still
     pending = list(executors)

@@ -84,13 +84,14 @@ class Mesh:
         """Where a process of the world sits."""
         return Place(*divmod(process, self.replicas))
 
+    def name(self, place: Place) -> str:
+        """What errors call the rank that sits there: ``rank 0``, and with replicas ``rank 0 of replica 1``."""
+        return f"rank {place.pipeline}" + (f" of replica {place.replica}" if self.replicas > 1 else "")
+
     @property
     def names(self) -> list[str]:
-        """Of its processes, as errors call them: ``rank 0``, and with replicas ``rank 0 of replica 1``."""
-        places = [self.place(process) for process in range(self.size)]
-        if self.replicas == 1:
-            return [f"rank {place.pipeline}" for place in places]
-        return [f"rank {place.pipeline} of replica {place.replica}" for place in places]
+        """Of its processes, in order."""
+        return [self.name(self.place(process)) for process in range(self.size)]
 
     def pipelines(self) -> Iterator[list[int]]:
         """The processes of each pipeline, by replica."""

@@ -140,7 +140,7 @@ class Pipeline:
             made = cells_of(program, place.pipeline, self._stages[place], cells)
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
             self._cells |= made
-        self._prepared = Prepared(self.partition, self._stages, self._device, cells, self._shards)
+        self._prepared = Prepared(self.partition, self._stages, self.mesh, self._device, cells, self._shards)
         self._steps = 0
         self.intervals: dict[int, list[Interval]] = {}
         """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""

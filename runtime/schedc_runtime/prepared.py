@@ -13,7 +13,7 @@ from schedc_runtime.binding import bind
 from schedc_runtime.boundary import Boundary, infer_boundaries
 from schedc_runtime.cells import CellSource
 from schedc_runtime.executor import Executor
-from schedc_runtime.mesh import Neighbours, Place
+from schedc_runtime.mesh import Mesh, Neighbours, Place
 from schedc_runtime.partition import Partition
 from schedc_runtime.placing import Held
 from schedc_runtime.replicas import with_sums
@@ -34,12 +34,13 @@ class Prepared:
         self,
         partition: Partition,
         stages: Mapping[Place, Held],
+        mesh: Mesh,
         device: torch.device,
         cells: CellSource,
         shards: DenseSharding | None = None,
     ) -> None:
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
-        self.shards = shards
+        self.mesh, self.shards = mesh, shards
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] of the signature asked for last."""
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
@@ -92,5 +93,6 @@ class Prepared:
         if self.shards is not None:
             codes = {place: self.shards.around(code, program, self.stages[place]) for place, code in codes.items()}
         return boundaries, {
-            place: Executor(program, code, transports[place], self.device) for place, code in codes.items()
+            place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
+            for place, code in codes.items()
         }
