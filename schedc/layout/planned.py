@@ -110,7 +110,7 @@ def layer_costs(plan: PlanTree) -> LayerCosts:
     """
     costs = LayerCosts()
     held = activation_bytes(attached(plan).plan)
-    if held is not None and any(isinstance(line, MemoryLine) and line.unit for line in plan.lines):
+    if held is not None and plan.memory is not None and plan.memory.unit:
         costs = replace(costs, activations=costs.activations._replace(moe=held, mtp=held))
     for line in plan.lines:
         if isinstance(line, TableLine):
@@ -158,7 +158,7 @@ def _written(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Layout:
 def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
     given = {option.name: int(option.value) for option in line.options}
     pad, stages = given.get("pad"), schedule.stages
-    limit = next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
+    limit = plan.memory
     with _placed(plan, lambda _: line.span, limit.span if limit else line.span):
         model = Model(line.count, dense_of(plan), given.get("mtp", 0))
         if line.at == "auto":

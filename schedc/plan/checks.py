@@ -14,7 +14,7 @@ from schedc.layout.parts import DECODER, Kind, Layout
 from schedc.plan.attached import Attached
 from schedc.plan.quantities import bytes_of
 from schedc.plan.values import By, ExpertPlan, Level
-from schedc.syntax.plan import LayersLine, LayoutLine, MemoryLine, PlanTree, SettingLine, TableLine
+from schedc.syntax.plan import LayersLine, LayoutLine, PlanTree, SettingLine, TableLine
 
 
 def check_directives(found: Attached) -> list[Diagnostic]:
@@ -99,7 +99,7 @@ def _cells_overlap(found: Attached) -> None:
 
 def _units_agree(found: Attached) -> None:
     """Memory is in bytes everywhere in a plan, or nowhere; times have no unit."""
-    memory = next((line for line in found.tree.lines if isinstance(line, MemoryLine)), None)
+    memory = found.tree.memory
     if memory and memory.unit and bytes_of(1, memory.unit) is None:
         found.fault(
             "S146", f"`{memory.unit}` is no unit of memory", memory.span, "write KB, MB, GB or TB, or KiB to TiB"
@@ -189,8 +189,8 @@ def memory_is_said(tree: PlanTree, layout: Layout, known: set[str]) -> Iterator[
 
     known: kinds whose activations are said, or follow from the experts.
     """
-    memory = next((line for line in tree.lines if isinstance(line, MemoryLine) and line.unit), None)
-    if memory is None:
+    memory = tree.memory
+    if memory is None or not memory.unit:
         return
     missing = [kind for kind in (*DECODER, Kind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:

@@ -31,10 +31,6 @@ Floats = npt.NDArray[np.float64]
 _WORKED_ON = "the rows of the microbatch that runs"
 
 
-def memory_line(plan: PlanTree) -> MemoryLine | None:
-    return next((line for line in plan.lines if isinstance(line, MemoryLine)), None)
-
-
 @dataclass(frozen=True)
 class Peak:
     """What a rank holds at its fullest: how much, at which op (row of the schedule), and of what."""
@@ -163,7 +159,7 @@ def check_memory(
 
     costs: those of the stages, with what recomputation leaves of their activations.
     """
-    line = memory_line(tree)
+    line = tree.memory
     if line is None:
         return
     _check_worst(tree, plan, line)

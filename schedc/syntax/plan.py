@@ -184,3 +184,8 @@ class PlanTree:
     schedule_span: Span
     span: Span
     source: Source
+
+    @property
+    def memory(self) -> MemoryLine | None:
+        """The line that says how much a rank may hold, if there is one."""
+        return next((line for line in self.lines if isinstance(line, MemoryLine)), None)
