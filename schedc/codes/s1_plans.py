@@ -61,7 +61,7 @@ S1_PLANS: tuple[Code, ...] = (
         " light, medium, full), then perhaps `adaptive(s)` with `by rank` or `by group`, or `in bubbles`. Chunks and"
         " stages are those that the schedule has at its sizes. A stage's own line goes before one for its chunk, and"
         " that before one for all; two lines for one thing contradict each other. A stage that the schedule has Rs of"
-        " is not said to recompute `none`, and `norm adaptive(s)` by rank would decide on nothing.",
+        " is not said to recompute `none`.",
         "recompute chunk 1 light",
         "recompute chunk 0 light",
     ),
