@@ -127,7 +127,7 @@ class Stage:
             if self.loss_fn is not None and target is not None:
                 self.losses[microbatch] = self.loss_fn(result, target)
             return self._output.pack(result)
-        if microbatch in self.in_flight:
+        if microbatch in self._held or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         if not (again and self.runs_whole):
             within = self._memory.forwarding()
