@@ -16,6 +16,7 @@ from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program, computation
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.without_recomputation import without_recomputation
+from schedc.plan.values import Experts as Sizes
 from schedc.plan.values import Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.boundary import Boundary, TensorSpec
@@ -146,3 +147,14 @@ def steered_to(choices: Tensor, width: int) -> Tensor:
     """[N, width] tokens that choose the experts ``choices`` [N, k]."""
     tokens = torch.randn(len(choices), width, generator=torch.Generator().manual_seed(1)) / 100
     return tokens.scatter_add_(1, choices, torch.full(choices.shape, 9.0) - torch.arange(choices.shape[1]))
+
+
+WIDTH, INNER, EXPERTS, TOP, SHARED, TOKENS = 16, 12, 8, 2, 1, 32
+SIZES = Sizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
+
+
+def moe_stage(plan: Recompute) -> Any:
+    """Two blocks of these sizes, recomputing by ``plan``."""
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [Block(WIDTH, INNER, EXPERTS, TOP, SHARED) for _ in range(2)]
+    return block_stage(blocks, TOKENS, WIDTH, plan)
