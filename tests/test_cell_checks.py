@@ -21,8 +21,9 @@ from schedc.cell import (
     cell_program,
     stage_shape,
 )
-from schedc.cell.collectives import Cell, CellOf, ExpertRanks, events, verify_collectives
+from schedc.cell.collectives import verify_collectives
 from schedc.cell.improve import lower_bound
+from schedc.cell.issued import Cell, CellOf, ExpertRanks, events
 from schedc.cell.predict import predict
 from schedc.cell.tasks import tasks_of
 from schedc.cell.verify import verify

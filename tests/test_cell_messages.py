@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.inside import price, simulate_messages
 from schedc.cell import Action, CellCosts, Half, StageShape, Step, Times, stage_shape
-from schedc.cell.collectives import Cell, ExpertRanks, Post, stream, verify_collectives
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issued import Cell, ExpertRanks, Post, stream
 from schedc.cell.meeting import Act, stand_for_ever
 from schedc.cell.opened import POSTS
 from schedc.cell.program import MESSAGED, CellProgram, Edge

@@ -24,7 +24,8 @@ from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
 from schedc.cell import Action, CellCosts, Half, StageShape, Step, Times, cell_program, stage_shape
-from schedc.cell.collectives import Cell, ExpertRanks, verify_collectives
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issued import Cell, ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.verify import verify as verify_cell
 from schedc.check import check

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
-from schedc.cell.collectives import Cell, ExpertRanks, events, verify_collectives
+from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, Times
+from schedc.cell.issued import Cell, ExpertRanks, events
 from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError

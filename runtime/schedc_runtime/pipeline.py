@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.cell import CellCosts
-from schedc.cell.collectives import Cell
+from schedc.cell.issued import Cell
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only

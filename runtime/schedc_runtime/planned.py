@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from torch import nn
 
 from schedc.cell import CellCosts, CellProgram, PlanOrder, StageShape, Times, cell_program
-from schedc.cell.collectives import Cell, ExpertRanks, verify_collectives
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issued import Cell, ExpertRanks
 from schedc.cell.verify import verify
 from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
