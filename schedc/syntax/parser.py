@@ -32,7 +32,7 @@ _RESUME = frozenset(
 
 @cache
 def _grammar() -> tuple[Lark, Build]:
-    """The LALR tables (about 45 ms to build, once per process) and the builder that they call."""
+    """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call."""
     build = Build()
     text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
     return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
