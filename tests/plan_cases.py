@@ -1,0 +1,11 @@
+"""Plans for tests: files with lines of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def written(folder: Path, lines: str, head: str = "1f1b(P = 2, M = 4)") -> str:
+    path = folder / "x.sched"
+    path.write_text(f"plan a = {head} {{\n  {lines}\n}}\n", encoding="utf-8")
+    return str(path)
