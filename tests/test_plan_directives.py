@@ -1,4 +1,4 @@
-"""What plans attach: values from text and back, closed forms against enumeration, checks at their place, reports."""
+"""What plans attach: values from text and back, checks at their place, reports."""
 
 from __future__ import annotations
 
