@@ -59,16 +59,16 @@ def _gradients(run: Executor, op: Compute) -> None:
         run.values[op.write] = gradients
 
 
-def _end_backward(run: Executor, op: Compute) -> None:
-    _segmented(op).end_backward(op.microbatch)
+def _of_microbatch(act: Callable[[SegmentedStage, int], None]) -> Handler:
+    def handler(run: Executor, op: Compute) -> None:
+        act(_segmented(op), op.microbatch)
+
+    return handler
 
 
-def _begin_again(run: Executor, op: Compute) -> None:
-    _segmented(op).begin_again(op.microbatch)
-
-
-def _rest_again(run: Executor, op: Compute) -> None:
-    _segmented(op).rest_again(op.microbatch)
+_end_backward = _of_microbatch(SegmentedStage.end_backward)
+_begin_again = _of_microbatch(SegmentedStage.begin_again)
+_rest_again = _of_microbatch(SegmentedStage.rest_again)
 
 
 def _does(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
