@@ -8,7 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
-from schedc.draw import palette
+from schedc.draw import palette, svg
 from schedc.draw.cells import Curve
-from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Layout
+from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Detail, Layout
 from schedc.draw.markup import quantity, text_width
 from schedc.draw.strips import coarse
 from schedc.draw.svg import draw_svg
@@ -138,7 +138,8 @@ def test_numerals_are_microbatches_in_the_ink_of_their_chunk() -> None:
 def curve_heights(drawn: Drawn) -> list[float]:
     """The highest point of each rank's curve, as a part of that of the highest rank."""
     curves = [p.get("d", "") for p in drawn.root.iter(f"{SVG}path") if p.get("class") == "curve"][1:]
-    heights = []
+    strips = [p.get("d", "") for p in drawn.root.iter(f"{SVG}path") if p.get("class") == "holding"]
+    heights = [-min(accumulate(map(float, re.findall(r"v(-?[\d.]+)", strip)))) for strip in strips]
     for curve in curves:
         base = float(re.findall(r"M\S+ ([\d.]+)", curve)[0])
         heights.append(base - min(float(y) for y in re.findall(r"V([\d.]+)", curve)))
@@ -299,6 +300,25 @@ def test_strips_are_small_and_cover_what_is_busy(ranks: int, microbatches: int) 
     assert peaks == [f"peak {peak}" for peak in highest]
 
 
+def test_of_very_many_ranks_some_have_lanes() -> None:
+    drawn = draw(many(600, 4))
+    named = [int(t.text[5:]) for t in drawn.root.iter(f"{SVG}text") if t.get("class") == "rank" and t.text]
+    assert named == [*range(0, 599, 3), 599]
+    assert "201 of 600 ranks, one of every 3 and the last" in "".join(drawn.root.itertext())
+    peaks = [t.text for t in drawn.root.iter(f"{SVG}text") if t.get("class") == "peak"]
+    assert peaks == [f"peak {peak}" for peak in drawn.memory.peak_activations[named]]
+
+
+@pytest.mark.parametrize(("limit", "lanes"), [(500_000, 8), (10_000, 8), (8_000, 3)])
+def test_too_large_a_drawing_gets_coarser(limit: int, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svg, "LIMIT", limit)
+    of = many(8, 200)  # 3200 cells, which have an element each where there is room
+    shown = svg.picture(of, simulate(of), measure_memory(of))
+    assert len(shown.text.encode()) <= limit
+    assert shown.note in shown.text
+    assert len(Drawn(simulate(of), measure_memory(of), shown.text).groups("strip")) == lanes
+
+
 def test_the_smallest_and_the_emptiest() -> None:
     assert len(draw(schedule(["0F0 0B0"], linear(1, 1))).groups("cell")) == 2
     nothing = draw(schedule(["0F0 0B0"], linear(1, 1)), Costs(F=0.0, I=0.0, W=0.0))
@@ -309,7 +329,7 @@ def test_the_smallest_and_the_emptiest() -> None:
 
 
 def test_a_coarse_curve_keeps_the_shortest_peak() -> None:
-    layout = Layout(80.0, 0.0, 0.0, 800.0, STRIP_LANE, 1, True)
+    layout = Layout(80.0, 0.0, 0.0, 800.0, STRIP_LANE, 1, Detail(True, 9600, 1))
     curve = Curve(np.array([0.0, 5.0001, 5.0002, 10.0]), np.array([1.0, 9.0, 2.0, 0.0]))
     shown = coarse(curve, 10.0, layout)
     assert shown.held.tolist() == [1.0, 9.0, 2.0, 0.0]

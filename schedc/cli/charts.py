@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
     from schedc.draw.inside import CellChart
+    from schedc.draw.svg import Picture
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
 
@@ -50,20 +51,20 @@ def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple
     return first, _chart(trees[1], common, costs[1])
 
 
-def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> str:
+def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> Picture:
     """The charts as text of a format; width (in characters) and colours concern the terminal only."""
+    from schedc.draw.svg import Picture, picture
+
     if form == "html":
         from schedc.draw.html.page import draw_html
 
-        return draw_html(charts)
+        return Picture(draw_html(charts))
     if form == "term":
         from schedc.draw.terminal import draw_terminal
 
-        return draw_terminal(charts, width, colours=colours)
-    from schedc.draw.svg import draw_svg
-
+        return Picture(draw_terminal(charts, width, colours=colours))
     (chart,) = charts  # an SVG shows one schedule
-    return draw_svg(chart.schedule, chart.timeline, chart.memory)
+    return picture(chart.schedule, chart.timeline, chart.memory)
 
 
 def cell_at(

@@ -100,7 +100,10 @@ def show(
         charts = list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
     else:
         charts = [chart_at(schedule, sizes, costs)]
-    write(drawing(charts, form, width=width_of(output), colours=colours_of(output)), output)
+    shown = drawing(charts, form, width=width_of(output), colours=colours_of(output))
+    write(shown.text, output)
+    if shown.note:
+        click.echo(f"note: {shown.note}", err=True)
 
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:

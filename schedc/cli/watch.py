@@ -83,9 +83,10 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, output: Path 
         print_findings(error.diagnostics)
         return
     charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs)]
-    click.echo(drawing(charts, "term", width=width_of(None), colours=colours_of(None)))
+    click.echo(drawing(charts, "term", width=width_of(None), colours=colours_of(None)).text)
     if output is not None:
-        _replace(output, drawing(charts, format_of(None, output), width=width_of(output), colours=colours_of(output)))
+        kept = drawing(charts, format_of(None, output), width=width_of(output), colours=colours_of(output))
+        _replace(output, kept.text)
         click.echo(f"wrote {output}")
     if analysis.diagnostics:
         print_findings(analysis.diagnostics)

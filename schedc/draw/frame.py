@@ -17,7 +17,7 @@ _SIZE = 12.0
 _ROW = 22.0
 _SWATCH = 15.0
 _MOST_PHASES = 24
-_FEW_RANKS = 4
+_FEW_LANES = 4
 """Up to so many lanes are read without a second time axis below them."""
 
 
@@ -79,7 +79,7 @@ def axis(cells: Cells, layout: Layout) -> list[str]:
     """Ticks in cost units, their lines behind the lanes, and the figures above (and below, where that is far)."""
     step = tick_step(layout.scale, 56)
     parts = []
-    rows = [layout.top - 8] + ([layout.bottom + 18] if layout.ranks > _FEW_RANKS else [])
+    rows = [layout.top - 8] + ([layout.bottom + 18] if layout.lanes > _FEW_LANES else [])
     for i in range(int(cells.makespan / step + 1e-9) + 1):
         x = layout.x(i * step)
         parts.append(line(x, layout.top - 4, x, layout.bottom + 4, "grid"))
@@ -188,10 +188,10 @@ def gutter_width(texts: list[str]) -> float:
 def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) -> list[str]:
     """Left of each lane the rank and its stages; right of its curve the peak."""
     parts = []
-    for rank in range(layout.ranks):
+    for rank in layout.shown:
         middle = layout.cells_y(rank) + layout.rows.cells / 2
         parts.append(label(MARGIN, middle + 4, f"rank {rank}", "rank"))
-        if not layout.strips:
+        if not layout.detail.strips:
             parts.append(label(MARGIN, middle + 24, fit(stages[rank], 10, layout.left - MARGIN - 8), "tick left"))
         base = layout.memory_y(rank) + layout.rows.memory
         parts.append(label(layout.x(cells.makespan) + 8, base - 4, peaks[rank], "peak"))
@@ -200,7 +200,7 @@ def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) ->
 
 def footer(layout: Layout, note: str) -> tuple[list[str], float]:
     """What is to be said about the drawing itself, if anything; and the height of the whole."""
-    bottom = layout.bottom + (28 if layout.ranks > _FEW_RANKS else 8)
+    bottom = layout.bottom + (28 if layout.lanes > _FEW_LANES else 8)
     if not note:
         return [], bottom + MARGIN / 2
     return [label(MARGIN, bottom + 14, note, "t muted")], bottom + 20 + MARGIN / 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +11,12 @@ from schedc.draw.cells import Cells
 
 STRIPS_ABOVE = 4000
 """Cells beyond which a drawing has strips: no numerals, no element per cell."""
+
+LANES = 256
+"""Lanes of the tallest drawing; of more ranks, every n-th has one."""
+
+_PIECES, _FINEST, _COARSE, _COARSEST = 256_000, 9600, 600, 150
+"""Columns of a grid: of all lanes together, at most, at first at least, and at least."""
 
 MARGIN = 24.0
 GUTTER = 84.0
@@ -39,6 +46,37 @@ STRIP_LANE = Rows(phases=5, cells=16, memory=18, gap=7)
 
 
 @dataclass(frozen=True)
+class Detail:
+    """How much a drawing shows.
+
+    strips: whether lanes are strips: paths of a colour instead of an element per cell.
+    columns: columns of the grid that the edges of strips are rounded to.
+    every: one rank of so many has a lane: 0, every, 2 * every ... and the last.
+    """
+
+    strips: bool
+    columns: int
+    every: int
+
+    def coarser(self, excess: float, ranks: int) -> Detail | None:
+        """The next drawing to try when this one is ``excess`` times too large; None where nothing is left to omit."""
+        if not self.strips:
+            return replace(self, strips=True)
+        if self.columns > _COARSEST:
+            return replace(self, columns=max(_COARSEST, int(self.columns / (1.1 * excess))))
+        every = max(self.every + 1, int(np.ceil(self.every * excess)))
+        return replace(self, every=every) if self.every < ranks else None
+
+
+def first_detail(cells: Cells) -> Detail:
+    """The finest drawing: an element per cell where they are few, else strips, in fewer columns for more lanes."""
+    ranks = max(cells.schedule.ranks, 1)
+    every = -(-ranks // LANES)
+    columns = int(np.clip(_PIECES // -(-ranks // every), _COARSE, _FINEST))
+    return Detail(len(cells) > STRIPS_ABOVE or every > 1, columns, every)
+
+
+@dataclass(frozen=True)
 class Layout:
     """px per cost unit, the corner of the plot (the lanes without their gutters), its size, and the lane's rows."""
 
@@ -48,7 +86,19 @@ class Layout:
     plot_width: float
     rows: Rows
     ranks: int
-    strips: bool
+    detail: Detail
+
+    @property
+    def shown(self) -> Iterator[int]:
+        """The ranks that have a lane, from the top down."""
+        last = self.ranks - 1
+        yield from range(0, last, self.detail.every)
+        if last >= 0:
+            yield last
+
+    @property
+    def lanes(self) -> int:
+        return self._lane(self.ranks - 1) + 1
 
     @property
     def right(self) -> float:
@@ -56,7 +106,7 @@ class Layout:
 
     @property
     def bottom(self) -> float:
-        return self.top + self.ranks * self.rows.pitch - self.rows.gap
+        return self.top + self.lanes * self.rows.pitch - self.rows.gap
 
     @property
     def width(self) -> float:
@@ -66,7 +116,7 @@ class Layout:
         return self.left + time * self.scale
 
     def phases_y(self, rank: int) -> float:
-        return self.top + rank * self.rows.pitch
+        return self.top + self._lane(rank) * self.rows.pitch
 
     def cells_y(self, rank: int) -> float:
         return self.phases_y(rank) + self.rows.phases
@@ -75,8 +125,12 @@ class Layout:
         """Top of the memory curve's row; its base line is ``rows.memory`` below."""
         return self.cells_y(rank) + self.rows.cells
 
+    def _lane(self, rank: int) -> int:
+        """The lane of a rank that has one; the last rank follows the last multiple of ``every``."""
+        return -(-rank // self.detail.every)
 
-def plot_size(cells: Cells) -> tuple[float, float]:
+
+def plot_size(cells: Cells, strips: bool) -> tuple[float, float]:
     """(px per cost unit, px) of the plot.
 
     Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 2600 px, and
@@ -84,7 +138,7 @@ def plot_size(cells: Cells) -> tuple[float, float]:
     """
     if cells.makespan <= 0:
         return 1.0, _NARROWEST
-    if len(cells) > STRIPS_ABOVE:
+    if strips:
         width = float(np.clip(np.diff(cells.rank_start).max() * 0.5, 1600.0, _WIDE))
         return width / cells.makespan, width
     lengths = cells.end - cells.start

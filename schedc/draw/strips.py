@@ -13,20 +13,19 @@ from schedc.ir.ops import LETTERS
 
 Ints = npt.NDArray[np.int64]
 
-_PIECES, _FINEST, _COARSEST = 160_000, 9600, 600
-
-
-def columns(layout: Layout) -> int:
-    """Columns of the grid that edges are put on: fewer for more ranks, so that the text stays below about 2 MB."""
-    return int(np.clip(_PIECES // max(layout.ranks, 1), _COARSEST, _FINEST))
-
+_TENTHS = 10
+"""Steps per px of the memory curve."""
 
 def note(cells: Cells, layout: Layout) -> str:
     """What a drawing of strips leaves out, for its foot."""
-    return (
+    grain = cells.makespan / layout.detail.columns
+    text = (
         f"{len(cells)} cells as strips: numerals and hover text left out, touching cells of one colour merged, "
-        f"edges rounded to {cells.makespan / columns(layout):.2g} of time"
+        f"edges rounded to {grain:.2g} of time"
     )
+    if layout.lanes == layout.ranks:
+        return text
+    return f"{layout.lanes} of {layout.ranks} ranks, one of every {layout.detail.every} and the last; {text}"
 
 
 def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
@@ -72,11 +71,42 @@ def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return parts
 
 
+def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: Layout) -> list[str]:
+    """What one rank holds, as one path of short relative moves; ``highest`` is the value of the full height."""
+    shown = coarse(curve, makespan, layout)
+    if not shown.held.size:
+        return []
+    base, room = layout.memory_y(rank) + layout.rows.memory, layout.rows.memory - 5
+    x = np.rint(shown.times * layout.scale * _TENTHS).astype(np.int64)
+    y = np.rint(shown.held * (_TENTHS * room / highest if highest > 0 else 0.0)).astype(np.int64)
+    along, up = np.diff(x, prepend=0), np.diff(y, prepend=0)
+    steps = [
+        (f"h{_tenths(dx)}" if dx else "") + (f"v{_tenths(-dy)}" if dy else "")
+        for dx, dy in zip(along.tolist(), up.tolist(), strict=True)
+    ]
+    start = f"M{number(layout.left)} {number(base)}"
+    dot = int(np.argmax(y))
+    return [
+        f'<path d="{start}{"".join(steps)}V{number(base)}" class="holding"/>',
+        f'<circle cx="{number(layout.left + x[dot] / _TENTHS)}" cy="{number(base - y[dot] / _TENTHS)}" r="2" '
+        'class="dot"/>',
+    ]
+
+
+def _tenths(value: int) -> str:
+    """A number of tenths of a px as a path writes it shortest: ``-.3``, ``12``, ``4.5``."""
+    sign, (whole, tenth) = "-" if value < 0 else "", divmod(abs(value), _TENTHS)
+    return f"{sign}{whole or ('' if tenth else 0)}" + (f".{tenth}" if tenth else "")
+
+
 def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
-    """The curve with one value per px, the highest within it, and only where that changes; peaks stay."""
+    """The curve with one value per px or column of the grid, the highest within it, and only where that changes.
+
+    Peaks stay.
+    """
     if not curve.held.size or makespan <= 0:
         return curve
-    count = int(layout.plot_width)
+    count = min(int(layout.plot_width), layout.detail.columns)
     starts = np.arange(count) * (makespan / count)
     known = np.searchsorted(curve.times, starts, side="right") - 1
     highest = np.where(known >= 0, curve.held[known], 0.0)
@@ -87,7 +117,7 @@ def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
 
 def _on(times: Floats, layout: Layout) -> Ints:
     """The columns that times fall on."""
-    return np.rint(times * (layout.scale * columns(layout) / layout.plot_width)).astype(np.int64)
+    return np.rint(times * (layout.scale * layout.detail.columns / layout.plot_width)).astype(np.int64)
 
 
 def _pieces(cells: Cells, busy: slice, layout: Layout) -> tuple[Ints, Ints, Ints]:
@@ -114,9 +144,10 @@ def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _path(layout: Layout, y: float, style: str, starts: Ints, ends: Ints) -> str:
     """Horizontal strokes at height ``y``, one unit of the path per column; moves are relative, for they are short."""
-    starts, ends, _ = _merged(starts, ends, np.zeros(starts.size, np.int64))
+    wide = ends > starts
+    starts, ends, _ = _merged(starts[wide], ends[wide], np.zeros(int(wide.sum()), np.int64))
     moves = np.diff(starts, prepend=0)
     moves[1:] -= (ends - starts)[:-1]
     strokes = [f"m{move} 0h{length}" for move, length in zip(moves.tolist(), (ends - starts).tolist(), strict=True)]
-    place = f"translate({number(layout.left)} {number(y)}) scale({layout.plot_width / columns(layout):.6g} 1)"
+    place = f"translate({number(layout.left)} {number(y)}) scale({layout.plot_width / layout.detail.columns:.6g} 1)"
     return f'<path transform="{place}" class="{style}" d="{"".join(strokes)}"/>'

@@ -23,7 +23,7 @@ _RULES = (
     f".edge,.paired{{fill:none;stroke:{palette.EDGE};stroke-width:2}}",
     f".exposed{{fill:{palette.EXPOSED}}}.leaves{{stroke:{palette.CURVE};stroke-width:1.5}}",
     f".held{{fill:{palette.CURVE_FILL}}}.curve{{fill:none;stroke:{palette.CURVE};stroke-width:1.2}}",
-    f".dot{{fill:{palette.CURVE}}}",
+    f".holding{{fill:{palette.CURVE_FILL};stroke:{palette.CURVE};stroke-width:1.2}}.dot{{fill:{palette.CURVE}}}",
     ".n{text-anchor:middle}.i1,.i2,.i3{font-weight:600}",
     *(f"text.i{i}{{fill:{ink}}}" for i, ink in enumerate(palette.INKS)),
     *(f".p{i}{{fill:{tint}}}.q{i}{{stroke:{tint};stroke-width:3}}" for i, tint in enumerate(palette.PHASES)),

@@ -2,47 +2,84 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
+from schedc.diagnostics import CompilerBug
 from schedc.draw import frame, lanes, strips
-from schedc.draw.cells import cells_of
+from schedc.draw.cells import Cells, cells_of
 from schedc.draw.facts import figures, sizes, weighted
-from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, STRIPS_ABOVE, Layout, plot_size
+from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, Layout, first_detail, plot_size
 from schedc.draw.markup import quantity
 from schedc.draw.style import document
 from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
 
+LIMIT = 2_000_000
+"""Bytes of the largest drawing: beyond, viewers and browsers get slow."""
+
+_LONGEST_DOC = 20_000
+"""Characters of documentation that a drawing carries as its description."""
+
+
+class Picture(NamedTuple):
+    """A drawing as text, and what it leaves out, in words; empty where it shows everything."""
+
+    text: str
+    note: str = ""
+
 
 def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None) -> str:
+    """The text of `picture`."""
+    return picture(schedule, timeline, memory, title=title).text
+
+
+def picture(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None) -> Picture:
     """The drawing: a lane per rank with its cells at their times, and what the rank holds below.
 
-    The same input gives the same bytes. Above `layout.STRIPS_ABOVE` cells the lanes are strips without numerals;
-    the drawing says so. ``title`` stands in for the schedule's name.
+    The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are
+    strips without numerals; above `layout.LANES` ranks, or where strips are too large, edges are rounded more and
+    lanes left out. The drawing says so. ``title`` stands in for the schedule's name.
     """
     cells = cells_of(schedule, timeline, memory)
+    detail: Detail | None = first_detail(cells)
+    while detail:
+        result = _drawn(cells, timeline, memory, title or schedule.name, detail)
+        size = len(result.text.encode())
+        if size <= LIMIT:
+            return result
+        detail = detail.coarser(size / LIMIT, schedule.ranks)
+    raise CompilerBug("draw", f"a drawing of two lanes of strips takes {size} bytes")
+
+
+def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail) -> Picture:
+    schedule = cells.schedule
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
     highest = max((curve.peak for curve in curves), default=0.0)
-    as_strips = len(cells) > STRIPS_ABOVE
-    scale, plot_width = plot_size(cells)
+    scale, plot_width = plot_size(cells, detail.strips)
     stages = frame.stage_texts(cells)
-    left = MARGIN + (GUTTER if as_strips else frame.gutter_width(stages))
+    left = MARGIN + (GUTTER if detail.strips else frame.gutter_width(stages))
     width = left + plot_width + GUTTER + MARGIN
 
-    name = title or schedule.name
     head, y = frame.header(name, first_sentence(schedule.doc), _header_facts(schedule, timeline, memory), width)
     held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
-    key, y = frame.legend(cells, held, as_strips, y, width)
-    layout = Layout(scale, left, y + 30, plot_width, STRIP_LANE if as_strips else LANE, schedule.ranks, as_strips)
+    key, y = frame.legend(cells, held, detail.strips, y, width)
+    rows = STRIP_LANE if detail.strips else LANE
+    layout = Layout(scale, left, y + 30, plot_width, rows, schedule.ranks, detail)
     parts = [*head, *key, *frame.axis(cells, layout)]
     parts += frame.gutter(cells, layout, stages, [f"peak {quantity(curve.peak)}" for curve in curves])
-    lane = strips.lane if as_strips else lanes.lane
-    for rank, curve in enumerate(curves):
-        parts += lane(cells, rank, layout)
-        shown = strips.coarse(curve, cells.makespan, layout) if as_strips else curve
-        parts += lanes.memory(shown, highest, rank, layout)
-    foot, bottom = frame.footer(layout, strips.note(cells, layout) if as_strips else "")
-    return document([*parts, *foot], width, bottom, name, schedule.doc)
+    for rank in layout.shown:
+        if detail.strips:
+            parts += strips.lane(cells, rank, layout)
+            parts += strips.memory(curves[rank], cells.makespan, highest, rank, layout)
+        else:
+            parts += lanes.lane(cells, rank, layout)
+            parts += lanes.memory(curves[rank], highest, rank, layout)
+    note = strips.note(cells, layout) if detail.strips else ""
+    foot, bottom = frame.footer(layout, note)
+    doc = schedule.doc if len(schedule.doc) <= _LONGEST_DOC else schedule.doc[:_LONGEST_DOC] + "…"
+    return Picture(document([*parts, *foot], width, bottom, name, doc), note)
 
 
 def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
