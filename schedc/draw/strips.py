@@ -16,6 +16,7 @@ Ints = npt.NDArray[np.int64]
 _TENTHS = 10
 """Steps per px of the memory curve."""
 
+
 def note(cells: Cells, layout: Layout) -> str:
     """What a drawing of strips leaves out, for its foot."""
     grain = cells.makespan / layout.detail.columns
