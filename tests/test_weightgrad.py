@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.weightgrad import WeightSink, install, uninstall
+from schedc_runtime.weightgrad import Vectors, WeightSink, install, uninstall
 
 
 class Net(nn.Module):
@@ -57,10 +57,10 @@ def test_same_bits_at_once_deferred_and_plain(dtype: torch.dtype, shape: tuple[i
     for m, ids in enumerate(batches):
         step(plain, ids)
         step(models[0], ids)
-        sinks[1].defer(m)
-        step(models[1], ids)
-        assert len(sinks[1].pending[m]) == 3
-    assert models[1].embed.weight.grad is None
+        with sinks[1].deferring(m, Vectors(models[1]).late()):
+            step(models[1], ids)
+        assert len(sinks[1].pending[m]) == 5  # two products, the embedding, and what autograd has of the norm
+    assert not any(gradient is not None for gradient in grads(models[1]).values())
     for m in range(3):
         sinks[1].flush(m)
     for model in models:
@@ -77,10 +77,10 @@ def assert_no_work(prepare: Callable[[Net], object], run: Callable[[Net, Tensor]
     prepare(model)
     sink = WeightSink()
     install(model, sink)
-    sink.defer(0)
     ids = torch.randint(0, 9, (3, 4))
     run(plain, ids)
-    run(model, ids)
+    with sink.deferring(0):
+        run(model, ids)
     assert not sink.pending[0]
     assert_same(model, plain)
 
@@ -145,9 +145,8 @@ def test_a_deep_copy_has_its_own_layers_and_sink() -> None:
     sink = WeightSink()
     install(model, sink)
     twin = copy.deepcopy(model)
-    sink.defer(0)
-    ids = torch.ones(2, 3, dtype=torch.int64)
-    step(twin, ids)
+    with sink.deferring(0):
+        step(twin, torch.ones(2, 3, dtype=torch.int64))
     assert not sink.pending[0]
     assert twin.up.weight.grad is not None
     assert model.up.weight.grad is None
@@ -170,8 +169,8 @@ def test_checkpointing_defers_once_and_runs_the_forward_twice(reentrant: bool) -
         torch.sin(out).sum().backward()
 
     run(plain)
-    sink.defer(7)
-    run(model)
+    with sink.deferring(7):
+        run(model)
     assert len(sink.pending[7]) == 3
     sink.flush(7)
     assert len(calls) == 2
@@ -196,7 +195,45 @@ def test_a_weight_used_twice_is_summed_the_same_in_both_modes() -> None:
     install(deferred, sinks[1])
     x = torch.randn(5, 4)
     at_once(x).sum().backward()
-    sinks[1].defer(0)
-    deferred(x).sum().backward()
+    with sinks[1].deferring(0):
+        deferred(x).sum().backward()
     sinks[1].flush(0)
     assert_same(at_once, deferred)
+
+
+def test_a_bias_is_left_to_autograd_alone_if_it_must_be() -> None:
+    """Hooked, its gradient appears at once, while that of its weight waits; frozen, it gets none."""
+    model = Net()
+    sink = WeightSink()
+    install(model, sink)
+    seen: list[Tensor] = []
+    model.up.bias.register_hook(seen.append)
+    model.norm.bias.requires_grad_(False)
+    model.norm.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    with sink.deferring(0, Vectors(model).late()):
+        step(model, torch.ones(2, 3, dtype=torch.int64))
+    assert len(seen) == 2
+    assert {name for name, grad in grads(model).items() if grad is not None} == {"up.bias", "norm.weight"}
+    sink.flush(0)
+    assert {name for name, grad in grads(model).items() if grad is None} == {"norm.bias"}
+
+
+def test_gradients_that_are_there_stay_while_a_backward_is_deferred() -> None:
+    """Vectors that two layers share are added once, and a backward that fails leaves what was there before it."""
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model[2].weight = model[0].weight
+    plain = copy.deepcopy(model)
+    sink = WeightSink()
+    install(model, sink)
+    xs = torch.randn(3, 5, 4)
+    for m, x in enumerate(xs):
+        plain(x).sin().sum().backward()
+        with sink.deferring(m, Vectors(model).late()):
+            model(x).sin().sum().backward()
+        sink.flush(m)
+    assert_same(model, plain)
+    output = model(xs[0]).sin()
+    output.register_hook(lambda grad: 1 // 0)
+    with pytest.raises(ZeroDivisionError), sink.deferring(3, Vectors(model).late()):
+        output.sum().backward()
+    assert_same(model, plain)

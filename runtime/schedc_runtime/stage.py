@@ -27,7 +27,7 @@ from schedc_runtime.memory.recompute import MicrobatchRecorder, Recomputation, d
 from schedc_runtime.memory.recompute import install as install_regions
 from schedc_runtime.memory.recompute import uninstall as uninstall_regions
 from schedc_runtime.memory.whole import Beginning, Beginnings, letting_go
-from schedc_runtime.weightgrad import WeightSink, install, uninstall
+from schedc_runtime.weightgrad import Vectors, WeightSink, install, uninstall
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
@@ -83,6 +83,7 @@ class Stage:
         self._sink = WeightSink()
         self._memory = Recomputation(Recompute(), None, False)
         self._beginnings = Beginnings(module)
+        self._vectors = Vectors(module)
         if deferring:
             install(module, self._sink)
 
@@ -196,11 +197,10 @@ class Stage:
         if defer:
             if not self.deferring:
                 raise StageError(f"stage {self.index} was made without deferred weight gradients", "deferring=True")
-            self._sink.defer(microbatch)
-        try:
+            with self._sink.deferring(microbatch, self._vectors.late()):
+                self._differentiate(held, output_grads)
+        else:
             self._differentiate(held, output_grads)
-        finally:
-            self._sink.at_once()
         return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in held.inputs])
 
     def weight(self, microbatch: int) -> None:
@@ -256,7 +256,6 @@ class Stage:
         self._held.clear()
         self.kept.clear()
         self._sink.pending.clear()
-        self._sink.at_once()
         self.losses = {}
 
     def release(self) -> None:

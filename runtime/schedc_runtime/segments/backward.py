@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.flight import Moved, Ran, Tensors
 from schedc_runtime.segments.flying import FlyingStage
 from schedc_runtime.stage import differentiate
-from schedc_runtime.weightgrad import WeightWork
+from schedc_runtime.weightgrad import unhooked
 
 
 class BackwardSteps(FlyingStage):
@@ -55,22 +55,13 @@ class BackwardSteps(FlyingStage):
             flight.give(value, node, leaves)
 
     def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
-        """Gradients that autograd itself adds to a parameter of several segments become weight work as well."""
-        shared = self._shared.get(node, ())
-        before = [parameter.grad for parameter in shared]
-        for parameter in shared:
-            parameter.grad = None
-        self._sink.defer(self._key(microbatch, node))
-        try:
+        """What autograd itself adds to a vector, or to a parameter of several segments, becomes weight work as well."""
+        key = self._key(microbatch, node)
+        shared, vectors = self._late.get(node, ((), ()))
+        with self._sink.deferring(key, (*shared, *unhooked(vectors))):
             differentiate(tuple([edge for edge, _ in pairs]), tuple([gradient for _, gradient in pairs]))
-        finally:
-            self._sink.at_once()
-            for parameter, grad in zip(shared, before, strict=True):
-                made, parameter.grad = parameter.grad, grad
-                if made is not None:
-                    self._sink.pending[self._key(microbatch, node)].append(WeightWork(parameter, _as_made, made, made))
-        if not self._sink.pending[self._key(microbatch, node)]:
-            del self._sink.pending[self._key(microbatch, node)]
+        if not self._sink.pending[key]:
+            del self._sink.pending[key]
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending the gradients of an exchange back; nothing where none are wanted, which all ranks know."""
@@ -149,8 +140,3 @@ class BackwardSteps(FlyingStage):
             widths[value] = sum(entry in self._input.tensors for entry in entries)
             place += child.num_leaves
         return widths
-
-
-def _as_made(inputs: Tensor, grad: Tensor, parameter: nn.Parameter, options: Any) -> Tensor:
-    """The compute of weight work whose gradient is there already."""
-    return grad

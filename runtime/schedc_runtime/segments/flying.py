@@ -84,9 +84,14 @@ class FlyingStage(Stage):
         return draws(self.module)
 
     @cached_property
-    def _shared(self) -> dict[int, tuple[nn.Parameter, ...]]:
-        """By node: its parameters that other nodes have too."""
-        return {node: self.graph.shared_parameters(node) for node in self.graph.sharing}
+    def _late(self) -> dict[int, tuple[tuple[nn.Parameter, ...], tuple[nn.Parameter, ...]]]:
+        """By node with a step for weight gradients: its parameters that other nodes have too, and its own vectors."""
+        found = {}
+        for node in self.shape.weights:
+            shared = self.graph.shared_parameters(node)
+            others = set(map(id, shared))
+            found[node] = shared, tuple(p for p in self.graph.parameters(node) if p.dim() <= 1 and id(p) not in others)
+        return found
 
     def bind(self, input: Boundary, output: Boundary) -> None:
         super().bind(input, output)
