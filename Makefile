@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser demo test check bench figures clean
+.PHONY: setup browser trainers demo test check bench figures clean
 
 setup: $(READY)
 
@@ -16,6 +16,15 @@ $(READY): pyproject.toml constraints.txt
 browser:  ## for tests/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
+
+trainers: build/trainers/.ready  ## for tests/test_trainers.py, which is skipped without it: torchtitan and NeMo AutoModel
+
+# Without their dependencies, which would move the pins above (NeMo AutoModel wants another transformers).
+build/trainers/.ready: constraints.txt | setup
+	rm -rf build/trainers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trainers -c constraints.txt \
+	  torchtitan nemo-automodel tyro docstring-parser dill spmd-types
+	touch $@
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev

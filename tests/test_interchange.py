@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -307,22 +306,6 @@ def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> No
 # Targets.
 
 
-def test_torchtitan_gets_the_name_that_places_the_stages() -> None:
-    for name, placing, ranks in (
-        ("zbh1", "1F1B", 4),
-        ("zbv", "DualPipeV", 4),
-        ("interleaved_1f1b", "Interleaved1F1B", 4),
-    ):
-        lines = tomllib.loads(schedc("export", name, "--to", "torchtitan").stdout)
-        assert lines["parallelism"] == {
-            "pipeline_parallel_degree": ranks,
-            "pipeline_parallel_schedule": placing,
-            "pipeline_parallel_schedule_csv": f"{name}.csv",
-            "pipeline_parallel_microbatch_size": 1,
-        }
-        assert lines["training"]["local_batch_size"] == at(name).microbatches
-
-
 def test_megatron_flags() -> None:
     def flags(*arguments: str) -> list[str]:
         result = schedc("export", *arguments, "--to", "megatron")
@@ -351,7 +334,6 @@ def test_megatron_flags() -> None:
     ("name", "target", "code", "why"),
     [
         ("dualpipe", "csv-lowered", "S603", "stage 0 would live on ranks 0 and 7"),
-        ("dualpipe", "torchtitan", "S603", "`dualpipev` is the nearest"),
         ("dualpipe", "megatron", "S603", "a stage lives on one"),
         ("zbv", "megatron", "S607", "Megatron puts stage s on rank s mod P"),
         ("zbh1", "megatron", "S607", "op 4 of rank 0 is 0I0, where Megatron runs 0B0"),

@@ -35,11 +35,11 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.draw import palette
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
+from schedc.emit.csv_trainers import to_nemo_automodel, to_torchtitan
 from schedc.emit.dot import to_dot
 from schedc.emit.megatron import to_megatron
 from schedc.emit.torch_csv import from_torch_csv, to_torch_csv
 from schedc.emit.torch_lowered import to_lowered_csv
-from schedc.emit.torchtitan import to_torchtitan
 from schedc.emit.trace import to_trace
 from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.ops import OpKind
@@ -323,7 +323,7 @@ def test_all_ranks_of_a_group_dispatch_again_or_none() -> None:
 def test_targets_that_have_no_such_op_say_so() -> None:
     schedule = orders.schedule(["0F0 0R0 0B0"], linear(1, 1))
     program = insert_communication(schedule)
-    for write in (to_torch_csv, to_torchtitan, to_megatron):
+    for write in (to_torch_csv, to_torchtitan, to_nemo_automodel, to_megatron):
         with pytest.raises(DiagnosticError) as caught:
             write(schedule)
         assert [d.code for d in caught.value.diagnostics] == ["S609"]

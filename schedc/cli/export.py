@@ -44,9 +44,15 @@ def _lowered(schedule: Schedule, costs: Costs) -> str:
 
 
 def _torchtitan(schedule: Schedule, _costs: Costs) -> str:
-    from schedc.emit.torchtitan import to_torchtitan
+    from schedc.emit.csv_trainers import to_torchtitan
 
     return to_torchtitan(schedule)
+
+
+def _nemo_automodel(schedule: Schedule, _costs: Costs) -> str:
+    from schedc.emit.csv_trainers import to_nemo_automodel
+
+    return to_nemo_automodel(schedule)
 
 
 def _megatron(schedule: Schedule, _costs: Costs, layout: str | None = None) -> str:
@@ -97,7 +103,8 @@ def _json(schedule: Schedule, costs: Costs) -> str:
 EXPORTS: Mapping[str, Export] = {
     "csv": Export("torch's schedule CSV, one line of ops per rank", _csv),
     "csv-lowered": Export("the same with messages, gathers and reductions", _lowered, trains=True),
-    "torchtitan": Export("the configuration lines that go with the CSV", _torchtitan, trains=True),
+    "torchtitan": Export("torchtitan's flags that go with the CSV", _torchtitan, trains=True),
+    "nemo": Export("the lines of a NeMo AutoModel recipe that go with the CSV", _nemo_automodel, trains=True),
     "megatron": Export("Megatron's flags", _megatron, trains=True),
     "trace": Export("the predicted timeline for Perfetto and chrome://tracing", _trace),
     "dot": Export("the dependency graph of a small schedule for graphviz, critical path marked", _dot),

@@ -53,9 +53,9 @@ S6: tuple[Code, ...] = (
     Code(
         "S607",
         "another trainer cannot run this schedule",
-        "Megatron makes its orders itself (1F1B, interleaved 1F1B, and the latter with overlapped pairs), torchtitan "
-        "places stages round robin or on a V, and none of them has segments of a sequence. The message says where the "
-        "schedule differs and which one is nearest. Raised by `schedc export`.",
+        "Megatron makes its orders itself (1F1B, interleaved 1F1B, and the latter with overlapped pairs). torchtitan "
+        "and NeMo AutoModel place stages round robin or on a V, on two ranks or more. None of them has segments of a "
+        "sequence. The message says where the schedule differs and which one is nearest. Raised by `schedc export`.",
     ),
     Code(
         "S608",
