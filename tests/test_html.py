@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -23,6 +24,7 @@ from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.chart import Chart
+from schedc.draw.html.columns import in_steps
 from schedc.draw.html.page import draw_html
 from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
@@ -76,6 +78,30 @@ class Reader(HTMLParser):
         return json.loads(self.data)
 
 
+def tables_of(data: Any) -> list[dict[str, dict[str, Any]]]:
+    """Per chart of a page's data its tables, each a dict of columns: read back as the page reads them."""
+    packed, at = zlib.decompress(base64.b64decode(data["packed"])), 0
+    charts = []
+    for chart in data["charts"]:
+        tables: dict[str, dict[str, Any]] = {}
+        for name, table in chart["tables"].items():
+            columns = tables[name] = {}
+            for column, head in table["columns"].items():
+                values = np.full(table["count"], head["low"])
+                for place in range(head["width"]):
+                    values += np.frombuffer(packed, np.uint8, table["count"], at).astype(np.int64) << 8 * place
+                    at += table["count"]
+                values = np.cumsum(values) if head["running"] else values
+                assert not head["whole"] or np.array_equal(values, values.astype(np.int32))
+                columns[column] = values / 10.0 ** head["decimals"] if head["decimals"] else values
+            if "wait" in columns:
+                edges = np.cumsum(np.stack([columns["wait"], columns["length"]], 1).ravel())
+                columns["start"], columns["end"] = edges.reshape(-1, 2).T / 10.0 ** chart["timeDecimals"]
+        charts.append(tables)
+    assert at == len(packed)
+    return charts
+
+
 def hostile(payload: str) -> Chart:
     schedule = random_schedule(7)
     return chart_of(replace(schedule, name=payload, doc=payload, sizes={payload: 1}, phases=(payload,)))
@@ -106,25 +132,47 @@ def test_the_policy_names_what_the_page_holds_and_nothing_else() -> None:
     assert not re.search(r"https?://|//#|@import|url\(|innerHTML|eval\(", read.script + read.style)
 
 
-@pytest.mark.parametrize("costs", [Costs(), Costs(F=0.1, I=0.7, W=1 / 3, p2p=0.05)])
+@pytest.mark.parametrize("costs", [Costs(), Costs(F=0.1, I=0.7, W=1 / 3, p2p=0.05), Costs(F=3e13, W=1e-3)])
 def test_the_data_are_the_analyses(costs: Costs) -> None:
     for seed in range(8):
         chart = chart_of(random_schedule(seed), costs)
         page = draw_html([chart])
         assert page == draw_html([chart])
-        (data,) = Reader(page).page_data["charts"]
-        known, cells = chart.timeline.dependencies, data["cells"]
-        np.testing.assert_allclose(cells["start"], chart.timeline.start, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(cells["end"], chart.timeline.end, rtol=1e-9, atol=1e-9)
-        assert cells["bound"] == chart.timeline.bound_by.tolist()
-        assert cells["stage"] == chart.schedule.stage[known.first].tolist()
-        assert data["critical"] == chart.critical.tolist()
-        pairs = np.array(cells.get("microbatch2", np.full(len(known), -1)))
+        read = Reader(page).page_data
+        ((data,), (tables,)) = read["charts"], tables_of(read)
+        known, cells, gaps = chart.timeline.dependencies, tables["cells"], tables["gaps"]
+        close = 1e-11 * chart.timeline.makespan
+        np.testing.assert_allclose(cells["start"], chart.timeline.start, rtol=0, atol=close)
+        np.testing.assert_allclose(cells["end"], chart.timeline.end, rtol=0, atol=close)
+        assert (cells["bound"] + np.arange(len(known))).tolist() == chart.timeline.bound_by.tolist()
+        assert cells["stage"].tolist() == chart.schedule.stage[known.first].tolist()
+        assert cells["microbatch"].tolist() == chart.schedule.microbatch[known.first].tolist()
+        assert tables["path"]["cell"].tolist() == chart.critical.tolist()
+        pairs = cells.get("microbatch2", np.full(len(known), -1))
         assert (pairs >= 0).tolist() == known.pairs.tolist()
-        np.testing.assert_allclose(np.sum(data["totals"], axis=0), data["bubble"], atol=1e-9)
-        held = np.array(cells["held"])
+        for name in ("rank", "cell"):
+            assert gaps[name].tolist() == getattr(chart.bubbles, name).tolist()
+        np.testing.assert_allclose(gaps["start"], chart.bubbles.start, rtol=0, atol=close)
+        for part, expected in enumerate(chart.bubbles.parts):
+            np.testing.assert_allclose(gaps[f"part{part}"], expected, rtol=0, atol=close)
+        np.testing.assert_allclose(np.sum(data["totals"], axis=0), data["bubble"], atol=10 * close)
+        held = cells["held"]
         peaks = [held[known.rank_start[r] : known.rank_start[r + 1]].max(initial=0) for r in range(data["ranks"])]
         assert peaks == data["peaks"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [0.0, 0.0], [0.1, 0.2, 0.1 + 0.2], [1 / 3, 1e-9, 2e5], [2.0**53 - 1, 1.0], [1e-280, 3e-281], [7e15, 0.5]],
+)
+def test_numbers_keep_twelve_digits_of_the_largest_in_as_few_steps_as_hold_them(values: list[float]) -> None:
+    given = np.array(values)
+    (steps,) = in_steps(given)
+    np.testing.assert_allclose(
+        steps.values / 10.0**steps.decimals, given, rtol=0, atol=5e-12 * np.abs(given).max(initial=0)
+    )
+    if given.size > 2 and given[0] == 0.1:
+        assert (steps.values.tolist(), steps.decimals) == ([1, 2, 3], 1)
 
 
 # In a browser

@@ -1,8 +1,9 @@
-"""What the page knows of a schedule, as JSON: columns over cells and gaps, safe inside a script element."""
+"""What the page is given of a schedule, as JSON safe inside a script element: texts, figures, and packed columns."""
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,9 @@ import numpy.typing as npt
 from schedc.analysis.bubbles import CLASSES
 from schedc.draw import palette
 from schedc.draw.chart import Chart, longest
+from schedc.draw.html.columns import Packer, Steps, in_steps
 from schedc.draw.markup import plain
 from schedc.ir.ops import FACTS, LETTERS, OpKind
-
-_DIGITS = 12
-"""Decimal digits that times keep, counted from the first of the largest."""
 
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
@@ -26,8 +25,9 @@ def page_data(charts: Sequence[Chart]) -> str:
 
     kinds: letter and name of each op kind, by its value; classes: names of `schedc.analysis.bubbles.CLASSES`;
     fills: the two shades of each kind; inks, phaseTints: see `schedc.draw.palette`; longest: the common time axis;
-    charts: see `chart_data`.
+    charts: see `chart_data`; packed: base64 of the columns of all their tables, see `schedc.draw.html.columns`.
     """
+    packer = Packer()
     page = {
         "kinds": [{"letter": LETTERS[kind], "name": FACTS[kind].name} for kind in OpKind],
         "classes": CLASSES,
@@ -35,53 +35,66 @@ def page_data(charts: Sequence[Chart]) -> str:
         "inks": palette.INKS,
         "phaseTints": palette.PHASES,
         "longest": longest(charts),
-        "charts": [chart_data(chart) for chart in charts],
+        "charts": [chart_data(chart, packer) for chart in charts],
+        "packed": b64encode(packer.deflated()).decode(),
     }
     return json.dumps(page, separators=(",", ":")).translate(_ESCAPES)
 
 
-def chart_data(chart: Chart) -> dict[str, Any]:
-    """A chart as plain lists.
+def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
+    """A chart: texts and figures as they are, and three tables whose columns go to ``packer``.
 
-    Cells are columns ``kind``, ``stage``, ``microbatch``, ``start``, ``end``, ``phase``, ``bound``
-    (`Timeline.bound_by`), ``held`` (at most, while it runs) and ``after``; of overlapped pairs also ``kind2``,
-    ``stage2``, ``microbatch2`` (-1 for single ops) and ``middle``, where the second half begins. Rank r has cells
-    rankStart[r] ..< rankStart[r + 1]. ``chunk`` is by pipe and stage. Gaps are columns too, and ``parts`` and
-    ``totals`` are by class.
+    cells: ``kind``, ``stage``, ``microbatch``, ``phase``, ``bound`` (`Timeline.bound_by`, less the cell's number),
+    ``held`` (at most, while it runs), ``after``; ``wait``, from the end of the cell before it in the table to its
+    start, and ``length``; where pairs overlap also ``kind2``, ``stage2``, ``microbatch2`` (-1 for single ops) and
+    ``lead``, from the start to where the second half begins. These three times are whole steps of
+    10**-timeDecimals. Rank r has cells rankStart[r] ..< rankStart[r + 1].
+    gaps: ``rank``, ``cell``, ``wait`` and ``length`` likewise, and ``part0`` ..., its time in each class.
+    path: ``cell``, the critical path.
+    ``chunk`` is by pipe and stage, ``totals`` by class and rank, ``used`` the op kinds that occur.
     """
     schedule, cells, bubbles = chart.schedule, chart.cells, chart.bubbles
-    number = {name: i for i, name in enumerate(cells.phase_names)}
-    columns: dict[str, npt.NDArray[Any]] = {
-        "kind": schedule.kind[cells.first],
-        "stage": schedule.stage[cells.first],
-        "microbatch": schedule.microbatch[cells.first],
-        "start": cells.start,
-        "end": cells.end,
-        "phase": cells.phase,
-        "bound": chart.timeline.bound_by,
-        "held": np.maximum(cells.inside, _before(chart)),
-        "after": cells.after,
+    start, end, middle, gap_start, gap_end, *parts = in_steps(
+        cells.start, cells.end, cells.middle, bubbles.start, bubbles.end, *bubbles.parts
+    )
+    held, after = in_steps(np.maximum(cells.inside, _before(chart)), cells.after)
+    bound = chart.timeline.bound_by
+    columns = {
+        "kind": _whole(schedule.kind[cells.first]),
+        "stage": _whole(schedule.stage[cells.first]),
+        "microbatch": _whole(schedule.microbatch[cells.first]),
+        "phase": _whole(cells.phase),
+        "bound": _whole(bound - np.arange(bound.size)),
+        "held": held,
+        "after": after,
+        **_times(start, end),
     }
-    if (cells.second >= 0).any():
+    paired = cells.second >= 0
+    if paired.any():
         for name in ("kind", "stage", "microbatch"):
-            columns[f"{name}2"] = np.where(cells.second >= 0, getattr(schedule, name)[cells.second], -1)
-        columns["middle"] = cells.middle
+            columns[f"{name}2"] = _whole(np.where(paired, getattr(schedule, name)[cells.second], -1))
+        columns["lead"] = _less(middle, start)
+    gaps = {"rank": _whole(bubbles.rank), "cell": _whole(bubbles.cell), **_times(gap_start, gap_end)}
+    gaps |= {f"part{i}": part for i, part in enumerate(parts)}
     return {
         "title": chart.title,
         "summary": chart.summary,
         "facts": chart.facts,
         "ranks": schedule.ranks,
+        "timeDecimals": start.decimals,
         "p2p": chart.p2p,
         "makespan": _numbers(np.array([chart.timeline.makespan]))[0],
         "unit": "memory" if chart.weighted else "activations",
-        "phases": [plain(name) for name in number],
+        "phases": [plain(name) for name in cells.phase_names],
+        "used": np.unique(schedule.kind).tolist(),
         "rankStart": _numbers(cells.rank_start),
         "firstMicrobatch": list(schedule.placement.first_microbatch),
         "chunk": schedule.placement.chunk_of.tolist(),
-        "cells": {name: _numbers(column) for name, column in columns.items()},
-        "critical": _numbers(chart.critical),
-        "gaps": {name: _numbers(getattr(bubbles, name)) for name in ("rank", "start", "end", "cell")},
-        "parts": [_numbers(part) for part in bubbles.parts],
+        "tables": {
+            "cells": packer.table(columns, running=("microbatch", "microbatch2", "held", "after")),
+            "gaps": packer.table(gaps, running=("rank", "cell")),
+            "path": packer.table({"cell": _whole(chart.critical)}, running=("cell",)),
+        },
         "totals": [_numbers(total) for total in bubbles.totals],
         "busy": _numbers(chart.timeline.busy),
         "bubble": _numbers(chart.timeline.bubble),
@@ -95,11 +108,22 @@ def _before(chart: Chart) -> npt.NDArray[np.float64]:
     return np.where(previous >= 0, chart.cells.after[previous], 0.0)
 
 
+def _whole(values: npt.NDArray[Any]) -> Steps:
+    return in_steps(values)[0]
+
+
+def _less(minuend: Steps, subtrahend: Steps) -> Steps:
+    return Steps(minuend.values - subtrahend.values)
+
+
+def _times(start: Steps, end: Steps) -> dict[str, Steps]:
+    """Times as what they mostly repeat: the wait since the end before, mostly none, and the length."""
+    before = np.concatenate([[0], end.values[:-1]])[: end.values.size]
+    return {"wait": Steps(start.values - before), "length": _less(end, start)}
+
+
 def _numbers(values: npt.NDArray[Any]) -> list[Any]:
     """The values as JSON writes them shortest: whole numbers without a point, others without digits of rounding."""
-    if not values.size or np.issubdtype(values.dtype, np.integer):
-        return values.tolist()  # type: ignore[no-any-return]
-    largest = float(np.abs(values).max())
-    rounded = np.round(values, int(_DIGITS - np.ceil(np.log10(largest)))) if largest > 0 else values
-    whole = largest < 2**53 and bool((rounded == np.trunc(rounded)).all())
-    return rounded.astype(np.int64).tolist() if whole else rounded.tolist()  # type: ignore[no-any-return]
+    (column,) = in_steps(values)
+    exact = column.values if column.decimals == 0 else column.values / 10.0**column.decimals
+    return exact.tolist()  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from schedc.draw.html.data import page_data
 from schedc.draw.markup import content
 
 _ASSETS = Path(__file__).with_name("assets")
-_SCRIPTS = ("model.js", "view.js", "paint.js", "lanes.js", "panels.js", "main.js")
+_SCRIPTS = ("columns.js", "model.js", "view.js", "paint.js", "lanes.js", "panels.js", "main.js")
 
 
 def draw_html(charts: Sequence[Chart]) -> str:
@@ -24,7 +24,8 @@ def draw_html(charts: Sequence[Chart]) -> str:
     no other script. Names and documentation reach it as JSON or escaped text only.
     """
     style = _asset("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_asset, _SCRIPTS)) + "\n})();\n"
+    body = ["(async () => {", *map(_asset, _SCRIPTS), "})().catch(sayWhyNot);"]
+    script = "\n".join(['"use strict";', _asset("failure.js"), *body, ""])
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
     parts = {
         "policy": policy,

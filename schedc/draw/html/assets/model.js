@@ -1,16 +1,20 @@
 // The schedules of the page: columns over cells, found by time, named, and the reason for each wait.
-const page = JSON.parse(document.getElementById("data").textContent);
 const EPSILON = 1e-9 * Math.max(page.longest, Number.MIN_VALUE);
 
+const readTable = tableReader(await inflated(page.packed));
 const charts = page.charts.map((raw) => {
-  const cells = raw.cells;
+  const cells = withTimes(readTable(raw.tables.cells), raw.timeDecimals);
+  for (let cell = 0; cell < cells.bound.length; cell++) cells.bound[cell] += cell;
+  const gaps = withTimes(readTable(raw.tables.gaps), raw.timeDecimals);
+  const parts = page.classes.map((_, i) => gaps[`part${i}`]);
+  const critical = readTable(raw.tables.path).cell;
   const marked = new Uint8Array(cells.start.length);
-  for (const cell of raw.critical) marked[cell] = 1;
+  for (const cell of critical) marked[cell] = 1;
   const gapStart = new Int32Array(raw.ranks + 1);
-  for (const rank of raw.gaps.rank) gapStart[rank + 1]++;
+  for (const rank of gaps.rank) gapStart[rank + 1]++;
   for (let rank = 0; rank < raw.ranks; rank++) gapStart[rank + 1] += gapStart[rank];
   const highest = raw.peaks.reduce((a, b) => Math.max(a, b), 0);
-  return { ...raw, paired: "kind2" in cells, marked, gapStart, highest };
+  return { ...raw, cells, gaps, parts, critical, paired: "kind2" in cells, marked, gapStart, highest };
 });
 
 const shortNumber = (value) => String(Number(value.toPrecision(6)));

@@ -40,7 +40,7 @@ function legendItem(fills, text, strength = 1) {
 function buildLegend() {
   byId("legend").replaceChildren();
   const chunks = Math.max(...charts.map((chart) => Math.max(...chart.chunk.flat()) + 1));
-  const used = new Set(charts.flatMap((chart) => [...new Set([...chart.cells.kind, ...(chart.cells.kind2 ?? [])])]));
+  const used = new Set(charts.flatMap((chart) => chart.used));
   page.kinds.forEach((kind, value) => {
     if (used.has(value)) legendItem(page.fills[value].slice(0, chunks), `${kind.letter} ${kind.name}`);
   });
