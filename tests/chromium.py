@@ -48,7 +48,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +61,9 @@ class Browser:
             self._process.kill()
             self._process.wait()
         os.close(self._in)
+
+    def resize(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Calls a method of the protocol and waits for its result."""
@@ -97,10 +100,11 @@ class Browser:
             case "Log.entryAdded" if parameters["entry"]["level"] == "error":
                 self.faults.append(json.dumps(parameters["entry"]))
 
-    def open(self, page: Path) -> None:
-        """Loads a file, and waits until its script has drawn."""
+    def open(self, page: Path, fragment: str = "") -> None:
+        """Loads a file, and waits until its script has drawn. ``fragment``: what follows the path in the address."""
+        self.call("Page.navigate", url="about:blank")  # another fragment alone would load nothing
         self.faults, self.urls = [], []
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page.as_uri() + fragment)
         self.wait_for("document.readyState === 'complete' && !!document.getElementById('canvas')?.dataset.to")
 
     def value(self, expression: str) -> Any:

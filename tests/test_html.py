@@ -175,6 +175,20 @@ def test_numbers_keep_twelve_digits_of_the_largest_in_as_few_steps_as_hold_them(
         assert (steps.values.tolist(), steps.decimals) == ([1, 2, 3], 1)
 
 
+def test_names_of_phases_can_be_read_in_light_and_dark() -> None:
+    style = Reader(draw_html([named("1f1b")])).style
+    for part in (style.partition("@media")[0], style.partition("@media")[2]):
+        paper, ink, strength = (
+            re.findall(rf"--{name}: ([^;]+);", part)[0] for name in ("paper", "text", "phase-strength")
+        )
+        for tint in palette.PHASES:
+            mixed = [
+                round(int(tint[i : i + 2], 16) * float(strength) + int(paper[i : i + 2], 16) * (1 - float(strength)))
+                for i in (1, 3, 5)
+            ]
+            assert palette.contrast(ink, "#" + "".join(f"{part:02x}" for part in mixed)) >= 4.5
+
+
 # In a browser
 
 
@@ -189,10 +203,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 class Seen:
     """A page in the browser, with places of lanes and times on the screen."""
 
-    def __init__(self, browser: Browser, path: Path, *charts: Chart) -> None:
+    def __init__(self, browser: Browser, path: Path, *charts: Chart, fragment: str = "") -> None:
         path = path / "page.html"
         path.write_text(draw_html(charts), encoding="utf-8")
-        browser.open(path)
+        browser.open(path, fragment)
         self.browser = browser
         assert browser.urls == [path.as_uri()], "the page loads nothing but itself"
 
@@ -211,7 +225,7 @@ class Seen:
         state = self.browser.value("({...canvas.dataset})")
         gutter, low, high = (float(state[name]) for name in ("gutter", "from", "to"))
         scale = (box["width"] - gutter - float(state["right"])) / (high - low)
-        first = box["top"] + float(state["tops"].split()[chart]) - float(state["scroll"]) + 8
+        first = box["top"] + float(state["tops"].split()[chart]) - float(state["scroll"]) + float(state["phases"]) + 8
         return [(box["left"] + gutter + (t - low) * scale, first + rank * float(state["pitch"])) for t, rank in places]
 
     def hover(self, time: float, rank: int, chart: int = 0) -> list[str]:
@@ -334,6 +348,97 @@ def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
     browser.key("Escape")
     assert (seen.state("cell"), seen.state("microbatch")) == ("", "-1")
     seen.finish()
+
+
+def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("1f1b", P=4, M=8))
+    x, y = seen.at(11.5, 0)
+    for key, time in (("c", 11.2), ("+", 11.4), ("ArrowLeft", 11.6), ("Escape", 11.8)):
+        assert seen.hover(time, 0) != []
+        browser.value("canvas.focus()")
+        browser.key(key)
+        assert browser.value("tip.hidden"), key
+    browser.key("0")
+    browser.mouse("Moved", *(still := seen.at(11.5, 0)))
+    browser.key("+")
+    browser.mouse("Moved", *still)  # as browsers do when a page moves under a pointer at rest
+    assert browser.value("tip.hidden")
+    browser.mouse("Moved", x + 1, y)
+    browser.mouse("Wheel", x + 1, y, deltaX=0, deltaY=-300)
+    shown = browser.value("tip.textContent")
+    browser.mouse("Wheel", x + 1, y, deltaX=0, deltaY=300)
+    browser.mouse("Wheel", x + 1, y, deltaX=400, deltaY=0)
+    assert browser.value("tip.textContent") != shown, "the tooltip tells what is under the pointer by now"
+    seen.finish()
+
+
+def test_phases_are_named_over_the_lanes(browser: Browser, tmp_path: Path) -> None:
+    chart = named("dualpipev", P=4, M=10)
+    seen = Seen(browser, tmp_path, chart)
+    assert seen.number("phases") >= 12
+    names, runs = chart.cells.phase_names, chart.cells.phase_runs(1)
+    for number, start, end in runs:
+        x, y = seen.at((start + end) / 2, 1)
+        browser.mouse("Moved", x, y - 14)
+        tip = browser.now("[...tip.children].map(line => line.textContent)")
+        assert tip[0] == f"phase {names[number]} on rank 1"
+        assert tip[1] == f"{start:g} to {end:g}, {end - start:g} long"
+    start = next(start for number, start, _ in chart.cells.phase_runs(3) if names[number] == "steady")
+    read = "Math.min(...canvas.getContext('2d').getImageData(x, y, 40, 8).data)"
+    (left, top), box = (
+        seen.at(start, 3),
+        browser.value("(({left, top}) => [left, top])(canvas.getBoundingClientRect())"),
+    )
+    dark = browser.value(f"(([x, y]) => {read})([{left - box[0]}, {top - box[1] - 19}])")
+    assert dark < 80, "letters on a tint, which is pale"
+    seen.finish()
+
+
+def test_a_narrow_window_scrolls_only_down(browser: Browser, tmp_path: Path) -> None:
+    seen = Seen(browser, tmp_path, named("dualpipev", P=4, M=10), named("zbv", P=4, M=10))
+    try:
+        for width in (420, 320):
+            browser.resize(width, 900)
+            assert browser.value("[document.documentElement.scrollWidth, canvas.clientWidth < innerWidth]") == [
+                width,
+                True,
+            ]
+    finally:
+        browser.resize(1400, 1000)
+    seen.finish()
+
+
+VIEW = ("from", "to", "scroll", "cell", "microbatch", "critical", "classes")
+
+
+def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
+    charts = [named("1f1b", P=16, M=32), named("dualpipev", P=16, M=32)]
+    seen = Seen(browser, tmp_path, *charts)
+    first = [seen.state(name) for name in VIEW]
+    browser.mouse("Wheel", *seen.at(40.0, 3), deltaX=0, deltaY=-500)
+    browser.value("chart.scrollTop = 900")
+    pair = int(np.flatnonzero(charts[1].cells.second >= 0)[40])
+    place = float(charts[1].cells.start[pair]) + 0.5, int(charts[1].cells.rank[pair])
+    browser.value("canvas.focus()")
+    browser.key("0")
+    browser.click(*seen.at(*place, 1))
+    browser.key("+")
+    browser.key("c")
+    browser.key("b")
+    view = [seen.state(name) for name in VIEW]
+    assert "&" in seen.state("cell")
+    assert all(now != before for now, before in zip(view, first, strict=True) if now != "0")
+    browser.wait_for("location.hash.includes('classes=0')")
+    fragment = browser.now("location.hash")
+    again = Seen(browser, tmp_path, *charts, fragment=fragment)
+    shown = [again.state(name) for name in VIEW]
+    assert shown[2:] == view[2:]
+    assert [float(value) for value in shown[:2]] == pytest.approx([float(value) for value in view[:2]], rel=1e-7)
+    assert browser.value("[critical.checked, classes.checked]") == [True, False]
+    for wrong in ("", "from=9&to=2&cell=7:0F0&microbatch=-1&scroll=x", "cell=0:99F99&from=%zz&critical"):
+        browser.value(f"location.hash = '{wrong}'")
+        assert [again.state(name) for name in VIEW] == first
+    again.finish()
 
 
 def test_walking_from_cell_to_what_it_waited_for(browser: Browser, tmp_path: Path) -> None:

@@ -16,17 +16,35 @@ const nearX = (time) => Math.min(Math.max(xOf(time), GUTTER - 4), view.width + 4
 function paintPhases(chart, from, to, y) {
   const { start, end, phase } = chart.cells;
   if (chart.phases.length < 2) return;
-  context.globalAlpha = Number(colours["phase-strength"]);
+  context.font = PHASE_FONT;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
   for (let cell = from; cell < to; ) {
     const number = phase[cell];
     const x = nearX(start[cell]);
     let last = cell;
     while (last + 1 < to && phase[last + 1] === number) last++;
+    const width = nearX(end[last]) - x;
+    context.globalAlpha = Number(colours["phase-strength"]);
     context.fillStyle = page.phaseTints[number % page.phaseTints.length];
-    context.fillRect(x, y, Math.max(nearX(end[last]) - x, 0.5), ROWS.phases - 1);
+    context.fillRect(x, y, Math.max(width - 1, 0.5), ROWS.phases - 1);
+    context.globalAlpha = 1;
+    const left = Math.max(x, GUTTER) + 4; // stays in view
+    if (x + width - left > 10 && x + width - left > phaseWidth(chart.phases[number])) {
+      context.fillStyle = colours.text;
+      context.fillText(chart.phases[number], left, y + ROWS.phases / 2);
+    }
     cell = last + 1;
   }
-  context.globalAlpha = 1;
+}
+
+const PHASE_FONT = `${Math.min(ROWS.phases - 2.5, 10)}px ${FONT}`;
+const phaseWidths = new Map();
+
+// Room that the name of a phase needs; the font is set.
+function phaseWidth(name) {
+  if (!phaseWidths.has(name)) phaseWidths.set(name, context.measureText(name).width + 5);
+  return phaseWidths.get(name);
 }
 
 // Idle time; in each wait the classes stand in their order, imbalance and messages last, before the cell.
@@ -68,30 +86,26 @@ function paintCells(chart, from, to, y) {
 
 // Cells thinner than pixels: every column shows the mean of its cells' colours, as dense as it is covered.
 function paintBlend(chart, from, to, y) {
-  const { start, end, middle, kind2 } = chart.cells;
-  const sums = new Float64Array(4 * (Math.ceil(plotWidth() + RIGHT) + 1));
-  const add = (op, low, high) => {
-    const [red, green, blue] = rgbOf(page.fills[op.kind][chunkOf(chart, op.stage, op.microbatch) % 2]);
-    for (let column = Math.floor(low); column < high && column * 4 < sums.length; column++) {
+  const { start, end, middle, fill, fill2 } = chart.cells;
+  const columns = Math.ceil(plotWidth() + RIGHT) + 1;
+  const sums = new Float64Array(4 * columns);
+  const [zero, perTime] = [view.from, scale()];
+  const add = (value, begin, finish) => {
+    const low = Math.max((begin - zero) * perTime, 0);
+    const high = Math.min((finish - zero) * perTime, columns);
+    for (let column = Math.floor(low); column < high; column++) {
       const part = Math.min(high, column + 1) - Math.max(low, column);
-      if (column < 0 || part <= 0) continue;
-      sums[4 * column] += red * part;
-      sums[4 * column + 1] += green * part;
-      sums[4 * column + 2] += blue * part;
+      for (let i = 0; i < 3; i++) sums[4 * column + i] += FILL_RGB[3 * value + i] * part;
       sums[4 * column + 3] += part;
     }
   };
-  const marked = [];
   for (let cell = from; cell < to; cell++) {
-    const [left, right] = [nearX(start[cell]) - GUTTER, nearX(end[cell]) - GUTTER];
-    const ops = opsOf(chart, cell);
-    const seam = ops.length > 1 ? nearX(middle[cell]) - GUTTER : right;
-    add(ops[0], left, seam);
-    if (ops.length > 1) add(ops[1], seam, right);
-    if (chosen.microbatch >= 0 && holds(chart, cell, chosen.microbatch)) marked.push(cell);
+    const paired = fill2 && fill2[cell] !== NO_FILL;
+    add(fill[cell], start[cell], paired ? middle[cell] : end[cell]);
+    if (paired) add(fill2[cell], middle[cell], end[cell]);
   }
   const strength = chosen.microbatch < 0 ? 1 : 0.22;
-  for (let column = 0; column * 4 < sums.length; column++) {
+  for (let column = 0; column < columns; column++) {
     const covered = sums[4 * column + 3];
     if (covered < 0.004) continue;
     const mean = [0, 1, 2].map((i) => Math.round(sums[4 * column + i] / covered));
@@ -99,21 +113,14 @@ function paintBlend(chart, from, to, y) {
     context.globalAlpha = strength * Math.min(covered, 1);
     context.fillRect(GUTTER + column, y, 1, ROWS.cells);
   }
-  for (const cell of marked) {
-    for (const op of opsOf(chart, cell)) {
-      const isSecond = op.kind === kind2?.[cell];
-      if (op.microbatch === chosen.microbatch) {
-        paintOp(chart, op, nearX(isSecond ? middle[cell] : start[cell]), nearX(end[cell]), y);
-      }
-    }
+  for (let cell = from; chosen.microbatch >= 0 && cell < to; cell++) {
+    if (!holds(chart, cell, chosen.microbatch)) continue;
+    opsOf(chart, cell).forEach((op, isSecond) => {
+      if (op.microbatch !== chosen.microbatch) return;
+      paintOp(chart, op, nearX(isSecond ? middle[cell] : start[cell]), nearX(end[cell]), y);
+    });
   }
   context.globalAlpha = 1;
-}
-
-const known = new Map();
-function rgbOf(colour) {
-  if (!known.has(colour)) known.set(colour, [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)));
-  return known.get(colour);
 }
 
 function paintOp(chart, op, left, right, y) {
@@ -143,9 +150,11 @@ function paintPairEdge(left, right, y, ops) {
 function paintMemory(chart, rank, from, to, y) {
   const { start, end, held, after } = chart.cells;
   const columns = new Float64Array(Math.max(0, Math.ceil(nearX(chart.makespan) - GUTTER)));
-  const raise = (low, high, value) => {
-    const last = Math.min(Math.floor(nearX(high) - GUTTER), columns.length - 1);
-    for (let i = Math.max(0, Math.floor(nearX(low) - GUTTER)); i <= last; i++) {
+  const [zero, perTime] = [view.from, scale()];
+  const raise = (begin, finish, value) => {
+    const first = Math.max(0, Math.floor((begin - zero) * perTime));
+    const last = Math.min(Math.floor((finish - zero) * perTime), columns.length - 1);
+    for (let i = first; i <= last; i++) {
       if (columns[i] < value) columns[i] = value;
     }
   };

@@ -2,15 +2,34 @@
 const box = byId("chart");
 let drag = null;
 
-// The cell or the gap under a point of the canvas.
-function under(event) {
+// What is under a point of the window: the chart, the rank, the time, and a cell (else -1); null outside of lanes.
+function under({ x, y }) {
   const bounds = canvas.getBoundingClientRect();
-  const [x, y] = [event.clientX - bounds.left, event.clientY - bounds.top];
-  const lane = x >= GUTTER && y >= ROWS.axis ? laneAt(y) : null;
+  const lane = x - bounds.left >= GUTTER && y - bounds.top >= ROWS.axis ? laneAt(y - bounds.top) : null;
   if (!lane) return null;
-  const chart = charts[lane.number];
-  const cell = cellAt(chart, lane.rank, timeOf(x));
-  return { ...lane, cell, gap: cell < 0 ? gapAt(chart, lane.rank, timeOf(x)) : -1 };
+  const time = timeOf(x - bounds.left);
+  return { ...lane, time, cell: lane.onPhases ? -1 : cellAt(charts[lane.number], lane.rank, time) };
+}
+
+function describe({ number, rank, time, cell, onPhases }) {
+  const chart = charts[number];
+  if (onPhases) return describePhase(chart, rank, time);
+  if (cell >= 0) return describeCell(chart, cell);
+  const gap = gapAt(chart, rank, time);
+  return gap >= 0 ? describeGap(chart, gap) : null;
+}
+
+// The tooltip belongs to the pointer: keys hide it, until the pointer moves again.
+let pointer = null;
+
+function showUnderPointer() {
+  const place = pointer && under(pointer);
+  showTip(place && describe(place), pointer?.x, pointer?.y);
+}
+
+function forgetPointer() {
+  if (pointer) pointer.forgotten = true;
+  showTip(null);
 }
 
 function choose(number, cell) {
@@ -96,6 +115,7 @@ function onKey(event) {
   const action = (event.shiftKey && SHIFTED[event.key]) || KEYS[event.key];
   if (!action) return;
   event.preventDefault();
+  forgetPointer();
   action();
 }
 
@@ -104,18 +124,22 @@ function onWheel(event) {
   const unit = event.deltaMode === 1 ? 24 : 1;
   const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
   const amount = (sideways && event.deltaX ? event.deltaX : event.deltaY) * unit;
-  if (sideways) return pan(amount / scale());
+  pointer = { x: event.clientX, y: event.clientY };
+  if (sideways) {
+    pan(amount / scale());
+    return showUnderPointer();
+  }
   const x = event.clientX - canvas.getBoundingClientRect().left;
   zoom(Math.exp(-amount * 0.0016), timeOf(Math.max(x, GUTTER)));
+  showUnderPointer();
 }
 
 function onMove(event) {
   if (!drag) {
-    const found = under(event);
-    const chart = found && charts[found.number];
-    const lines = !found ? null : found.cell >= 0 ? describeCell(chart, found.cell)
-      : found.gap >= 0 ? describeGap(chart, found.gap) : null;
-    return showTip(lines, event.clientX, event.clientY);
+    const [x, y] = [event.clientX, event.clientY];
+    if (pointer?.forgotten && pointer.x === x && pointer.y === y) return; // the drawing moved, the pointer did not
+    pointer = { x, y };
+    return showUnderPointer();
   }
   drag.moved ||= Math.hypot(event.clientX - drag.x, event.clientY - drag.y) > 4;
   if (!drag.moved) return;
@@ -137,8 +161,8 @@ function onUp(event) {
   drag = null;
   canvas.classList.remove("dragging");
   if (moved !== false) return;
-  const found = under(event);
-  if (found && found.cell >= 0) choose(found.number, found.cell);
+  const place = under(event);
+  if (place && place.cell >= 0) choose(place.number, place.cell);
   else clear();
 }
 
@@ -155,6 +179,7 @@ function expose() {
   const { from, to, scroll } = view;
   const cell = chosen.cell < 0 ? "" : cellName(charts[chosen.chart], chosen.cell);
   Object.assign(canvas.dataset, { from, to, scroll, cell, gutter: GUTTER, right: RIGHT, pitch: PITCH });
+  Object.assign(canvas.dataset, { phases: ROWS.phases, classes: chosen.classes });
   Object.assign(canvas.dataset, { tops: tops.join(" "), microbatch: chosen.microbatch, critical: chosen.critical });
 }
 
@@ -168,7 +193,10 @@ function start() {
   canvas.addEventListener("pointermove", onMove);
   canvas.addEventListener("pointerup", onUp);
   canvas.addEventListener("pointercancel", () => (drag = null));
-  canvas.addEventListener("pointerleave", () => showTip(null));
+  canvas.addEventListener("pointerleave", () => {
+    pointer = null;
+    showTip(null);
+  });
   addEventListener("keydown", onKey);
   byId("zoom-in").addEventListener("click", () => zoom(1.4));
   byId("zoom-out").addEventListener("click", () => zoom(1 / 1.4));
@@ -179,6 +207,7 @@ function start() {
   byId("microbatch").addEventListener("input", (event) => {
     const text = event.target.value;
     chosen.microbatch = /^\d+$/.test(text) ? Number(text) : -1;
+    forgetPointer();
     redraw();
   });
   byId("microbatch").addEventListener("keydown", (event) => {
@@ -197,7 +226,9 @@ function start() {
   });
   new ResizeObserver(resize).observe(box);
   addEventListener("resize", resize);
+  addEventListener("hashchange", followLink);
   resize();
+  if (location.hash.length > 1) followLink();
 }
 
 start();

@@ -1,6 +1,10 @@
 // The schedules of the page: columns over cells, found by time, named, and the reason for each wait.
 const EPSILON = 1e-9 * Math.max(page.longest, Number.MIN_VALUE);
 
+// Colours of ops as bytes: a fill is 2 * kind + shade.
+const FILL_RGB = page.fills.flat().flatMap((colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)));
+const NO_FILL = 255;
+
 const readTable = tableReader(await inflated(page.packed));
 const charts = page.charts.map((raw) => {
   const cells = withTimes(readTable(raw.tables.cells), raw.timeDecimals);
@@ -14,8 +18,16 @@ const charts = page.charts.map((raw) => {
   for (const rank of gaps.rank) gapStart[rank + 1]++;
   for (let rank = 0; rank < raw.ranks; rank++) gapStart[rank + 1] += gapStart[rank];
   const highest = raw.peaks.reduce((a, b) => Math.max(a, b), 0);
-  return { ...raw, cells, gaps, parts, critical, paired: "kind2" in cells, marked, gapStart, highest };
+  const chart = { ...raw, cells, gaps, parts, critical, paired: "kind2" in cells, marked, gapStart, highest };
+  cells.fill = fillsOf(chart, cells.kind, cells.stage, cells.microbatch);
+  if (chart.paired) cells.fill2 = fillsOf(chart, cells.kind2, cells.stage2, cells.microbatch2);
+  return chart;
 });
+
+function fillsOf(chart, kind, stage, microbatch) {
+  const fillOf = (_, cell) => kind[cell] < 0 ? NO_FILL : 2 * kind[cell] + chunkOf(chart, stage[cell], microbatch[cell]) % 2;
+  return Uint8Array.from(kind, fillOf);
+}
 
 const shortNumber = (value) => String(Number(value.toPrecision(6)));
 
@@ -45,9 +57,13 @@ const letter = (op) => page.kinds[op.kind].letter;
 const opName = (op) => `${op.stage}${letter(op)}${op.microbatch}`;
 const cellName = (chart, cell) => opsOf(chart, cell).map(opName).join(" & ");
 
-const pipeOf = (chart, microbatch) =>
-  firstWhere(0, chart.firstMicrobatch.length, (i) => chart.firstMicrobatch[i] > microbatch) - 1;
-const chunkOf = (chart, stage, microbatch) => chart.chunk[pipeOf(chart, microbatch)][stage];
+function pipeOf(chart, microbatch) {
+  return firstWhere(0, chart.firstMicrobatch.length, (i) => chart.firstMicrobatch[i] > microbatch) - 1;
+}
+
+function chunkOf(chart, stage, microbatch) {
+  return chart.chunk[pipeOf(chart, microbatch)][stage];
+}
 
 const holds = (chart, cell, microbatch) =>
   chart.cells.microbatch[cell] === microbatch || (chart.paired && chart.cells.microbatch2[cell] === microbatch);
@@ -79,6 +95,18 @@ function outputNames(chart, producer, cell) {
   const takers = opsOf(chart, cell);
   const taken = opsOf(chart, producer).filter((maker) => takers.some((taker) => takes(taker, maker)));
   return taken.map(opName).join(" & ");
+}
+
+// The cell of an op, or -1.
+function cellOf(chart, kind, stage, microbatch) {
+  const { cells } = chart;
+  const first = cells.kind.findIndex(
+    (_, cell) => cells.microbatch[cell] === microbatch && cells.stage[cell] === stage && cells.kind[cell] === kind,
+  );
+  if (first >= 0 || !chart.paired) return first;
+  return cells.kind2.findIndex(
+    (_, cell) => cells.microbatch2[cell] === microbatch && cells.stage2[cell] === stage && cells.kind2[cell] === kind,
+  );
 }
 
 // Why a cell starts when it does, in one sentence.
@@ -124,6 +152,25 @@ function describeCell(chart, cell) {
   lines.push(`${chart.unit} held: at most ${shortNumber(held[cell])}, then ${shortNumber(after[cell])}`);
   if (chart.marked[cell]) lines.push("on the critical path");
   return lines;
+}
+
+// The run of cells of one phase that is drawn over a rank at a time, or nothing.
+function describePhase(chart, rank, time) {
+  const { start, end, phase } = chart.cells;
+  const [low, high] = [chart.rankStart[rank], chart.rankStart[rank + 1]];
+  let last = firstWhere(low, high, (cell) => start[cell] > time) - 1;
+  if (last < low) return null;
+  const number = phase[last];
+  if (time >= end[last] && (last + 1 === high || phase[last + 1] !== number)) return null;
+  let first = last;
+  while (first > low && phase[first - 1] === number) first--;
+  while (last + 1 < high && phase[last + 1] === number) last++;
+  const count = last - first + 1;
+  return [
+    chart.phases[number] ? `phase ${chart.phases[number]} on rank ${rank}` : `no phase on rank ${rank}`,
+    `${shortNumber(start[first])} to ${shortNumber(end[last])}, ${shortNumber(end[last] - start[first])} long`,
+    `${count} cell${count > 1 ? "s" : ""}: ${cellName(chart, first)}` + (count > 1 ? ` to ${cellName(chart, last)}` : ""),
+  ];
 }
 
 function describeGap(chart, gap) {

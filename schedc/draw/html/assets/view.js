@@ -2,9 +2,10 @@
 const WHOLE = page.longest > 0 ? page.longest : 1;
 const MANY_LANES = 10;
 const lanes = charts.reduce((sum, chart) => sum + chart.ranks, 0);
+const inPhases = charts.some((chart) => chart.phases.length > 1);
 const ROWS = lanes > MANY_LANES
-  ? { axis: 26, title: 22, phases: 3, cells: 17, memory: 13, gap: 6, between: 10 }
-  : { axis: 26, title: 24, phases: 4, cells: 22, memory: 20, gap: 11, between: 14 };
+  ? { axis: 26, title: 22, phases: inPhases ? 12 : 2, cells: 17, memory: 13, gap: 6, between: 10 }
+  : { axis: 26, title: 24, phases: inPhases ? 14 : 2, cells: 22, memory: 20, gap: 11, between: 14 };
 const PITCH = ROWS.phases + ROWS.cells + ROWS.memory + ROWS.gap;
 const GUTTER = 104;
 const RIGHT = 14;
@@ -28,13 +29,14 @@ const timeOf = (x) => view.from + (x - GUTTER) / scale();
 const lastTime = () => timeOf(view.width); // the drawing goes on into the right margin
 const laneTop = (number, rank) => tops[number] + rank * PITCH - view.scroll;
 
-// The chart and the rank at a height of the canvas, and whether the lane's cells are there; null between lanes.
+// The chart and the rank at a height of the canvas, and whether the lane's phases are there; null between lanes.
 function laneAt(y) {
   for (let number = charts.length - 1; number >= 0; number--) {
     const inside = y + view.scroll - tops[number];
     if (inside < 0) continue;
-    const rank = Math.floor(inside / PITCH);
-    return rank < charts[number].ranks && inside % PITCH < PITCH - ROWS.gap ? { number, rank } : null;
+    const [rank, below] = [Math.floor(inside / PITCH), inside % PITCH];
+    const isLane = rank < charts[number].ranks && below < PITCH - ROWS.gap;
+    return isLane ? { number, rank, onPhases: inPhases && below < ROWS.phases } : null;
   }
   return null;
 }
@@ -72,5 +74,6 @@ function redraw() {
   requestAnimationFrame(() => {
     pending = false;
     paint();
+    linkSoon();
   });
 }
