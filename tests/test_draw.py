@@ -240,16 +240,21 @@ def test_the_figures_of_the_readme_are_what_is_drawn(name: str, ranks: int, micr
             assert one.text == other.text
 
 
-def test_every_text_can_be_read_on_its_ground() -> None:
-    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-    poor = [(pair, palette.contrast(*pair)) for pair in palette.text_pairs() if palette.contrast(*pair) < 4.5]
+@pytest.mark.parametrize("ground", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+def test_every_text_can_be_read_on_its_ground(ground: palette.Ground) -> None:
+    poor = [(pair, palette.contrast(*pair)) for pair in palette.text_pairs(ground) if palette.contrast(*pair) < 4.5]
     assert poor == []
 
 
-def test_fills_are_told_apart() -> None:
+def test_contrast_is_that_of_the_definition() -> None:
+    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize("ground", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+def test_fills_are_told_apart(ground: palette.Ground) -> None:
     """By luminance or by hue: no two fills of different meaning come close in all channels."""
-    fills = [fill for pair in palette.FILLS.values() for fill in pair] + [palette.IDLE]
+    fills = [fill for pair in palette.FILLS.values() for fill in pair] + [ground.idle]
     channels = np.array([[int(f[i : i + 2], 16) for i in (1, 3, 5)] for f in fills])
     apart = np.abs(channels[:, None] - channels[None]).sum(2) + 1000 * np.eye(len(fills), dtype=int)
     assert apart.min() >= 60

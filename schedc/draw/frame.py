@@ -49,11 +49,11 @@ def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[s
     return parts, y
 
 
-def _rows_of(texts: list[str], room: float) -> list[str]:
-    """The texts, joined by dots, in as many rows as they need."""
+def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
+    """The texts, joined, in as many rows as they need."""
     rows = [texts[0]]
     for text in texts[1:]:
-        joined = f"{rows[-1]} · {text}"
+        joined = f"{rows[-1]}{joint}{text}"
         if text_width(joined, _SIZE) <= room:
             rows[-1] = joined
         else:
@@ -103,7 +103,7 @@ def _marks(cells: Cells, held: str, strips: bool) -> list[Item]:
     ]
     if (schedule.pair >= 0).any():
         back = OpKind.B if OpKind.B in used else OpKind.I
-        text = "overlapped (dark edge above)" if strips else "overlapped pair"
+        text = "overlapped (edge above)" if strips else "overlapped pair"
         items.append(Item(3 * _SWATCH, _pair(back, shades, strips), text))
     items.append(Item(2 * _SWATCH, lambda x, y: _patch(x, y, 2 * _SWATCH, "idle"), "idle"))
     items.append(Item(2 * _SWATCH, _curve, held))
@@ -198,9 +198,9 @@ def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) ->
     return parts
 
 
-def footer(layout: Layout, note: str) -> tuple[list[str], float]:
-    """What is to be said about the drawing itself, if anything; and the height of the whole."""
+def footer(layout: Layout, note: str, width: float) -> tuple[list[str], float]:
+    """What is to be said about the drawing itself, if anything, in as many rows as it needs; and the whole height."""
     bottom = layout.bottom + (28 if layout.lanes > _FEW_LANES else 8)
-    if not note:
-        return [], bottom + MARGIN / 2
-    return [label(MARGIN, bottom + 14, note, "t muted")], bottom + 20 + MARGIN / 2
+    rows = _rows_of(note.split(), width - 2 * MARGIN, " ") if note else []
+    parts = [label(MARGIN, bottom + 14 + 18 * i, row, "t muted") for i, row in enumerate(rows)]
+    return parts, bottom + MARGIN / 2 + (2 + 18 * len(rows) if rows else 0)

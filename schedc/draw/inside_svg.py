@@ -23,10 +23,11 @@ _HEAD = 44.0
 _SWATCH = 15.0
 
 
-def draw_cell(chart: CellChart) -> str:
-    """The drawing; the same input gives the same bytes."""
-    scale = _scale(chart)
-    width = MARGIN + _GUTTER + max(chart.makespan * scale, _NARROWEST) + MARGIN
+def draw_cell(chart: CellChart, width: float | None = None) -> str:
+    """The drawing; the same input gives the same bytes. width: in px; default: as wide as the names need."""
+    around = MARGIN + _GUTTER + MARGIN
+    scale = _scale(chart) if width is None else (width - around) / (chart.makespan or 1.0)
+    width = width or around + max(chart.makespan * scale, _NARROWEST)
     head, y = frame.header(chart.title, "", chart.facts, width)
     key, y = _legend(chart, y, width)
     parts = [*head, *key]

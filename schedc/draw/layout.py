@@ -23,8 +23,11 @@ GUTTER = 84.0
 """Room right of the lanes for the peaks, and at least that left of them for the names of ranks and stages."""
 WIDEST_GUTTER = 180.0
 
+NARROWEST = 400
+"""px of a drawing at least: the gutters of the widest names, and some room for lanes."""
+
 _ROOMY, _COMFORTABLE, _LEGIBLE = 36.0, 20.0, 14.0
-_NARROWEST, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
+_USUAL, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
 
 
 @dataclass(frozen=True)
@@ -130,23 +133,25 @@ class Layout:
         return -(-rank // self.detail.every)
 
 
-def plot_size(cells: Cells, strips: bool) -> tuple[float, float]:
-    """(px per cost unit, px) of the plot.
+def plot_size(cells: Cells, strips: bool, given: float | None = None) -> tuple[float, float]:
+    """(px per cost unit, px) of the plot: ``given`` px, or as many as the cells need.
 
     Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 2600 px, and
     36 where all is short. Strips have half a px per cell of the longest rank, within bounds.
     """
     if cells.makespan <= 0:
-        return 1.0, _NARROWEST
+        return 1.0, given or _USUAL
+    if given is not None:
+        return given / cells.makespan, given
     if strips:
         width = float(np.clip(np.diff(cells.rank_start).max() * 0.5, 1600.0, _WIDE))
         return width / cells.makespan, width
     lengths = cells.end - cells.start
     shortest, short = np.quantile(lengths[lengths > 0], [0.05, 0.25])
     scale = min(max(_COMFORTABLE / short, _LEGIBLE / shortest), max(_LEGIBLE / short, _WIDE / cells.makespan))
-    scale = max(scale, min(_ROOMY / short, _NARROWEST / cells.makespan))
+    scale = max(scale, min(_ROOMY / short, _USUAL / cells.makespan))
     scale = min(scale, _WIDEST / cells.makespan)
-    return float(scale), max(_NARROWEST, float(scale) * cells.makespan)
+    return float(scale), max(_USUAL, float(scale) * cells.makespan)
 
 
 def tick_step(scale: float, apart: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from schedc.ir.ops import OpKind
 
 FILLS: dict[OpKind, tuple[str, str]] = {
@@ -19,21 +21,44 @@ INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colour of the numeral, by chunk: even ones stand on the pale shade, odd ones on the deep. Chunks beyond the
 fourth start again, since no fifth ink is told apart at a glance; the hover text always names the stage."""
 
-PHASES: tuple[str, ...] = (
-    "#dcd6e8", "#e9dccb", "#cfdfe3", "#ecd3d6", "#dadad6", "#d3d8ea", "#e6e0bf", "#dfd0dd", "#cfe0d3", "#e8d5bf",
-)  # fmt: skip
-"""Tints of the phase strips, by phase: pale and greyed, so that they never read as work."""
 
-TEXT = "#1f2328"
-MUTED = "#59636e"
-PAPER = "#ffffff"
-GRID = "#e4e7eb"
-IDLE = "#f1f2f4"
-HATCH = "#c4cad1"
-EDGE = "#000000"
-EXPOSED = "#c2185b"
-CURVE = "#6b4fa0"
-CURVE_FILL = "#ece7f5"
+@dataclass(frozen=True)
+class Ground:
+    """Colours of everything that is not work, as ``#rrggbb``: the fills and inks above stay the same on either ground.
+
+    phases: tints of the phase strips, by phase; greyed, so that they never read as work.
+    """
+
+    paper: str
+    text: str
+    muted: str
+    grid: str
+    idle: str
+    hatch: str
+    edge: str
+    exposed: str
+    curve: str
+    curve_fill: str
+    phases: tuple[str, ...]
+
+
+LIGHT = Ground(
+    paper="#ffffff", text="#1f2328", muted="#59636e", grid="#e4e7eb", idle="#f1f2f4", hatch="#c4cad1", edge="#000000",
+    exposed="#c2185b", curve="#6b4fa0", curve_fill="#ece7f5",
+    phases=(
+        "#dcd6e8", "#e9dccb", "#cfdfe3", "#ecd3d6", "#dadad6", "#d3d8ea", "#e6e0bf", "#dfd0dd", "#cfe0d3", "#e8d5bf",
+    ),
+)  # fmt: skip
+
+DARK = Ground(
+    paper="#14171b", text="#e6e9ed", muted="#a3adb8", grid="#2a3037", idle="#1f242a", hatch="#3b434c", edge="#ffffff",
+    exposed="#ff5fa2", curve="#b9a1ea", curve_fill="#3a3154",
+    phases=(
+        "#473c5d", "#5d4f3c", "#3c575d", "#5d3c40", "#505049", "#3c435d", "#5d583c", "#5d3c59", "#3c5d44", "#5d4e3c",
+    ),
+)  # fmt: skip
+
+PHASES = LIGHT.phases
 
 
 def shade_of(chunk: int) -> int:
@@ -59,8 +84,8 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def text_pairs() -> list[tuple[str, str]]:
+def text_pairs(ground: Ground) -> list[tuple[str, str]]:
     """Every (text, ground) pair that a drawing may use."""
     numerals = [(ink, fills[shade_of(i)]) for fills in FILLS.values() for i, ink in enumerate(INKS)]
-    labels = [(TEXT, tint) for tint in PHASES]
-    return [*numerals, *labels, (TEXT, PAPER), (MUTED, PAPER), (CURVE, PAPER), (TEXT, IDLE)]
+    names = [(ground.text, tint) for tint in (*ground.phases, ground.paper, ground.idle)]
+    return [*numerals, *names, (ground.muted, ground.paper), (ground.curve, ground.paper)]

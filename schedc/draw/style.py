@@ -5,39 +5,61 @@ from __future__ import annotations
 from schedc.draw import palette
 from schedc.draw.layout import STRIP_LANE
 from schedc.draw.markup import content, number
+from schedc.draw.palette import DARK, LIGHT, Ground
 
 _FONT = "DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
 
-_RULES = (
-    f"text{{font-family:{_FONT};fill:{palette.TEXT}}}",
+_SHAPES = (
+    f"text{{font-family:{_FONT}}}",
     ".title{font-size:18px;font-weight:600}",
     ".t{font-size:12px}",
-    f"text.muted{{fill:{palette.MUTED}}}",
     ".rank{font-size:13px;font-weight:600}",
-    f"text.tick{{font-size:10px;fill:{palette.MUTED};text-anchor:middle}}",
+    "text.tick{font-size:10px;text-anchor:middle}",
     "text.left{text-anchor:start}text.end-of{text-anchor:end}",
-    f"text.peak{{font-size:11px;fill:{palette.CURVE}}}",
+    "text.peak{font-size:11px}",
     ".phase-name{font-size:9.5px}",
-    f".grid{{stroke:{palette.GRID}}}.end{{stroke:{palette.MUTED};stroke-dasharray:3 3}}",
+    ".end{stroke-dasharray:3 3}",
     ".idle{fill:url(#idle)}",
-    f".edge,.paired{{fill:none;stroke:{palette.EDGE};stroke-width:2}}",
-    f".exposed{{fill:{palette.EXPOSED}}}.leaves{{stroke:{palette.CURVE};stroke-width:1.5}}",
-    f".held{{fill:{palette.CURVE_FILL}}}.curve{{fill:none;stroke:{palette.CURVE};stroke-width:1.2}}",
-    f".holding{{fill:{palette.CURVE_FILL};stroke:{palette.CURVE};stroke-width:1.2}}.dot{{fill:{palette.CURVE}}}",
+    ".edge,.paired{fill:none;stroke-width:2}",
+    ".leaves{stroke-width:1.5}",
+    ".curve{fill:none}.curve,.holding{stroke-width:1.2}",
     ".n{text-anchor:middle}.i1,.i2,.i3{font-weight:600}",
     *(f"text.i{i}{{fill:{ink}}}" for i, ink in enumerate(palette.INKS)),
-    *(f".p{i}{{fill:{tint}}}.q{i}{{stroke:{tint};stroke-width:3}}" for i, tint in enumerate(palette.PHASES)),
+    *(f".q{i}{{stroke-width:3}}" for i in range(len(palette.PHASES))),
     *(
-        f".{kind.name}{shade}{{fill:{fill};stroke:{palette.PAPER};stroke-width:.8}}"
+        f".{kind.name}{shade}{{fill:{fill};stroke-width:.8}}"
         f".s{kind.name}{shade}{{stroke:{fill};stroke-width:{number(STRIP_LANE.cells)}}}"
         for kind, fills in palette.FILLS.items()
         for shade, fill in enumerate(fills)
     ),
 )
+"""Rules that are the same on every ground: sizes, and the colours of work."""
+
+_CELLS = ",".join(f".{kind.name}{shade}" for kind, fills in palette.FILLS.items() for shade in range(len(fills)))
+
+
+def _colours(ground: Ground) -> str:
+    """The rules of one ground."""
+    rules = (
+        f"text{{fill:{ground.text}}}",
+        f"text.muted,text.tick{{fill:{ground.muted}}}",
+        f"text.peak,.dot{{fill:{ground.curve}}}",
+        f".paper{{fill:{ground.paper}}}.ground{{fill:{ground.idle}}}.hatch{{stroke:{ground.hatch}}}",
+        f".grid{{stroke:{ground.grid}}}.end{{stroke:{ground.muted}}}",
+        f"{_CELLS}{{stroke:{ground.paper}}}.edge,.paired{{stroke:{ground.edge}}}",
+        f".exposed{{fill:{ground.exposed}}}.held,.holding{{fill:{ground.curve_fill}}}",
+        f".curve,.holding,.leaves{{stroke:{ground.curve}}}",
+        *(f".p{i}{{fill:{tint}}}.q{i}{{stroke:{tint}}}" for i, tint in enumerate(ground.phases)),
+    )
+    return "".join(rules)
+
+
+_STYLE = f"{''.join(_SHAPES)}{_colours(LIGHT)}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+"""Light, unless the viewer asks for dark. A reader that knows no media queries draws light."""
 
 _HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="6" height="6" fill="{palette.IDLE}"/><path d="M0 0V6" stroke="{palette.HATCH}"/></pattern>'
+    '<rect width="6" height="6" class="ground"/><path d="M0 0V6" class="hatch"/></pattern>'
 )
 
 
@@ -47,7 +69,7 @@ def document(parts: list[str], width: float, height: float, title: str, doc: str
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{content(title)}</title><desc>{content(doc)}</desc>",
-        f"<defs><style>{''.join(_RULES)}</style>{_HATCH}</defs>",
-        f'<rect width="100%" height="100%" fill="{palette.PAPER}"/>',
+        f"<defs><style>{_STYLE}</style>{_HATCH}</defs>",
+        '<rect width="100%" height="100%" class="paper"/>',
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"

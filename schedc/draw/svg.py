@@ -30,22 +30,27 @@ class Picture(NamedTuple):
     note: str = ""
 
 
-def draw_svg(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None) -> str:
+def draw_svg(
+    schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
+) -> str:
     """The text of `picture`."""
-    return picture(schedule, timeline, memory, title=title).text
+    return picture(schedule, timeline, memory, title=title, width=width).text
 
 
-def picture(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None) -> Picture:
+def picture(
+    schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
+) -> Picture:
     """The drawing: a lane per rank with its cells at their times, and what the rank holds below.
 
     The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are
     strips without numerals; above `layout.LANES` ranks, or where strips are too large, edges are rounded more and
-    lanes left out. The drawing says so. ``title`` stands in for the schedule's name.
+    lanes left out. The drawing says so. ``title`` stands in for the schedule's name. width: in px, at least
+    `layout.NARROWEST`; default: as wide as the cells need.
     """
     cells = cells_of(schedule, timeline, memory)
     detail: Detail | None = first_detail(cells)
     while detail:
-        result = _drawn(cells, timeline, memory, title or schedule.name, detail)
+        result = _drawn(cells, timeline, memory, title or schedule.name, detail, width)
         size = len(result.text.encode())
         if size <= LIMIT:
             return result
@@ -53,14 +58,17 @@ def picture(schedule: Schedule, timeline: Timeline, memory: Memory, *, title: st
     raise CompilerBug("draw", f"a drawing of two lanes of strips takes {size} bytes")
 
 
-def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail) -> Picture:
+def _drawn(
+    cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None
+) -> Picture:
     schedule = cells.schedule
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
     highest = max((curve.peak for curve in curves), default=0.0)
-    scale, plot_width = plot_size(cells, detail.strips)
     stages = frame.stage_texts(cells)
     left = MARGIN + (GUTTER if detail.strips else frame.gutter_width(stages))
-    width = left + plot_width + GUTTER + MARGIN
+    around = left + GUTTER + MARGIN
+    scale, plot_width = plot_size(cells, detail.strips, None if given is None else given - around)
+    width = around + plot_width
 
     head, y = frame.header(name, first_sentence(schedule.doc), _header_facts(schedule, timeline, memory), width)
     held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
@@ -77,7 +85,7 @@ def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: 
             parts += lanes.lane(cells, rank, layout)
             parts += lanes.memory(curves[rank], highest, rank, layout)
     note = strips.note(cells, layout) if detail.strips else ""
-    foot, bottom = frame.footer(layout, note)
+    foot, bottom = frame.footer(layout, note, width)
     doc = schedule.doc if len(schedule.doc) <= _LONGEST_DOC else schedule.doc[:_LONGEST_DOC] + "…"
     return Picture(document([*parts, *foot], width, bottom, name, doc), note)
 

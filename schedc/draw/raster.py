@@ -1,0 +1,38 @@
+"""A drawing as PNG or PDF: the SVG rendered by CairoSVG (extra `pictures`), always on the light ground."""
+
+from __future__ import annotations
+
+import re
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.draw.markup import number
+from schedc.source import NOWHERE
+
+MOST_PIXELS = 100_000_000
+"""Pixels of a PNG: 400 MB while it is drawn."""
+LONGEST_SIDE = 32_767
+"""Pixels of a side, the limit of cairo's image surfaces."""
+
+
+def converted(svg: str, form: str) -> bytes:
+    """A drawing of `schedc.draw.style.document` as ``png``, one pixel per px, or ``pdf``.
+
+    Raises `DiagnosticError` (S610) for a PNG with too many pixels, and ImportError or OSError where CairoSVG or the
+    library cairo is missing.
+    """
+    import cairosvg
+
+    if form == "pdf":
+        return bytes(cairosvg.svg2pdf(bytestring=svg.encode()))
+    _check_size(svg)
+    return bytes(cairosvg.svg2png(bytestring=svg.encode()))
+
+
+def _check_size(svg: str) -> None:
+    width, height = (float(value) for value in re.findall(r' (?:width|height)="([\d.]+)"', svg[: svg.index(">")]))
+    if width * height <= MOST_PIXELS and max(width, height) <= LONGEST_SIDE:
+        return
+    message = f"a PNG of {number(width)} x {number(height)} pixels is too large"
+    why = f"it can have {MOST_PIXELS // 10**6} million pixels, and {LONGEST_SIDE} on a side"
+    remedy = "draw it narrower with --width, at smaller sizes with -D, or as SVG or PDF, which have no pixels"
+    raise DiagnosticError([Diagnostic("S610", message, Label(NOWHERE), notes=(why,), help=remedy)])
