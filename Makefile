@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser trainers demo test check bench figures clean
+.PHONY: setup browser pictures trainers demo test check bench figures clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,dev]'
 	touch $(READY)
 
 browser:  ## for tests/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
@@ -25,6 +25,10 @@ build/trainers/.ready: constraints.txt | setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trainers -c constraints.txt \
 	  torchtitan nemo-automodel tyro docstring-parser dill spmd-types
 	touch $@
+
+pictures:  ## for tests/test_pictures.py, which skips what lacks them: cairo from apt, where it is missing
+	@$(BIN)/python -c 'import cairosvg' 2>/dev/null \
+	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2; }
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev

@@ -132,7 +132,7 @@ def test_the_terminal_shows_every_lane_within_its_width() -> None:
     [
         (["--cell", "FB"], "needs --cost-file with a table [cell]"),
         (["--cell-stages", "0,1"], "--cell-stages needs --cell"),
-        (["--cell", "FB", "--format", "html", "--cost-file", FLAT], "drawn alone"),
+        (["--cell", "FB", "--with", "1f1b", "--format", "term", "--cost-file", FLAT], "drawn alone"),
         (["--cell", "FI", "--cost-file", FLAT], "has no cell FI; it has for example"),
         (["--cell", "F", "--cell-stages", "9", "--cost-file", FLAT], "has no cell F on stages 9 & 9"),
         (["--cell", "F", "--cell-stages", "x", "--cost-file", FLAT], "is not STAGE or STAGE,STAGE"),

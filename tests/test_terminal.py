@@ -254,7 +254,7 @@ def test_watch_redraws_on_save_and_ends_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("1f1b",), "is not a file"), (("mine.sched", "-o", "mine.sched"), "ends in none of")],
+    [(("1f1b",), "is not a file"), (("mine.sched", "-o", "mine.sched"), "no format of a drawing")],
 )
 def test_watch_follows_files_only(
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

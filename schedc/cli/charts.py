@@ -1,31 +1,21 @@
-"""What `show`, `watch` and `report` speak of: charts of schedules and cells, and their text in each format."""
+"""What `show`, `watch` and `report` speak of: charts of schedules and cells, drawn in each format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
     from schedc.analysis.inside import Inside
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
     from schedc.draw.inside import CellChart
-    from schedc.draw.svg import Picture
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
-
-FORMATS = ("svg", "html", "term")
-
-SUFFIXES = {".svg": "svg", ".html": "html", ".htm": "html", ".txt": "term"}
-"""Format by the suffix of a file."""
-
-
-def format_of(wanted: str | None, output: Path | None) -> str:
-    """The format asked for, else that of the output's name, else SVG."""
-    return wanted or SUFFIXES.get(output.suffix.lower() if output else "", "svg")
 
 
 def chart_at(schedule: str, sizes: Mapping[str, int], costs: Costs) -> Chart:
@@ -51,20 +41,21 @@ def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple
     return first, _chart(trees[1], common, costs[1])
 
 
-def drawing(charts: Sequence[Chart], form: str, *, width: int, colours: int) -> Picture:
-    """The charts as text of a format; width (in characters) and colours concern the terminal only."""
-    from schedc.draw.svg import Picture, picture
-
-    if form == "html":
+def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
+    """The charts in a format; columns (characters) and colours concern the terminal only, width (px) pictures."""
+    if form == HTML:
         from schedc.draw.html.page import draw_html
 
-        return Picture(draw_html(charts))
-    if form == "term":
+        return Drawing(draw_html(charts))
+    if form == TERM:
         from schedc.draw.terminal import draw_terminal
 
-        return Picture(draw_terminal(charts, width, colours=colours))
-    (chart,) = charts  # an SVG shows one schedule
-    return picture(chart.schedule, chart.timeline, chart.memory)
+        return Drawing(draw_terminal(charts, columns, colours=colours))
+    from schedc.draw.svg import picture
+
+    (chart,) = charts  # a picture shows one schedule
+    text, note = picture(chart.schedule, chart.timeline, chart.memory, width=width)
+    return Drawing(in_form(text, form), note)
 
 
 def cell_at(
@@ -82,15 +73,15 @@ def cell_at(
     return CellChart.of(made.name, found, stages or found.stages, inside.costs)
 
 
-def cell_drawing(chart: CellChart, form: str, *, width: int, colours: int) -> str:
-    """The text of a cell's drawing as ``svg`` or ``term``."""
-    if form == "term":
+def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
+    """A cell's drawing as a picture or for the terminal; see `drawing`."""
+    if form == TERM:
         from schedc.draw.inside_term import draw_cell as draw_text
 
-        return draw_text(chart, width, colours=colours)
+        return Drawing(draw_text(chart, columns, colours=colours))
     from schedc.draw.inside_svg import draw_cell
 
-    return draw_cell(chart)
+    return Drawing(in_form(draw_cell(chart, width), form))
 
 
 def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:

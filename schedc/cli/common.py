@@ -99,12 +99,15 @@ def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
         sys.exit(USAGE)
 
 
-def write(text: str, path: Path | None) -> None:
+def write(content: str | bytes, path: Path | None) -> None:
+    """Writes text or the bytes of a picture to a file, else to stdout; wrong usage: bytes to a terminal."""
     if path is None:
-        click.echo(text, nl=not text.endswith("\n"))
+        if isinstance(content, bytes) and sys.stdout.isatty():
+            raise click.UsageError("a picture in this format is no text for a terminal: give -o FILE, or pipe it")
+        click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     click.echo(f"wrote {path}", err=True)
 
 

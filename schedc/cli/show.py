@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.charts import FORMATS, cell_at, cell_drawing, chart_at, charts_at, drawing, format_of
-from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments, write
+from schedc.cli.charts import cell_at, cell_drawing, chart_at, charts_at, drawing
+from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.pictures import (
+    CELLS,
+    CHARTS,
+    HTML,
+    TERM,
+    check_converter,
+    check_width,
+    format_of,
+    format_option,
+    width_option,
+    write_drawing,
+)
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -32,13 +44,8 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
-@click.option(
-    "--format",
-    "wanted",
-    type=click.Choice(FORMATS),
-    help="svg: a picture. html: one offline page with zoom, hover and the reason for each wait. term: the terminal. "
-    "Default: by the suffix of -o, else svg.",
-)
+@format_option
+@width_option
 @click.option(
     "--with",
     "other",
@@ -56,8 +63,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "--cell",
     "kind",
     type=click.Choice(KINDS),
-    help="Draw one cell of this kind from inside, beside its serial order (svg and term); needs a cost file with a "
-    "table [cell].",
+    help="Draw one cell of this kind from inside, beside its serial order; needs a cost file with a table [cell].",
 )
 @click.option(
     "--cell-stages",
@@ -72,6 +78,7 @@ def show(
     sizes: dict[str, int],
     costs: Costs,
     wanted: str | None,
+    width: int | None,
     other: str | None,
     other_costs: tuple[str, ...],
     kind: str | None,
@@ -81,18 +88,21 @@ def show(
     """Draw SCHEDULE."""
     from schedc.cli.screen import colours_of, width_of
 
-    form = format_of(wanted, output)
+    form = format_of(wanted, output, CELLS if kind else CHARTS, "a cell from inside" if kind else "a chart")
+    check_width(width, form)
+    check_converter(form)
+    screen = {"columns": width_of(output), "colours": colours_of(output)}
     if stages and not kind:
         raise click.UsageError("--cell-stages needs --cell")
     if kind:
-        if other or form == "html":
-            raise click.UsageError("--cell is drawn alone, as svg or term")
+        if other:
+            raise click.UsageError("--cell is drawn alone, without --with")
         if costs.cell is None:
             raise click.UsageError("--cell needs --cost-file with a table [cell] (docs/cells.md)")
         cell = cell_at(schedule, sizes, costs, kind, stages)
-        write(cell_drawing(cell, form, width=width_of(output), colours=colours_of(output)), output)
+        write_drawing(cell_drawing(cell, form, width=width, **screen), output)
         return
-    if other and form == "svg":
+    if other and form not in (HTML, TERM):
         raise click.UsageError("--with needs --format html or --format term")
     if other_costs and not other:
         raise click.UsageError("--with-cost needs --with")
@@ -100,10 +110,7 @@ def show(
         charts = list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
     else:
         charts = [chart_at(schedule, sizes, costs)]
-    shown = drawing(charts, form, width=width_of(output), colours=colours_of(output))
-    write(shown.text, output)
-    if shown.note:
-        click.echo(f"note: {shown.note}", err=True)
+    write_drawing(drawing(charts, form, width=width, **screen), output)
 
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.charts import SUFFIXES, drawing, format_of
+from schedc.cli.charts import drawing
 from schedc.cli.common import EPILOG, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.pictures import TERM, check_converter, check_width, format_of, width_option
 from schedc.cli.screen import colours_of, width_of
 
 if TYPE_CHECKING:
@@ -30,22 +31,27 @@ State = tuple[int, int, int] | None
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
+@width_option
 @output_argument
-def watch(schedule: str, sizes: dict[str, int], costs: Costs, output: Path | None) -> None:
+def watch(schedule: str, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
     """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
 
-    With -o, also keep that .svg or .html file up to date. Of a file that is broken the findings are shown, and the
-    last good drawing stays in the file.
+    With -o, also keep that picture, page or text (by its suffix) up to date. Of a file that is broken the findings are
+    shown, and the last good drawing stays in the file.
     """
     file, colon, _name = schedule.rpartition(":")
     path = Path(file if colon and file.endswith(".sched") else schedule)
     if not path.is_file():
         raise click.UsageError(f"{path} is not a file; `watch` follows a file of yours, `show` draws the library")
-    if output is not None and output.suffix.lower() not in SUFFIXES:
-        raise click.UsageError(f"-o {output} ends in none of {', '.join(SUFFIXES)}")
+    if output is None and width is not None:
+        raise click.UsageError("--width needs -o FILE")
+    if output is not None:
+        form = format_of(None, output)
+        check_width(width, form)
+        check_converter(form)
     try:
         for _ in _changes(path):
-            _redraw(schedule, sizes, costs, output)
+            _redraw(schedule, sizes, costs, width, output)
     except KeyboardInterrupt:
         click.echo()
 
@@ -69,7 +75,7 @@ def _state(path: Path) -> State:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, output: Path | None) -> None:
+def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
     """One look at the file: its chart and the claims that fail, or the findings that prevent a chart."""
     from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
@@ -83,18 +89,22 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, output: Path 
         print_findings(error.diagnostics)
         return
     charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs)]
-    click.echo(drawing(charts, "term", width=width_of(None), colours=colours_of(None)).text)
+    click.echo(drawing(charts, TERM, columns=width_of(None), colours=colours_of(None)).content)
     if output is not None:
-        kept = drawing(charts, format_of(None, output), width=width_of(output), colours=colours_of(output))
-        _replace(output, kept.text)
-        click.echo(f"wrote {output}")
+        form, columns = format_of(None, output), width_of(output)
+        try:
+            kept = drawing(charts, form, columns=columns, colours=colours_of(output), width=width)
+            _replace(output, kept.content)
+            click.echo(f"wrote {output}")
+        except DiagnosticError as error:  # too many pixels: the next save may have fewer
+            print_findings(error.diagnostics)
     if analysis.diagnostics:
         print_findings(analysis.diagnostics)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file so that whoever reads it meanwhile sees the old text or the new one, never a part."""
+def _replace(path: Path, content: str | bytes) -> None:
+    """Writes a file so that whoever reads it meanwhile sees the old drawing or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(content if isinstance(content, bytes) else content.encode())
     part.replace(path)

@@ -69,4 +69,10 @@ S6: tuple[Code, ...] = (
         "torch.distributed.pipelining and Megatron recompute inside of the backward, by how the modules are made, and "
         "have no op for it. Raised by `schedc export`; `schedc compile` leaves out its schedule.csv.",
     ),
+    Code(
+        "S610",
+        "a PNG has too many pixels",
+        "A PNG has one pixel per px of the drawing: at most 100 million of them, and 32,767 on a side. SVG and PDF "
+        "have no such limit. Raised by `schedc show` and `schedc watch`, for schedules on many hundreds of ranks.",
+    ),
 )

@@ -58,9 +58,7 @@ def picture(
     raise CompilerBug("draw", f"a drawing of two lanes of strips takes {size} bytes")
 
 
-def _drawn(
-    cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None
-) -> Picture:
+def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None) -> Picture:
     schedule = cells.schedule
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
     highest = max((curve.peak for curve in curves), default=0.0)
