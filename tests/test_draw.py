@@ -314,7 +314,7 @@ def test_of_very_many_ranks_some_have_lanes() -> None:
     assert peaks == [f"peak {peak}" for peak in drawn.memory.peak_activations[named]]
 
 
-@pytest.mark.parametrize(("limit", "lanes"), [(500_000, 8), (11_000, 8), (9_000, 3)])
+@pytest.mark.parametrize(("limit", "lanes"), [(500_000, 8), (12_000, 8), (8_500, 3)])
 def test_too_large_a_drawing_gets_coarser(limit: int, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svg, "LIMIT", limit)
     of = many(8, 200)  # 3200 cells, which have an element each where there is room
