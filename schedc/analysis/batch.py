@@ -68,7 +68,7 @@ def simulate_batch(dependencies: Dependencies, costs: CostBatch | Sequence[Costs
     batch = costs if isinstance(costs, CostBatch) else CostBatch.of(costs, stages)
     rows = batch.rows(stages)
     classes, duration = _classes(dependencies, rows)
-    begin, end = _edges(dependencies, classes, duration, rows.p2p)
+    begin, end = edges(dependencies, classes, duration, rows.p2p)
     return Outcomes(end.max(axis=0, initial=0.0), _busy(dependencies, classes, duration), end - begin)
 
 
@@ -135,8 +135,11 @@ def _steps(dependencies: Dependencies, classes: Int64) -> _Steps:
     return _Steps(np.ascontiguousarray(waits.T), table, levels.start)
 
 
-def _edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency: Floats) -> tuple[Floats, Floats]:
-    """[P, K] when each rank's first cell starts, and when its last ends."""
+def edges(dependencies: Dependencies, classes: Int64, duration: Floats, latency: Floats) -> tuple[Floats, Floats]:
+    """[P, K] when each rank's first cell starts, and when its last ends.
+
+    classes: [cells] class of every cell; duration: [classes, K] the time of a cell by its class; latency: [K].
+    """
     steps = _steps(dependencies, classes)
     ranks, total = dependencies.rank_start.size - 1, latency.size
     begin, end = np.zeros((ranks, total)), np.zeros((ranks, total))

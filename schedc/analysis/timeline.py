@@ -80,7 +80,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, dependencies: Depen
     known = dependencies or Dependencies.of(schedule)
     stage_costs = (costs or Costs()).resolved(schedule.stages)
     duration = durations(known, stage_costs)
-    _, end = _times(known, duration, stage_costs.p2p)
+    _, end = run_durations(known, duration, stage_costs.p2p)
     return timeline_of(known, duration, end, _arrivals(known, end, stage_costs.p2p))
 
 
@@ -106,7 +106,7 @@ def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arriv
 def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]:
     """[cells] start and end of every cell: of `simulate`, for those who ask for nothing else."""
     stage_costs = costs.resolved(dependencies.schedule.stages)
-    return _times(dependencies, durations(dependencies, stage_costs), stage_costs.p2p)
+    return run_durations(dependencies, durations(dependencies, stage_costs), stage_costs.p2p)
 
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
@@ -126,8 +126,8 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     return result
 
 
-def _times(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
-    """[cells] start and end of every cell; level by level, or cell by cell where that loop is compiled."""
+def run_durations(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
+    """[cells] start and end of every cell, given the time of each [cells]; level by level, or cell by cell where that loop is compiled."""
     levels = dependencies.levels
     order, cells = levels.order, len(dependencies)
     if levels.stuck.size:
