@@ -84,7 +84,7 @@ class Cone:
         return cone
 
     def faces(self) -> list[Cone]:
-        """The cone and all of its faces but the one without rays; their relative interiors are disjoint and cover it."""
+        """The cone and all of its faces but {0}: their relative interiors are disjoint and cover the rest of it."""
         found: dict[frozenset[int], None] = {}
         waiting = [frozenset(range(len(self.rays)))]
         while waiting:
