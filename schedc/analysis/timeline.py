@@ -127,7 +127,10 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
 
 
 def run_durations(dependencies: Dependencies, duration: Floats, latency: float) -> tuple[Floats, Floats]:
-    """[cells] start and end of every cell, given the time of each [cells]; level by level, or cell by cell where that loop is compiled."""
+    """[cells] start and end of every cell; duration: [cells].
+
+    Runs level by level, or cell by cell where that loop is compiled.
+    """
     levels = dependencies.levels
     order, cells = levels.order, len(dependencies)
     if levels.stuck.size:

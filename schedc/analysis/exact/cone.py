@@ -96,12 +96,9 @@ class Cone:
                 smaller = frozenset(i for i in face if self.tight[i] >> row & 1)
                 if smaller != face:
                     waiting.append(smaller)
-        return [
-            Cone(
-                self.dimension,
-                tuple(self.rays[i] for i in sorted(f)),
-                tuple(self.tight[i] for i in sorted(f)),
-                self.rows,
-            )
-            for f in found
-        ]
+        return [self._of(sorted(face)) for face in found]
+
+    def _of(self, chosen: list[int]) -> Cone:
+        """The face that some of the rays span."""
+        rays, tight = (tuple(column[i] for i in chosen) for column in (self.rays, self.tight))
+        return Cone(self.dimension, rays, tight, self.rows)

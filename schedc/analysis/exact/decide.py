@@ -1,9 +1,9 @@
 """Decides a statement on a cone of costs: true everywhere in it, or false at a vector that is given.
 
-A cone stands for its relative interior. At a point of that, every time has the form of a critical path, which it nowhere
-goes below; and, being convex, a time is nowhere above the mean of its values at the rays. Between these two bounds most
-statements are decided at once: f <= L if it holds at every ray, f >= L if a path is L at every ray, f == L if both. What
-is still open is split where two critical paths, or the two sides of a comparison, are equally long.
+A cone means its relative interior. A time has the form of a critical path at a point inside, and is nowhere less than
+that path. A time is convex, so it is nowhere more than the mean of its values at the rays. Most statements follow from
+these two bounds: f <= L if it holds at every ray, f >= L if a path is at least L at every ray, f == L if both. What is
+still open is split where two critical paths, or the two sides of a comparison, are equally long.
 """
 
 from __future__ import annotations

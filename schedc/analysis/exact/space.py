@@ -12,7 +12,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 
 ONE = "1"
-"""The last coordinate where a statement holds constants: what they are multiples of. Costs are counted in units of it."""
+"""The last coordinate where a statement has constants: their unit. Costs are counted in it."""
 
 
 @dataclass(frozen=True)
