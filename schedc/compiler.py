@@ -175,10 +175,22 @@ def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = 
         dependencies,
         simulate(schedule, costs, dependencies),
         measure_memory(schedule, costs, dependencies),
-        tuple(check_claims(tree.claims, written.schedule, costs, dependencies=written)),
+        tuple(
+            check_claims(
+                tree.claims, written.schedule, costs, dependencies=written, follows_costs=_follows_costs(tree, sizes)
+            )
+        ),
         _inside(dependencies, costs),
         None if found.written is None else simulate(written.schedule, costs, written),
     )
+
+
+def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
+    """Whether the order was chosen by the costs: by a `policy`, unless the choice is kept beside the file."""
+    if isinstance(tree, Order):
+        return False
+    schedule = tree.schedule if isinstance(tree, Plan) else tree
+    return has_policy(schedule) and thaw(schedule, sizes) is None
 
 
 def _inside(dependencies: Dependencies, costs: Costs) -> Inside | None:

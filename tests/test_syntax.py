@@ -350,7 +350,7 @@ def test_a_damaged_library_file_is_read_or_refused(name: str, start: int, length
 
 
 def test_the_metrics_of_the_language_are_those_that_claims_measure() -> None:
-    from schedc.analysis import claims
+    from schedc.analysis import claim_trials as claims
 
     assert set(METRICS) == set(claims.METRICS)
 

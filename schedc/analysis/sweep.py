@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from math import prod
 from multiprocessing import get_context
 from typing import Any
 
-from schedc.analysis.claims import check_claims
+from schedc.analysis.claims import STATUSES, Status, check_claims
 from schedc.analysis.legality import check_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
+from schedc.elaborate.choose import has_policy
 from schedc.syntax.tree import ScheduleTree
 
 REFUSED = frozenset({"S113", "S114"})
@@ -30,12 +32,12 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one size. claims: whether each holds, None where it does not apply at this size."""
+    """What became of one size. claims: the status of each."""
 
     sizes: Sizes
     refused: bool
     diagnostics: tuple[Diagnostic, ...]
-    claims: tuple[bool | None, ...] = ()
+    claims: tuple[Status, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,14 @@ class Sweep:
 
     tried: sizes checked; refused: sizes that the schedule is not made for, not among them; failed: how many of the
     tried have findings. smallest: the first of those by the product of the sizes, then by the sizes in order.
-    claims: text of each claim, with how many sizes it holds at, fails at, and does not apply to.
+    claims: text of each claim, with the number of sizes by status (`schedc.analysis.claims.ClaimResult`).
     """
 
     tried: int
     refused: int
     failed: int
     smallest: Outcome | None
-    claims: tuple[tuple[str, int, int, int], ...]
+    claims: tuple[tuple[str, Mapping[Status, int]], ...]
 
     def to_json(self) -> dict[str, Any]:
         found = self.smallest
@@ -60,10 +62,7 @@ class Sweep:
             "refused": self.refused,
             "failed": self.failed,
             "smallest_failing": dict(found.sizes) if found else None,
-            "expect": [
-                {"claim": text, "holds": holds, "fails": fails, "not_tested": rest}
-                for text, holds, fails, rest in self.claims
-            ],
+            "expect": [{"claim": text, **counts} for text, counts in self.claims],
             "diagnostics": [d.to_json() for d in found.diagnostics] if found else [],
         }
 
@@ -96,13 +95,13 @@ def _smallness(outcome: Outcome) -> tuple[int, tuple[int, ...]]:
     return prod(values), values
 
 
-def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, int, int, int], ...]:
+def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, Mapping[Status, int]], ...]:
     verdicts = [o.claims for o in outcomes if o.claims]
     result = []
     for number, claim in enumerate(tree.claims):
-        column = [verdict[number] for verdict in verdicts]
+        counts = Counter(verdict[number] for verdict in verdicts)
         text = f"{claim.text} when {claim.condition_text}" if claim.condition_text else claim.text
-        result.append((text, column.count(True), column.count(False), column.count(None)))
+        result.append((text, {status: counts[status] for status in STATUSES}))
     return tuple(result)
 
 
@@ -130,14 +129,14 @@ def _check_batch(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs) -> li
 
 def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs) -> Outcome:
     try:
-        schedule = elaborate(tree, sizes)
+        schedule = elaborate(tree, sizes, costs)
     except DiagnosticError as error:
         return Outcome(sizes, {d.code for d in error.diagnostics} <= REFUSED, error.diagnostics)
     if findings := check_schedule(schedule):
         return Outcome(sizes, False, tuple(findings))
     try:
-        results = check_claims(tree.claims, schedule, costs)
+        results = check_claims(tree.claims, schedule, costs, follows_costs=has_policy(tree))
     except DiagnosticError as error:
         return Outcome(sizes, False, error.diagnostics)
     found = tuple(r.diagnostic for r in results if r.diagnostic is not None)
-    return Outcome(sizes, False, found, tuple(r.holds for r in results))
+    return Outcome(sizes, False, found, tuple(r.status for r in results))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, note_plan, schedule_arguments
 
 if TYPE_CHECKING:
+    from schedc.analysis.claims import Status
     from schedc.compiler import Analysis
     from schedc.cost.costs import Costs
 
@@ -117,12 +118,30 @@ def _sweep(name: str, sizes: dict[str, int], costs: Costs, size_range: str, as_j
         click.echo(json.dumps({**facts, **result.to_json()}))
     else:
         click.echo(f"{tree.name}: {result.tried} sizes checked, {result.refused} refused, {result.failed} failed")
-        for text, holds, fails, rest in result.claims:
-            click.echo(f"expect {text}: holds at {holds}, fails at {fails}, not tested at {rest}")
+        for text, counts in result.claims:
+            click.echo(f"expect {text}: {_counted(counts)}")
         if found:
             smallest = ", ".join(f"{key} = {value}" for key, value in found.sizes.items())
             click.echo(f"the smallest size that fails: {smallest}")
     finish(found.diagnostics if found else ())
+
+
+_COUNTED: dict[Status, str] = {
+    "proved": "proved for all costs at",
+    "order": "proved for the order of these costs (a policy) at",
+    "tried": "not decidable, and held where it was tried, at",
+    "refuted": "FAILS at",
+    "vacuous": "no costs satisfy its condition at",
+}
+
+
+def _counted(counts: Mapping[Status, int]) -> str:
+    """How often a claim had each status, over the sizes of a sweep."""
+    total = sum(counts.values())
+    some = [(words, counts[status]) for status, words in _COUNTED.items() if counts[status]]
+    if len(some) == 1 and total > 1:
+        return f"{some[0][0]} all {total} sizes"
+    return ", ".join(f"{words} {count} size{'s' * (count > 1)}" for words, count in some) or "checked at no size"
 
 
 def _analysed(schema: str, schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
@@ -176,9 +195,29 @@ def _recomputation(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _verdict(claim: dict[str, Any]) -> str:
-    """What became of a claim, and whether the costs of this run were among those it was tried at."""
-    if claim["holds"] is None:
-        return f"not tested: {claim['why']}"
-    tried = f"at {claim['tested']} cost vectors" if claim["tested"] > 1 else "at one cost vector"
-    aside = f"; not at the given costs: {claim['why']}" if claim["why"] else ""
-    return f"{'holds' if claim['holds'] else 'FAILS'} ({tried}{aside})"
+    """What became of a claim, and why it says nothing of the costs of this run, where it does not."""
+    aside = f" (not the given ones: {claim['aside']})" if claim["aside"] and claim["status"] != "vacuous" else ""
+    return _VERDICTS[claim["status"]](claim) + aside
+
+
+def _failure(claim: dict[str, Any]) -> str:
+    example = claim["counterexample"]
+    costs = " ".join(f"{symbol}={value:.10g}" for symbol, value in example["costs"].items())
+    on_rank = "" if example["rank"] is None else f" on rank {example['rank']}"
+    where = (costs or "this size") + on_rank
+    if example["left"] is None:
+        return f"FAILS: {where}"
+    return f"FAILS: {where} gives {example['left']:.10g}, claimed {example['comparison']} {example['right']:.10g}"
+
+
+def _trial(claim: dict[str, Any]) -> str:
+    return f"held at {claim['tested']} cost vectors; {claim['why']}" if claim["tested"] else claim["why"]
+
+
+_VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "proved": lambda claim: "proved for all costs at this size",
+    "order": lambda claim: "proved for the order of these costs (a policy)",
+    "vacuous": lambda claim: str(claim["why"]),
+    "refuted": _failure,
+    "tried": _trial,
+}

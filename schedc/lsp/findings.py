@@ -7,6 +7,7 @@ from schedc.check import check
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate.choose import has_policy
 from schedc.layout.planned import check_plan
 from schedc.library import applied
 from schedc.source import Source
@@ -44,7 +45,7 @@ def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:
     if any(parameter.default is None for parameter in tree.parameters):
         return []
     try:
-        results = check_claims(tree.claims, legal_schedule(tree, {}), Costs())
+        results = check_claims(tree.claims, legal_schedule(tree, {}), Costs(), follows_costs=has_policy(tree))
     except DiagnosticError as error:
         return list(error.diagnostics)
     return [result.diagnostic for result in results if result.diagnostic is not None]

@@ -100,5 +100,5 @@ class Cone:
 
     def _of(self, chosen: list[int]) -> Cone:
         """The face that some of the rays span."""
-        rays, tight = (tuple(column[i] for i in chosen) for column in (self.rays, self.tight))
+        rays, tight = tuple(self.rays[i] for i in chosen), tuple(self.tight[i] for i in chosen)
         return Cone(self.dimension, rays, tight, self.rows)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
+
+import numpy as np
+import numpy.typing as npt
 
 from schedc.analysis.exact.cone import Vector
 from schedc.analysis.exact.times import Quantity
@@ -13,6 +17,15 @@ from schedc.analysis.exact.times import Quantity
 CONTRARY = {"==": "!=", "!=": "==", "<=": ">", ">": "<=", ">=": "<", "<": ">="}
 CLOSED = frozenset({"==", "<=", ">="})
 """Comparisons that keep to hold in a limit."""
+
+_ELEMENTWISE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
 
 _SIGNS = {"==": (0,), "!=": (-1, 1), "<=": (-1, 0), "<": (-1,), ">=": (0, 1), ">": (1,)}
 """The signs of a value at which each comparison with 0 holds."""
@@ -134,6 +147,28 @@ def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int])
         return holds(statement.op, value + sum(count * times[q] for q, count in statement.times))
     parts = (true_at(part, vector, times) for part in statement.parts)
     return all(parts) if statement.word == "and" else any(parts)
+
+
+def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """[n] whether a statement without times holds at each of ``points`` [n, coordinates]."""
+    if isinstance(statement, bool):
+        return np.full(len(points), statement)
+    if isinstance(statement, Comparison):
+        return np.asarray(_ELEMENTWISE[statement.op](points @ np.array(statement.form), 0))
+    parts = [holds_at(part, points) for part in statement.parts]
+    return np.asarray(np.all(parts, axis=0) if statement.word == "and" else np.any(parts, axis=0))
+
+
+def linearized(statement: Statement, forms: Mapping[Quantity, Vector]) -> Statement:
+    """The statement with each time as a linear form."""
+    if isinstance(statement, bool):
+        return statement
+    if isinstance(statement, Joined):
+        return Joined(statement.word, tuple(linearized(part, forms) for part in statement.parts))
+    form = list(statement.form)
+    for quantity, count in statement.times:
+        form = [a + count * b for a, b in zip(form, forms[quantity], strict=True)]
+    return Comparison(statement.op, tuple(form))
 
 
 def conjunctions(statement: Statement) -> list[tuple[Comparison, ...]]:

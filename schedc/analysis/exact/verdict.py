@@ -18,6 +18,7 @@ from schedc.analysis.exact.statement import (
     conjunctions,
     contrary,
     join,
+    linearized,
     quantities,
     stripped,
     true_at,
@@ -48,7 +49,8 @@ class Verdict:
 
     status: ``proved``, ``refuted``, ``vacuous`` (no costs satisfy the condition) or ``open``; why: of the last, what is
     not decidable. space: the costs that it speaks of. simulations: cost vectors simulated.
-    refuted: where it fails; None unless it does.
+    refuted: where it fails, None unless it does; likely: the condition and the claim as statements without times, the
+    second as it is around that vector.
     """
 
     status: Literal["proved", "refuted", "vacuous", "open"]
@@ -56,6 +58,7 @@ class Verdict:
     simulations: int = 0
     why: str = ""
     refuted: Refuted | None = None
+    likely: tuple[Statement, Statement] = (True, True)
 
 
 @dataclass(frozen=True)
@@ -111,32 +114,37 @@ def _statements(
 
 
 def _decided(condition: Statement, statement: Statement, facts: Facts, space: Space) -> Verdict:
-    count = 0
+    simulated = 0
     if quantities(condition):
-        count, found = _search(contrary(condition), True, facts, space)
-        if found is None:
-            return Verdict("vacuous", space, count)
+        met = _search(contrary(condition), True, facts, space)
+        if met.refuted is None:
+            return Verdict("vacuous", space, met.simulations)
+        simulated = met.simulations
         statement, condition = join("or", (contrary(condition), statement)), True
-    regions = list(regions_of(condition, space))
-    if not regions:
-        return Verdict("vacuous", space, count)
-    more, found = _search(statement, condition, facts, space)
-    return Verdict("refuted" if found else "proved", space, count + more, refuted=found)
+    elif next(regions_of(condition, space), None) is None:
+        return Verdict("vacuous", space)
+    found = _search(statement, condition, facts, space)
+    return replace(found, simulations=found.simulations + simulated)
 
 
-def _search(statement: Statement, condition: Statement, facts: Facts, space: Space) -> tuple[int, Refuted | None]:
-    """(cost vectors simulated, where the statement fails among the costs of the condition)."""
+def _search(statement: Statement, condition: Statement, facts: Facts, space: Space) -> Verdict:
+    """Whether the statement holds at all costs that satisfy the condition, which speaks of no time."""
     ranks = sorted({rank for name, rank in quantities(statement) if name in ("start", "end")})
     if any(name in ("span", "span_bubble") for name, _ in quantities(statement)):
         ranks = list(range(facts.schedule.ranks))
     simulated = 0
     for region in regions_of(condition, space):
         parts = times_on(facts.dependencies, space, region.cone, ranks)
-        found = next((r for r in (refuted_in(statement, region, part, times) for part, times in parts) if r), None)
+        likely, refuted = None, None
+        for part, times in parts:
+            if refuted := refuted_in(statement, region, part, times):
+                forms = {q: times.form(q, refuted.vector) for q in quantities(statement)}
+                likely = (condition, linearized(statement, forms))
+                break
         simulated += sum(len(s) for s in {id(t.simulations): t.simulations for _, t in parts}.values())
-        if found:
-            return simulated, found
-    return simulated, None
+        if likely:
+            return Verdict("refuted", space, simulated, refuted=refuted, likely=likely)
+    return Verdict("proved", space, simulated)
 
 
 def regions_of(condition: Statement, space: Space) -> Iterator[Region]:
