@@ -50,6 +50,7 @@ from schedc.emit.torch_cells import read_cells
 from schedc.emit.torch_csv import schedule_of
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
@@ -121,6 +122,10 @@ def read_json(given: Case) -> str:
     return _program(program_from_json(given.text, "fuzz"))
 
 
+def read_npz(given: Case) -> str:
+    return _program(program_from_npz(given.text.encode("latin-1"), "fuzz"))
+
+
 def read_costs(given: Case) -> str:
     costs = parse_costs(Source("fuzz.toml", given.text))
     schedule = elaborate(open_schedule("1f1b"), {"P": 4, "M": 4})
@@ -183,6 +188,7 @@ READERS: dict[str, Callable[[Case], str]] = {
     "schedule": read_schedule,
     "program": read_program,
     "json": read_json,
+    "npz": read_npz,
     "costs": read_costs,
     "layout": read_layout,
     "plan": read_plan,
@@ -211,6 +217,7 @@ def _program(program: Program) -> str:
     _refuse(verify_program(program))
     print_program(program)
     program_to_json(program)
+    program_to_npz(program)
     return "ran"
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from fuzz_archives import archive
 from fuzz_plans import plan
 from random_schedules import ORDERS, random_schedule
 
@@ -443,6 +444,7 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "lowered CSVs": (4, order("lowered")),
     "program texts": (3, order("program")),
     "program JSON": (3, order("json")),
+    "program columns": (3, lambda draw: Case("npz", archive(draw))),
     "layouts": (2, layout),
     "size ranges": (2, size_range),
     "formatter": (5, formatted),

@@ -14,7 +14,7 @@ from runtime_cases import next_token_loss, small_gpt, tokens
 import schedc
 from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs, dump_costs, load_costs
-from schedc.ir.json import program_to_json
+from schedc.ir.npz import program_to_npz
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc_runtime import Pipeline, run
 from schedc_runtime.executor import Interval
@@ -88,8 +88,8 @@ def test_a_trace_has_every_instruction_once_and_its_messages() -> None:
 
 
 def write(program: Program, folder: Path) -> str:
-    path = folder / "program.json"
-    path.write_text(program_to_json(program))
+    path = folder / "program.npz"
+    path.write_bytes(program_to_npz(program))
     return str(path)
 
 

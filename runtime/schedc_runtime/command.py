@@ -22,16 +22,16 @@ from schedc_runtime.mesh import Mesh
 from schedc_runtime.planned import mesh_for
 
 
-class Text(NamedTuple):
+class Content(NamedTuple):
     """A file that an option names: what it holds, and its name."""
 
-    text: str
+    content: bytes
     file: str
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """The option that `program_of` reads."""
-    parser.add_argument("--program", required=True, type=_readable, help="program.json, as schedc compile writes it")
+    parser.add_argument("--program", required=True, type=_readable, help="program.json, .npz or .txt of schedc compile")
 
 
 def program_of(options: argparse.Namespace) -> Program:
@@ -45,11 +45,11 @@ def refused(error: Exception) -> int:
     return 1
 
 
-def _readable(path: str) -> Text:
+def _readable(path: str) -> Content:
     """What cannot be read is wrong usage."""
     try:
-        return Text(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
+        return Content(Path(path).read_bytes(), path)
+    except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read the program: {error}") from error
 
 

@@ -42,7 +42,7 @@ def calibrate(
     from importlib.util import find_spec
 
     from schedc.compiler import compile_at
-    from schedc.ir.json import program_to_json
+    from schedc.ir.save import save_program
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("measuring needs the runtime: pip install 'schedc[runtime]'")
@@ -50,8 +50,7 @@ def calibrate(
         raise click.UsageError("--model and --toy exclude each other")
     program = compile_at(schedule, sizes)
     with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
-        path = Path(folder) / "program.json"
-        path.write_text(program_to_json(program), encoding="utf-8")
+        path = save_program(program, Path(folder))
         given = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
         command = [sys.executable, "-m", "schedc_runtime.calibrate", "--program", str(path), *dense_layers(schedule)]
         command += [str(part) for option, value in given.items() if value is not None for part in (option, value)]

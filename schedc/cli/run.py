@@ -51,14 +51,13 @@ def run(
 
     from schedc.compiler import compile_at
     from schedc.cost.costs import dump_costs
-    from schedc.ir.json import program_to_json
+    from schedc.ir.save import save_program
 
     if find_spec("torch") is None or find_spec("schedc_runtime") is None:
         raise click.UsageError("running needs the runtime: pip install 'schedc[runtime]'")
     program = compile_at(schedule, sizes, costs)
     with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
-        path = Path(folder) / "program.json"
-        path.write_text(program_to_json(program), encoding="utf-8")
+        path = save_program(program, Path(folder))
         command = [sys.executable, "-m", "schedc_runtime.run", "--program", str(path), "--steps", str(steps)]
         command += dense_layers(schedule)
         command += ["--check", parity] if parity != "none" else []

@@ -161,10 +161,18 @@ S3: tuple[Code, ...] = (
         "fields are required, none may be added, and every number is an integer in the range of its field.",
     ),
     Code(
+        "S393",
+        "the columns of a program cannot be read",
+        "Columns are written by `schedc compile --format npz`. The message names the member of the archive, and the "
+        "row where one value is wrong: peer[17]. The file may be damaged, cut short, or no program. One that would "
+        "expand out of proportion to its size is refused before it is unpacked. Compile the schedule again, or copy "
+        "the file again in binary mode.",
+    ),
+    Code(
         "S392",
         "a file has another form or version than this schedc reads",
         "A text form begins with `schedule 1` or `program 1`; the JSON form has the schema schedc.program and the "
-        "version 1. The number grows when the meaning of a form changes, so that an older reader never takes one "
-        "for the other. Compile the schedule again.",
+        "version 1, and columns the schema schedc.columns and the version 1. The number grows when the meaning of a "
+        "form changes, so that an older reader never takes one for the other. Compile the schedule again.",
     ),
 )
