@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from schedc import compile
 from schedc.cli import main
+from schedc.cli.ranks import rank_table
+from schedc.ir.load import load_program
+from schedc.ir.save import SMALL
 
 BROKEN = """sched 1
 schedule broken(P: ranks = 2, M: microbatches = 2) {
@@ -49,6 +54,51 @@ def test_compile_writes_the_program_and_its_companions(tmp_path: Path) -> None:
     program = json.loads((tmp_path / "zbh1" / "program.json").read_text())
     assert program["schema"] == "schedc.program"
     assert program["sizes"] == {"P": 8, "M": 32}
+
+
+def test_compile_writes_the_forms_that_are_asked_for_and_removes_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*options: str) -> set[str]:
+        result = schedc("compile", "1f1b", "-D", "M=4", "-o", str(tmp_path), *options)
+        assert result.exit_code == 0, result.output
+        names = {path.name for path in tmp_path.iterdir()} - {"schedule.csv", "schedule.svg", "mine.json"}
+        assert all(f"{tmp_path / name}" in result.output for name in names)
+        return names
+
+    (tmp_path / "mine.json").write_text("{}")
+    assert compiled() == {"program.json", "program.txt"}
+    assert compiled("--format", "npz", "--format", "text") == {"program.npz", "program.txt"}
+    monkeypatch.setattr("schedc.ir.save.SMALL", 50)
+    assert compiled() == {"program.npz"}
+    assert load_program((tmp_path / "program.npz").read_bytes(), "program.npz") == compile("1f1b", M=4)
+    assert compiled("--format", "json") == {"program.json"}
+    assert (tmp_path / "mine.json").exists()
+    assert f"above {SMALL:,} instructions npz" in " ".join(schedc("compile", "--help").output.split())
+
+
+def test_many_ranks_are_summarized() -> None:
+    def table(name: str, *options: str) -> list[str]:
+        result = schedc("check", name, "-D", "M=64", *options)
+        assert result.exit_code == 0, result.output
+        return [" ".join(line.split()) for line in result.stdout.splitlines() if re.match(r" *[\d-]+ ", line)]
+
+    assert len(table("1f1b", "-D", "P=32")) == 32
+    assert len(table("1f1b", "-D", "P=33", "--ranks", "all")) == 33
+    assert table("1f1b", "-D", "P=33") == [
+        "0 192 96 96 33 0",
+        "32 192 96 0 1 0",
+        "31 more ranks, within the least and the greatest values above; `--ranks all` shows them",
+    ]
+    assert len(json.loads(schedc("check", "1f1b", "-D", "P=33", "--json").stdout)["busy"]) == 33
+    facts = {name: [3.0] * 20 + [4.0] * 30 for name in ("busy", "bubble", "span_bubble")}
+    facts |= {"peak_activations": [5] * 50, "peak_pending_weight": [0] * 49 + [1]}
+    assert [line.split()[0] for line in rank_table({"ranks": 50, **facts}, every=False)] == [
+        "rank",
+        "0-19",
+        "20-48",
+        "49",
+    ]
 
 
 def test_compile_takes_a_file_and_its_default_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

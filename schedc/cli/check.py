@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, note_plan, schedule_arguments
+from schedc.cli.ranks import rank_table
 
 if TYPE_CHECKING:
     from schedc.analysis.claims import Status
     from schedc.compiler import Analysis
     from schedc.cost.costs import Costs
+
+_ranks_argument = click.option(
+    "--ranks",
+    type=click.Choice(["some", "all"]),
+    default="some",
+    show_default=True,
+    help="Of more than 32 ranks, print the first, the last, the extremes and equal neighbours together, or print all.",
+)
 
 
 @click.command("compile", epilog=EPILOG)
@@ -27,40 +36,53 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the results; default build/NAME.",
 )
+@click.option(
+    "--format",
+    "forms",
+    type=click.Choice(["json", "text", "npz"]),
+    multiple=True,
+    help="Form of the program, may be repeated: program.json, program.txt (to read), or program.npz (compressed "
+    "columns, which numpy opens). Default: json and text, above 100,000 instructions npz.",
+)
+@_ranks_argument
 @json_argument
 def compile_command(
     schedule: str,
     sizes: dict[str, int],
     costs: Costs,
     output: Path | None,
+    forms: tuple[str, ...],
+    ranks: str,
     as_json: bool,
 ) -> None:
     """Check SCHEDULE and write its program: one instruction stream per rank.
 
-    Writes program.json (what the runtime loads), program.txt (the same, to read), schedule.svg, and schedule.csv where
-    torch has all ops of the schedule.
+    Writes the program in one or more forms, each of which the runtime loads, schedule.svg, and schedule.csv where torch
+    has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
+    removed.
     """
     from schedc.compiler import report
     from schedc.draw.svg import draw_svg
     from schedc.emit.torch_csv import to_torch_csv
-    from schedc.ir.json import program_to_json
     from schedc.ir.recomputed import has_recomputation
-    from schedc.ir.text import print_program
+    from schedc.ir.save import FORMS, forms_of
     from schedc.passes.insert_communication import insert_communication
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
     program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
     recomputes = has_recomputation(analysis.schedule)
     folder = output or Path("build") / analysis.schedule.name
+    written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
-        "program.json": program_to_json(program),
-        "program.txt": print_program(program),
-        **({} if recomputes else {"schedule.csv": to_torch_csv(analysis.schedule)}),
-        "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory),
+        **{form.file: form.content(program) for form in written},
+        **({} if recomputes else {"schedule.csv": to_torch_csv(analysis.schedule).encode()}),
+        "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for name in {*(form.file for form in FORMS.values()), "schedule.csv"} - files.keys():
+        (folder / name).unlink(missing_ok=True)  # of another program: what lies together belongs together
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     if as_json:
         click.echo(
             json.dumps(
@@ -72,7 +94,7 @@ def compile_command(
             )
         )
     else:
-        click.echo(_table(report(analysis)))
+        click.echo(_table(report(analysis), ranks == "all"))
         without = "; no schedule.csv: torch's has no op R" if recomputes else ""
         click.echo(f"{len(program)} instructions; wrote {', '.join(str(folder / name) for name in files)}{without}")
     finish(analysis.diagnostics)
@@ -87,8 +109,11 @@ def compile_command(
     metavar="RANGE",
     help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; tells the smallest failing.",
 )
+@_ranks_argument
 @json_argument
-def check(schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | None, as_json: bool) -> None:
+def check(
+    schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | None, ranks: str, as_json: bool
+) -> None:
     """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
     from schedc.compiler import report
 
@@ -97,7 +122,7 @@ def check(schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | 
         return
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json)
     facts = report(analysis)
-    click.echo(json.dumps(facts) if as_json else _table(facts))
+    click.echo(json.dumps(facts) if as_json else _table(facts, ranks == "all"))
     finish(analysis.diagnostics)
 
 
@@ -157,7 +182,7 @@ def _analysed(schema: str, schedule: str, sizes: dict[str, int], costs: Costs, a
         raise
 
 
-def _table(facts: dict[str, Any]) -> str:
+def _table(facts: dict[str, Any], every_rank: bool) -> str:
     """The report of `check` for people."""
     sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
     lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
@@ -174,10 +199,7 @@ def _table(facts: dict[str, Any]) -> str:
     )
     if "recomputation" in facts:
         lines += _recomputation(facts["recomputation"])
-    columns = ("busy", "bubble", "span_bubble", "peak_activations", "peak_pending_weight")
-    lines.append("rank  " + "  ".join(columns))
-    for rank in range(facts["ranks"]):
-        lines.append(f"{rank:>4}  " + "  ".join(f"{facts[name][rank]:>{len(name)}g}" for name in columns))
+    lines += rank_table(facts, every_rank)
     if "cells" in facts:
         from schedc.cell_report import cells_text
 
