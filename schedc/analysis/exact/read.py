@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from itertools import product
 
 from schedc.analysis.claim_values import COMPARISONS, NoValue
+from schedc.analysis.exact.cone import Vector
 from schedc.analysis.exact.space import ONE, Space
 from schedc.analysis.exact.statement import Affine, Statement, compared, contrary, join
 from schedc.analysis.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
@@ -47,13 +49,15 @@ class Reader:
     """What the names of a claim mean, at one size.
 
     sizes: values of the parameters; variables: those of the names that index metrics, the rank.
-    counts: by metric, [P] numbers that no cost changes. work: [P] what each rank computes, a form of the space.
+    counts: by metric, [P] numbers that no cost changes. work: [P] what each rank computes, a form of the space, or None
+    where it is no linear form. alike: whether all ranks compute equally much, whatever the costs.
     """
 
     space: Space
     sizes: Mapping[str, int]
     counts: Mapping[str, Sequence[int]]
-    work: Sequence[Sequence[int]]
+    work: Sequence[Vector | None]
+    alike: bool
     variables: Mapping[str, int]
 
     @property
@@ -162,22 +166,27 @@ class Reader:
             return self._time(SPAN_BUBBLE)
         whole, work = MAKESPAN, self._mean_work()
         if name == "span_bubble_ratio":
-            if len(set(map(tuple, self.work))) > 1:
+            if not self.alike:
                 raise NotLinear(node, "`span_bubble_ratio` where ranks compute differently much")
-            whole, work = SPAN, self._form(self.work[0])
+            whole, work = SPAN, self._work(0)
         return Ratio(self._time(whole).plus(work, -1), self._time(whole))
 
     def _metric_of(self, node: tree.Expr, name: str, rank: int) -> Number:
         """A metric of one rank; those that are one number for all ranks are that."""
         if name == "bubble":
-            return self._time(MAKESPAN).plus(self._form(self.work[rank]), -1)
+            return self._time(MAKESPAN).plus(self._work(rank), -1)
         if name == "span_bubble":
             span = self._time(("end", rank)).plus(self._time(("start", rank)), -1)
-            return span.plus(self._form(self.work[rank]), -1)
+            return span.plus(self._work(rank), -1)
         return self._metric(node, name)
 
+    def _work(self, rank: int) -> Affine:
+        form = self.work[rank]
+        return self._time(("work", rank)) if form is None else self._form(form)
+
     def _mean_work(self) -> Affine:
-        return self._form([Fraction(sum(column), self.ranks) for column in zip(*self.work, strict=True)])
+        whole = reduce(Affine.plus, (self._work(rank) for rank in range(self.ranks)))
+        return whole.scaled(Fraction(1, self.ranks))
 
     # Operations.
 

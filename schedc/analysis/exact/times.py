@@ -27,7 +27,7 @@ Quantity = tuple[str, int]
 """A time: its name, and the rank that it is of, or -1 where it is one of all ranks.
 
 makespan: the last end. idle: minus the work of the rank with least work, so that bubble = makespan + idle.
-start, end: when a rank's first cell starts and when its last ends.
+start, end: when a rank's first cell starts and when its last ends. work: what a rank computes.
 span: the largest end - start of a rank; span_bubble: the largest end - start - work.
 """
 
@@ -226,6 +226,8 @@ class Times:
         name, rank = quantity[0], self._value(quantity, at, vector)[1]
         if name == "idle":
             return tuple(-c for c in work[rank])
+        if name == "work":
+            return work[rank]
         low, high = known.rank_start[rank : rank + 2].tolist()
         if low == high:
             return (0,) * len(vector)
@@ -243,6 +245,8 @@ class Times:
             return at.start[rank], rank
         if name == "end":
             return at.end[rank], rank
+        if name == "work":
+            return dot(self.simulations.work[rank], vector), rank
         if name == "makespan":
             values = at.end
         elif name == "idle":

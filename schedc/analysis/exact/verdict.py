@@ -96,14 +96,16 @@ def _statements(
     claim: tree.Claim, facts: Facts, space: Space, variables: frozenset[str]
 ) -> tuple[Statement, Statement]:
     """(condition, claim): each for every rank that its variables may stand for."""
-    ((_, simulations), *_) = simulations_on(facts.dependencies, space, space.cone)
+    works = [simulations.work for _, simulations in simulations_on(facts.dependencies, space, space.cone)]
+    work = [forms[0] if len(set(forms)) == 1 else None for forms in zip(*works, strict=True)]
+    alike = all(len(set(forms)) == 1 for forms in works)
 
     def for_ranks(node: tree.Expr | None) -> Statement:
         if node is None:
             return True
         ranks = range(facts.schedule.ranks if variables else 1)
         readers = (
-            Reader(space, facts.schedule.sizes, facts.counts, simulations.work, dict.fromkeys(variables, rank))
+            Reader(space, facts.schedule.sizes, facts.counts, work, alike, dict.fromkeys(variables, rank))
             for rank in ranks
         )
         return join("and", tuple(reader.statement(node) for reader in readers))
