@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
 from schedc.ir.program import Program
 from schedc.plan import ExpertPlan, Topology
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.joining import join as join_launched
 from schedc_runtime.launch import launched
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.planned import mesh_for
@@ -113,10 +113,4 @@ def join(in_process: bool) -> torch.device:
     if in_process or not launched():
         torch.set_num_threads(1)
         return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = torch.device("cuda", local) if gpus else torch.device("cpu")
-    if gpus:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if gpus else "gloo")
-    return device
+    return join_launched()

@@ -1,4 +1,4 @@
-"""What the runtime refuses: errors that are the user's to mend, each with what to do about it."""
+"""What the runtime refuses, and what stops a step: each error with what to do about it, where something helps."""
 
 from __future__ import annotations
 
@@ -24,3 +24,18 @@ class BoundaryError(RuntimeFault):
 
 class StageError(RuntimeFault):
     """A stage was asked for something that its state does not allow."""
+
+
+class PeerFailure(RuntimeFault):
+    """Another rank failed or died, or the connection with it broke, which stopped this one.
+
+    rank: name of the other rank; "" if it is not known. The message holds that rank's own error, or how it ended.
+    """
+
+    def __init__(self, rank: str, message: str) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+
+class StepTimeout(RuntimeFault):
+    """A rank waited too long. One rank's message lists where every rank stands; the others name that rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from itertools import product
@@ -10,14 +9,12 @@ from itertools import product
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.joining import meet
 from schedc_runtime.mesh import Mesh, Neighbours, Place, alone, in_process_neighbours, neighbours
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer, Transport
-
-_uses: Counter[str] = Counter()
-"""How many pipelines this process has built on each process group; equal on all members of the group."""
 
 
 class Network:
@@ -55,17 +52,16 @@ class Network:
         backend = _backend_for(device, group)
         self.names = mesh.names
         place = Place(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.place(dist.get_rank())
-        name = "mesh" if mesh.replicas > 1 else ""
+        self.local, self.process = [place], mesh.process(place)
+        # Groups of other ranks may bear the same name.
+        among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
+        self.store = meet(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
         if group is None:
             limit = timedelta(seconds=timeout)
             groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]
             group = self._own = groups[place.replica]
-        self.local, self.process = [place], mesh.process(place)
         self.transports[place] = TorchTransport(group, timeout, coalesce=backend == "nccl")
         self.neighbours[place] = neighbours(mesh, place, timeout) if mesh.replicas > 1 else alone()
-        name = name or group.group_name
-        _uses[name] += 1
-        self.store = PrefixStore(f"schedc/{name}/{_uses[name]}", dist.distributed_c10d._get_default_store())
 
     def _check_size(self, group: dist.ProcessGroup | None) -> None:
         if group is not None and self.mesh.replicas > 1:
@@ -76,7 +72,7 @@ class Network:
         if not dist.is_initialized():
             raise RuntimeFault(
                 f"the program is for {self.ranks} ranks, but torch.distributed has not been initialised",
-                "start the script with torchrun and call torch.distributed.init_process_group, or pass in_process=True",
+                "start the script with torchrun and call schedc_runtime.join(), or pass in_process=True",
             )
         size, mesh = dist.get_world_size(group), self.mesh
         if size != mesh.size and mesh.replicas == 1:

@@ -1,0 +1,117 @@
+"""How processes meet: the process group of a launcher's processes, and a part of the store for one attempt alone.
+
+torch's elastic agent keeps one store for all attempts of a job, with everything that earlier attempts left in it. Its
+restart count does not tell attempts apart: a restart for a new node is not counted, and each node counts its own
+failures. Ranks therefore agree on a new name each time they meet, and keep everything under it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from secrets import token_hex
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from schedc_runtime.errors import RuntimeFault, StepTimeout
+
+_FIRST_LOOK, _LAST_LOOK = 0.001, 0.1
+"""Seconds between two looks into the store: at first, and when it takes long."""
+
+
+def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
+    """Join the processes that torchrun (or another launcher) started; the device for this process's model.
+
+    Makes torch's default process group, as ``init_process_group`` does. All its keys in the store belong to this
+    attempt alone, so that a restarted job does not meet what the attempt before left there.
+
+    backend: default: NCCL where each process of the machine has a GPU of its own, else gloo.
+    timeout: seconds to wait for the other processes.
+
+    Without a launcher nothing is joined. Raises `StepTimeout`, naming who did not come.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return torch.device("cpu")
+    if dist.is_initialized():
+        raise RuntimeFault(
+            "torch.distributed has been initialised before", "call join() instead of init_process_group, and once"
+        )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device = torch.device("cuda", local) if gpus and backend != "gloo" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    names = [f"rank {process}" for process in range(size)]
+    store = meet(store, "join", rank, names, timeout)
+    dist.init_process_group(backend or ("nccl" if gpus else "gloo"), store=store, rank=rank, world_size=size)
+    return device
+
+
+def meet(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:
+    """The part of ``store`` for this meeting of all ``names`` and no other: ``schedc/<run>/<what>/<attempt>``.
+
+    store: a torch Store, perhaps with what earlier attempts left. what: the occasion, the same on all ranks.
+    process: this rank's number among ``names``. timeout: seconds to wait for the others.
+
+    Every process that takes part must come; each may come again, when a new meeting begins.
+    """
+    run = os.environ.get("TORCHELASTIC_RUN_ID") or "run"
+    table = PrefixStore(f"schedc/{run}/{what}", store)
+    return PrefixStore(_agree(table, process, names, timeout), table)
+
+
+def _agree(table: Any, process: int, names: Sequence[str], timeout: float) -> str:
+    """A name that all ranks of this meeting share, and that no earlier one had.
+
+    Process 0 proposes one. The others answer each proposal that they see, with a number of their own; a proposal holds
+    when process 0 has confirmed these very numbers. Whoever answers an old proposal finds no confirmation.
+    """
+    deadline = time.monotonic() + timeout
+    mine = token_hex(8)
+    if process == 0:
+        attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{mine}"
+        table.set("proposal", attempt)
+        answers = [f"{attempt}/answer/{other}" for other in range(1, len(names))]
+        for look in _looks(deadline):
+            if not answers or table.check(answers):
+                break
+            if not look:
+                late = [name for name, key in zip(names[1:], answers, strict=True) if not table.check([key])]
+                raise StepTimeout(f"{', '.join(late)} did not join {names[0]} within {timeout:g} s")
+        table.set(f"{attempt}/confirmed", " ".join([mine, *(table.get(key).decode() for key in answers)]))
+        for key in answers:
+            table.delete_key(key)
+        return attempt
+    answered: dict[str, None] = {}
+    for look in _looks(deadline):
+        if table.check(["proposal"]) and (proposal := table.get("proposal").decode()) not in answered:
+            table.set(f"{proposal}/answer/{process}", mine)
+            answered[proposal] = None
+        for attempt in answered:
+            if table.check([key := f"{attempt}/confirmed"]) and mine in table.get(key).decode().split():
+                return attempt
+        if not look:
+            break
+    raise StepTimeout(
+        f"{names[process]} waited {timeout:g} s for {names[0]} to join",
+        "all ranks must start, and build the same pipelines in the same order",
+    )
+
+
+def _looks(deadline: float) -> Iterator[bool]:
+    """True again and again, with longer and longer pauses; False once, at last, behind the deadline."""
+    pause = _FIRST_LOOK
+    while time.monotonic() < deadline:
+        yield True
+        time.sleep(pause)
+        pause = min(_LAST_LOOK, pause * 1.5)
+    yield False
