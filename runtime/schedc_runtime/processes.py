@@ -1,0 +1,108 @@
+"""What this machine knows of a rank's process, from /proc: it runs, it is stopped, it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_STATE, _STARTED, _EXIT_CODE = 0, 19, 49
+"""Fields of /proc/PID/stat (proc(5)), counted behind the command's name."""
+_ENDED = "ZXx"
+_STOPPED = "Tt"
+_HELD = {
+    "T": "stopped by a signal (SIGCONT lets it go on)",
+    "t": "stopped by a debugger",
+    "D": "inside a call of the kernel that cannot be interrupted, as of a driver or a disk",
+}
+"""What keeps a process from running, by its state in /proc."""
+
+
+class Process(NamedTuple):
+    """A process, as others may look it up. host: its machine's name, for messages.
+
+    machine: process ids mean the same wherever this is equal, which excludes other containers; "" if unknown.
+    started: clock ticks from the machine's start to its own, which tell it from a later process of the same id.
+    """
+
+    machine: str
+    host: str
+    pid: int
+    started: int
+
+
+class Condition(NamedTuple):
+    """ended: whether the process is gone. stopped: whether it waits to be let go on. why: what keeps it from running,
+    in words; "" while nothing does."""
+
+    ended: bool
+    stopped: bool
+    why: str
+
+
+def this_process() -> Process:
+    """The process that asks."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        machine = f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
+        started = int(_stat(os.getpid(), _PROC)[_STARTED])
+    except (OSError, ValueError, IndexError):
+        machine, started = "", 0
+    return Process(machine, socket.gethostname(), os.getpid(), started)
+
+
+def condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Condition:
+    """How a process of this machine is; ask of no other machine's."""
+    try:
+        stat = _stat(process.pid, proc)
+    except (FileNotFoundError, ProcessLookupError):
+        return Condition(True, False, "its process has ended")
+    if int(stat[_STARTED]) != process.started:
+        return Condition(True, False, "its process has ended")
+    if stat[_STATE] in _ENDED:
+        return Condition(True, False, _ending(int(stat[_EXIT_CODE])))
+    if stat[_STATE] in _HELD:
+        return Condition(False, stat[_STATE] in _STOPPED, _HELD[stat[_STATE]])
+    frozen = _frozen(process.pid, proc, cgroups)
+    return Condition(False, frozen, "frozen with its cgroup" if frozen else "")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine is stopped by a signal or a debugger."""
+    try:
+        return _stat(pid, _PROC)[_STATE] in _STOPPED
+    except (OSError, IndexError):
+        return False
+
+
+def _stat(pid: int, proc: Path) -> list[str]:
+    """The fields behind the command's name, which may hold spaces and brackets."""
+    return (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _ending(code: int) -> str:
+    """How a process ended, from its wait status; the kernel shows 0 to those who may not know."""
+    if number := code & 0x7F:
+        return f"killed by {signal_name(number)}"
+    return f"its process has ended with status {code >> 8}" if code else "its process has ended"
+
+
+def signal_name(number: int) -> str:
+    """Such as SIGKILL; ``signal 40`` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _frozen(pid: int, proc: Path, cgroups: Path) -> bool:
+    """Whether the process's control group (version 2) is frozen."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+        path = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
+        return "frozen 1" in (cgroups / path / "cgroup.events").read_text(encoding="ascii").splitlines()
+    except (OSError, StopIteration):
+        return False
