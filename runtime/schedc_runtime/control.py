@@ -1,4 +1,4 @@
-"""What ranks tell each other beside the messages of the program: agreements, failures, and where each one stands.
+"""What ranks tell each other beside the messages of the program: agreements, failures, and what a failure means.
 
 Everything is JSON in the store that the processes met at (no pickle). A failure is looked for whenever a rank waits
 here, so that all report its cause and not its echo, "connection closed by peer".
@@ -7,152 +7,179 @@ here, so that all report its cause and not its echo, "connection closed by peer"
 from __future__ import annotations
 
 import json
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import count
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
+from schedc_runtime.presence import Presence
+from schedc_runtime.progress import Position
 
 _SLICE = 5.0
 """Seconds between two looks for a failed peer while waiting for an answer: the store warns whenever one ends. Who fails
 answers the next round with `_LOST`, which wakes the others at once; the looks are for those who wait for a third."""
-_FAILED = "failed"
+_CAUSE = 1.0
+"""Seconds within which the rank that broke a connection says why, or is seen to be dead."""
+_REPORT = 2.0
+"""Seconds for the one rank that reports, beside those that its looks at other machines take."""
 _LOST = "null lost"
 """What a rank that has failed answers: no JSON."""
+_Answer = TypeVar("_Answer")
 
 
-class PeerFailure(RuntimeFault):
-    """Another rank failed, which stopped this one. rank: its name; the message holds that rank's own error."""
+class Kind(StrEnum):
+    """What stopped a step, the likeliest cause first: an error of a rank, a rank or connection lost, a long wait."""
 
-    def __init__(self, rank: str, text: str) -> None:
-        self.rank = rank
-        super().__init__(f"{rank} failed, and with it the step:\n{text}")
+    ERROR = "error"
+    PEER = "peer"
+    TIMEOUT = "timeout"
 
 
-class StepTimeout(RuntimeFault):
-    """A rank waited too long. The message names what every rank waits on, or where it was last seen."""
+_LIKELIEST = list(Kind)
 
 
 class Failure(NamedTuple):
-    """One rank's report. rank: its name. cause: whether it failed by itself, rather than by waiting for others."""
+    """One report in the store. rank: who failed. reporter: who says so, and lists where everyone stands."""
 
+    kind: Kind
     rank: str
-    cause: bool
+    reporter: str
     text: str
 
 
 def told_by(failure: Failure) -> RuntimeFault:
     """What another rank's report means here."""
-    if failure.cause:
-        return PeerFailure(failure.rank, failure.text)
-    return StepTimeout(f"{failure.rank} gave up before:\n{failure.text}")
+    if failure.kind is Kind.ERROR:
+        return PeerFailure(failure.rank, f"{failure.rank} failed, and with it the step:\n{failure.text}")
+    text = f"{failure.text}\nthe error of {failure.reporter} lists where every rank stood"
+    return PeerFailure(failure.rank, text) if failure.kind is Kind.PEER else StepTimeout(text)
 
 
 class Control:
-    """One rank's end. ``position()`` says where the rank stands; a thread publishes it every ``interval`` seconds.
+    """One rank's end.
 
-    store: a torch.distributed Store (its type stub lacks half of its methods), or None for a pipeline in one process,
-        where there is nobody to tell.
+    store: a torch.distributed Store (its type stub lacks half of its methods) for this pipeline alone, or None for a
+        pipeline in one process, where there is nobody to tell.
     process: which of all this is. names: of all of them, as errors call them (`Mesh.names`).
-    timeout: seconds that `gather` waits for the slowest rank.
+    timeout: seconds that `gather` waits for the slowest rank. describe: a rank's position in words.
     """
 
     def __init__(
-        self, store: Any, process: int, names: Sequence[str], timeout: float, position: Callable[[], str]
+        self, store: Any, process: int, names: Sequence[str], timeout: float, describe: Callable[[Position], str]
     ) -> None:
         self.process, self.names, self.timeout = process, names, timeout
-        self._store = store
+        # A connection of its own: the limit set here is not for others that use the store.
+        self._store: Any = store.clone() if store is not None else None
         self._round = 0
         self._interval = min(1.0, timeout / 5)
-        self._stop = threading.Event()
-        self._read: deque[str] = deque()
-        if store is not None:
-            store.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
-            arguments = (store.clone(), process, self._interval, _weakly(position), self._read, self._stop)
-            threading.Thread(target=_watch, args=arguments, daemon=True, name="schedc-watchdog").start()
-        weakref.finalize(self, self._stop.set)
+        if self._store is not None:
+            self._store.set_timeout(timedelta(seconds=min(_SLICE, timeout / 2)))
+        self.presence = Presence(self._store, process, names, self._interval, describe)
 
     @property
     def name(self) -> str:
         """Of this process."""
         return self.names[self.process]
 
+    def meet(self) -> None:
+        """Learn which processes take part. A collective; until then nobody can be said to be dead."""
+        if self._store is not None:
+            self.presence.meet(self.gather("building the pipeline", self.presence.introduction()))
+
     def gather(self, what: str, value: Any) -> list[Any]:
         """The ``value`` (JSON) of every process, in order. ``what`` names the occasion in errors.
 
-        Raises `PeerFailure` if a rank failed instead of coming here, `StepTimeout` if one did not come in time.
+        Raises `PeerFailure` if a rank failed or died instead of coming here, `StepTimeout` if one did not come in time.
         """
         if self._store is None:
             return [value]
         self._round += 1
-        prefix = f"round/{self._round}/"
-        keys = [f"{prefix}{process}" for process in range(len(self.names))]
-        self._store.set(keys[self.process], json.dumps(value))
-        answers = self._wait_all(keys, what)
+        keys = [f"round/{self._round}/{process}" for process in range(len(self.names))]
+        try:
+            self._store.set(keys[self.process], json.dumps(value))
+            answers = self._wait_all(keys, what)
+        except dist.DistError as error:
+            view = f"{self.name} lost the store that all ranks meet at, waiting for {what}: {error}"
+            raise self.diagnose(view, broken=True) from None
         if self._round > 1:
-            # Everyone is in this round, hence has read the one before. The watchdog deletes it, off the step's path.
-            self._read.append(f"round/{self._round - 1}/{self.process}")
+            # Everyone is in this round, hence has read the one before.
+            self.presence.read.append(f"round/{self._round - 1}/{self.process}")
         if _LOST.encode() in answers:
             lost = self.names[answers.index(_LOST.encode())]
-            raise told_by(self.failure(wait=1.0) or Failure(lost, True, "it has not said why"))
+            raise told_by(self._failure(wait=_CAUSE) or Failure(Kind.ERROR, lost, lost, "it has not said why"))
         return [json.loads(answer) for answer in answers]
 
-    def publish_failure(self, cause: bool, text: str) -> None:
-        """Tell the others that this rank has failed."""
-        if self._store is not None:
-            failure = Failure(self.name, cause, text)
-            self._store.append(_FAILED, json.dumps(failure) + "\n")
-            self._store.set(f"round/{self._round + 1}/{self.process}", _LOST)
+    def publish(self, text: str) -> None:
+        """Tell the others that this rank has failed by itself."""
+        self._tell(Failure(Kind.ERROR, self.name, self.name, text))
 
-    def failure(self, wait: float = 0.0) -> Failure | None:
-        """The first cause that any rank has published, within ``wait`` seconds; else another rank's report, if any."""
-        deadline = time.monotonic() + wait
-        failures: list[Failure] = []
-        while self._store is not None:
-            if self._store.check([_FAILED]):
-                lines = self._store.get(_FAILED).decode().splitlines()
-                failures = [Failure(*json.loads(line)) for line in lines]
-                if causes := [failure for failure in failures if failure.cause]:
-                    return causes[0]
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.05)
-        return next((failure for failure in failures if failure.rank != self.name), None)
+    def leave(self) -> None:
+        """Wake the ranks that wait for this one's next answer: it will not come."""
+        self._ask(lambda store: store.set(f"round/{self._round + 1}/{self.process}", _LOST), None)
 
-    def positions(self) -> str:
-        """A line per rank: where it stands, or that it no longer reports and where it was last seen.
+    def diagnose(self, view: str, *, broken: bool, peer: str = "") -> RuntimeFault:
+        """What a failed wait of this rank means: another rank's failure if there is one, else what can be seen here.
 
-        Takes two looks at each rank's reports, far enough apart that a live rank has reported again in between.
+        view: where this rank stood, and the error. broken: a connection broke, rather than a wait that took too long;
+            peer: with whom, if it is known.
+
+        Of several ranks that come here one looks at all of them and reports, in its own error; the others refer to it.
         """
-        if self._store is None:
-            return ""
-        before = self._reports()
-        time.sleep(2.5 * self._interval)
-        lines = []
-        for name, old, new in zip(self.names, before, self._reports(), strict=True):
-            if new is None:
-                lines.append(f"  {name} has never reported: its process died early or is stopped")
-            elif old is not None and old["count"] == new["count"] and name != self.name:
-                lines.append(f"  {name} no longer reports: dead or stopped; last seen at {new['at']}")
-            else:
-                lines.append(f"  {name} is at {new['at']}")
-        return "\n".join(lines)
+        if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
+            return told_by(failure)
+        first = self._ask(lambda store: store.add("reporters", 1) == 1, True)
+        if not first and (failure := self._failure(wait=_REPORT + 3 * self._interval, even_if_dead=True)) is not None:
+            return told_by(failure)
+        gone = self.presence.ended()
+        troubles = self.presence.troubles()
+        text = "\n".join(troubles) or view
+        if gone:
+            failure = Failure(Kind.PEER, self.names[gone[0]], self.name, text)
+        elif broken:
+            failure = Failure(Kind.PEER, peer, self.name, text)
+        else:
+            failure = Failure(Kind.TIMEOUT, "", self.name, text)
+        lines = [f"  {line}" for line in self.presence.lines()] if self._store is not None else []
+        self._tell(failure)
+        whole = "\n".join([*troubles, view, "where every rank stands:", *lines])
+        return PeerFailure(failure.rank, whole) if failure.kind is Kind.PEER else StepTimeout(whole)
 
     def close(self) -> None:
-        """Stop publishing the position."""
-        self._stop.set()
+        """Stop reporting where this rank stands."""
+        self.presence.close()
 
-    def _reports(self) -> list[dict[str, Any] | None]:
-        assert self._store is not None
-        keys = [f"position/{process}" for process in range(len(self.names))]
-        return [json.loads(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+    def _failure(self, wait: float, *, even_if_dead: bool = False) -> Failure | None:
+        """The likeliest cause that any rank has published, the first of its kind.
+
+        Waits for one up to ``wait`` seconds; not ``even_if_dead``, only until a rank is seen to be dead.
+        """
+        deadline = time.monotonic() + wait
+        while True:
+            # Before the look into the store: who is dead has said what it had to say.
+            gone = not even_if_dead and bool(self.presence.ended())
+            nothing: list[Failure] = []
+            if failures := self._ask(_published, nothing):
+                return min(failures, key=lambda failure: _LIKELIEST.index(failure.kind))
+            if gone or time.monotonic() >= deadline:
+                return None
+            time.sleep(0.02)
+
+    def _tell(self, failure: Failure) -> None:
+        def tell(store: Any) -> None:
+            store.set(f"failure/{store.add('failures', 1)}", json.dumps(failure))
+
+        self._ask(tell, None)
+
+    def _ask(self, ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
+        """What the store answers; ``otherwise`` if there is none, or none any more."""
+        try:
+            return otherwise if self._store is None else ask(self._store)
+        except dist.DistError:
+            return otherwise
 
     def _wait_all(self, keys: list[str], what: str) -> list[bytes]:
         assert self._store is not None
@@ -163,47 +190,19 @@ class Control:
                     return list(self._store.multi_get(keys))
                 return [self._store.get(key) for key in keys]
             except dist.DistStoreError:
-                if (failure := self.failure()) is not None:
+                late = [process for process, key in enumerate(keys) if not self._store.check([key])]
+                if (failure := self._failure(wait=0.0)) is not None:
                     raise told_by(failure) from None
+                names = ", ".join(self.names[process] for process in late)
+                if set(late) & set(self.presence.ended()):
+                    raise self.diagnose(f"{self.name} waited for {names} at {what}", broken=True) from None
                 if time.monotonic() > deadline:
-                    waited = zip(self.names, keys, strict=True)
-                    missing = ", ".join(name for name, key in waited if not self._store.check([key]))
-                    raise StepTimeout(
-                        f"{missing} did not come to {what} within {self.timeout:g} s\n{self.positions()}"
-                    ) from None
+                    view = f"{names} did not come to {what} within {self.timeout:g} s"
+                    raise self.diagnose(view, broken=False) from None
 
 
-def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
-    """``position`` (a bound method) without keeping its object alive, which a thread would do for ever."""
-    reference = weakref.WeakMethod(position)
-
-    def call() -> str | None:
-        method = reference()
-        return None if method is None else method()
-
-    return call
-
-
-def _watch(
-    store: Any,
-    process: int,
-    interval: float,
-    position: Callable[[], str | None],
-    read: deque[str],
-    stop: threading.Event,
-) -> None:
-    """The watchdog: publishes where the rank stands, also while its main thread is stuck in Python or in a wait.
-
-    Deletes the answers of rounds that all ranks have ``read``, so that the store does not grow.
-    """
-    for number in count():
-        if (at := position()) is None:
-            return
-        try:
-            store.set(f"position/{process}", json.dumps({"count": number, "at": at}))
-            while read:
-                store.delete_key(read.popleft())
-        except (dist.DistError, RuntimeError):
-            return  # the store is gone: the process that holds it has ended, and with it the run
-        if stop.wait(interval):
-            return
+def _published(store: Any) -> list[Failure]:
+    """All failures in the store, in the order in which they were told."""
+    keys = [f"failure/{number}" for number in range(1, store.add("failures", 0) + 1)]
+    texts = [store.get(key) for key in keys if store.check([key])]
+    return [Failure(Kind(kind), *rest) for kind, *rest in map(json.loads, texts)]

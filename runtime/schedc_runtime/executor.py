@@ -16,6 +16,7 @@ from schedc_runtime.binding import Code
 from schedc_runtime.cells import part_of
 from schedc_runtime.handlers import Compute, add_reduced
 from schedc_runtime.names import label, sentence
+from schedc_runtime.progress import mark
 from schedc_runtime.replicas import Bucket, Underway, finish_sum, ready, start_sum
 from schedc_runtime.transport import Transport
 
@@ -28,7 +29,7 @@ class InstructionError(Exception):
     """
 
     def __init__(self, program: Program, rank: str, row: int, width: int, cause: BaseException, part: str = "") -> None:
-        self.rank, self.row = rank, row
+        self.program, self.rank, self.row, self.part = program, rank, row, part
         self.instruction = ", with ".join(sentence(program, batched) for batched in range(row, row + width))
         self.instruction += f" ({part})" if part else ""
         self.where = program.where(row)
@@ -73,6 +74,12 @@ class Executor:
         self.program, self.code, self.device = program, code, device
         self.transport, self.name = transport, name or f"rank {transport.rank}"
         self.cooperative = transport.cooperative
+        self.word = memoryview(bytearray(8)).cast("q")
+        """Where the `mark` of the instruction that runs is written; the `Guard` puts one here that other ranks see."""
+        parts = [part_of(step) for step in code.steps]
+        self.parts = list(dict.fromkeys(parts))
+        numbers = {part: number for number, part in enumerate(self.parts)}
+        self._marks = [mark(row, numbers[part]) for row, part in zip(code.rows, parts, strict=True)]
         self.position = len(code.steps)
         """Index of the step that is running, or len(code.steps); read by the watchdog from its own thread."""
         self.reset()
@@ -124,11 +131,13 @@ class Executor:
     def advance(self) -> bool:
         """Run until the stream ends (True) or, with a cooperative transport, a WAIT cannot be served yet (False)."""
         steps, position, count = self.code.steps, self.position, len(self.code.steps)
+        word, marks = self.word, self._marks
         if self.intervals is not None or self._profile:
             return self._advance_observed()
         try:
             while position < count:
                 self.position = position
+                word[0] = marks[position]
                 handler, operands = steps[position]
                 if handler(self, operands):
                     return False
@@ -136,6 +145,7 @@ class Executor:
         except Exception as error:
             raise self._failure(position, error) from error
         self.position = count
+        word[0] = -1
         return True
 
     def _advance_observed(self) -> bool:
@@ -145,6 +155,7 @@ class Executor:
         try:
             while self.position < count:
                 position = self.position
+                self.word[0] = self._marks[position]
                 handler, operands = steps[position]
                 self._started = self._started or perf_counter_ns()
                 with record_function(label(self.program, rows[position])) if self._profile else nullcontext():
@@ -159,6 +170,7 @@ class Executor:
                 self.position = position + 1
         except Exception as error:
             raise self._failure(self.position, error) from error
+        self.word[0] = -1
         return True
 
     def _failure(self, position: int, error: Exception) -> InstructionError:

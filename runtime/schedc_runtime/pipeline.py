@@ -151,6 +151,7 @@ class Pipeline:
         self._introduce()
         if self._shards is not None:
             self._shards.shard()
+        self._guard.ready()
 
     @property
     def rank(self) -> int:
@@ -303,6 +304,7 @@ class Pipeline:
 
     def _introduce(self) -> None:
         """All ranks must run the same program on the same model: a mistake here would be a hang later."""
+        self.control.meet()
         mine = {"mesh": repr(self.mesh), **plan_prints(self.plan, self._held())}
         mine |= fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
         check_fingerprints(self.control.gather("building the pipeline", mine), self.control.names)
@@ -312,6 +314,7 @@ class Pipeline:
     ) -> Tensor:
         self._guard.check()
         self._steps += 1
+        self._guard.between = f"between steps, behind {call} {self._steps}"
         with self._guard(f"starting {call} {self._steps}"):
             batches, wanted = self._own(batch), self._own(targets)
             signature = self._agree(call, batches[0], wanted[0], scale)
@@ -320,8 +323,8 @@ class Pipeline:
             )
             executors = list(placed.values())
             parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
-        with self._guard(f"{call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
-            self._guard.running = executors
+        with self._guard(f"in {call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
+            self._guard.watch(executors, evaluating=call == "evaluate")
             for layer in self._experts:
                 layer.loss_scale = scale / (program.microbatches * self.mesh.replicas)
             for place, executor in placed.items():
@@ -334,7 +337,7 @@ class Pipeline:
             if trace:
                 first = [(place.pipeline, x) for place, x in placed.items() if place.replica == self.replica]
                 self.intervals = {rank: executor.intervals or [] for rank, executor in first}
-        with self._guard("the end of the step: sharing the loss"):
+        with self._guard(f"at the end of {call} {self._steps}, sharing the loss"):
             losses = {
                 place.replica * program.microbatches + m: loss
                 for place, held in self._stages.items()

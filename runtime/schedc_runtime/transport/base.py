@@ -60,6 +60,12 @@ class Transport(Protocol):
 class TransportError(Exception):
     """The network failed: a connection closed, or a wait that took too long. Often not the cause but its echo."""
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether a wait took too long. A connection that the system gave up ("Connection timed out") has broken."""
+        text = str(self).lower().replace("connection timed out", "")
+        return "timed out" in text or "timeout" in text
+
 
 class MessageMismatch(Exception):
     """A tensor is not what the boundary between two stages says it is."""
