@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from schedc_runtime.processes import is_stopped, signal_name
+
 _GRACE = 10.0
 """Seconds for the others to report what the failure of one means to them, before they are ended."""
 
@@ -20,8 +22,9 @@ def launched() -> bool:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
-    """Run ``python -m module arguments`` on ``ranks`` local processes; the largest exit status.
+    """Run ``python -m module arguments`` on ``ranks`` local processes: 0 if all of them succeed, else 1.
 
+    A rank that a signal ended cannot speak for itself: it is named on stderr.
     The processes meet at a store of this process, on a port that the system chose.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -38,17 +41,23 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     ]
     try:
         _wait(processes)
+        for rank, process in enumerate(processes):
+            if process.returncode is not None and process.returncode < 0:
+                how = f"rank {rank} (pid {process.pid}) was ended by {signal_name(-process.returncode)}"
+                print(f"error: {how}", file=sys.stderr, flush=True)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return int(max(abs(process.returncode) for process in processes))
+    return int(any(process.returncode for process in processes))
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended, or `_GRACE` seconds after the first that failed."""
+    """Until all have ended, or until `_GRACE` seconds after the first that failed; no longer for stopped ones."""
     deadline = float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if any(process.poll() for process in processes):
+    while (alive := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
+        if len(alive) < len(processes) and any(process.returncode for process in processes):
             deadline = min(deadline, time.monotonic() + _GRACE)
+            if all(is_stopped(process.pid) for process in alive):
+                return
         time.sleep(0.05)
