@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import schedc
-from schedc_runtime import Pipeline
+from schedc_runtime import Pipeline, join
 from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
 
 
 def main() -> None:
     options = parser().parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    device = join()
+    device = join()  # the other ranks: over NCCL with a GPU each, or over gloo
     sizes = {"v": options.chunks} if options.chunks else {}
     program = schedc.compile(options.schedule, P=ranks, M=options.microbatches, **sizes)
 
@@ -47,19 +47,6 @@ def main() -> None:
     pipe.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def join() -> torch.device:
-    """Join the other ranks: over NCCL with a GPU each, or over gloo."""
-    if "RANK" not in os.environ:
-        return torch.device("cpu")
-    local = int(os.environ["LOCAL_RANK"])
-    gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local) if gpus else torch.device("cpu")
-    if gpus:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if gpus else "gloo")
-    return device
 
 
 def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

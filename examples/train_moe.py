@@ -18,7 +18,7 @@ from torch import Tensor
 
 import schedc
 from schedc.plan import Capacity, Drop, ExpertPlan, Method
-from schedc_runtime import Pipeline
+from schedc_runtime import Pipeline, join
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Routing
@@ -28,8 +28,7 @@ from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_toke
 def main() -> None:
     options = parser().parse_args()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        dist.init_process_group("gloo")
+    join("gloo")
     ranks = options.ranks or processes // options.experts_over
     mesh = Mesh.of_environment(ranks, options.experts_over)
     if options.per_node:
@@ -46,7 +45,7 @@ def main() -> None:
     pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.learning_rate)
 
-    process = dist.get_rank() if processes > 1 else 0
+    process = dist.get_rank() if dist.is_initialized() else 0
     replica = mesh.place(process).replica
     rows = options.rows * options.microbatches
     for step in range(1, options.steps + 1):
