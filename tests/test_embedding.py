@@ -51,19 +51,24 @@ def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     assert answers[0][1] == pytest.approx(train_plainly(steps), rel=1e-9)
 
 
-def test_the_example_under_torchrun(tmp_path: Path) -> None:
+def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
     sizes = {"microbatches": 4, "blocks": 4, "width": 16, "tokens": 8, "steps": 20, "learning-rate": 0.02}
     options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "examples/train_gpt.py", "--schedule", "dualpipev", *options, "--save", str(saved)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*launcher, "tests/restarting.py", "4", "examples/train_gpt.py", "--schedule", "dualpipev", *options]
+    command += ["--save", str(saved)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "ZeroDivisionError: injected" in done.stderr
     losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert losses[0] == losses[1], "step 1 of both attempts"
     assert re.findall(r"^(step \d+|evaluation)", done.stdout, re.MULTILINE) == [
+        "step 1",
         "step 1",
         "step 10",
         "step 20",
