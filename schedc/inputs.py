@@ -102,7 +102,7 @@ def plan_at(given: str | Path) -> str:
 def open_order(given: str | Path) -> Order:
     """The legal order in a CSV or text form; see `open_input`."""
     read = _read_csv if Path(given).suffix.lower() == _CSV else _read_text
-    return Order(read(_load(Path(given))))
+    return Order(read(load_text(Path(given))))
 
 
 def is_order(given: str | Path) -> bool:
@@ -112,10 +112,10 @@ def is_order(given: str | Path) -> bool:
         return True
     if path.suffix == ".sched" or not path.is_file():
         return False
-    return _TEXT_FORM.match(_load(path).text) is not None
+    return _TEXT_FORM.match(load_text(path).text) is not None
 
 
-def _load(path: Path) -> Source:
+def load_text(path: Path) -> Source:
     """The text of an order. It may be much larger than a .sched file: it has a word per op."""
     try:
         with path.open("rb") as file:

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_schedules import random_schedule
 
-from schedc.analysis.bubbles import CLASSES, IMBALANCE, MESSAGE, classify, critical_path
-from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.bubbles import (
+    CLASSES,
+    DEPENDENCY,
+    IMBALANCE,
+    MESSAGE,
+    OVERHEAD,
+    classify,
+    classify_run,
+    critical_path,
+)
+from schedc.analysis.timeline import Timeline, observed, simulate
 from schedc.cost.costs import Costs
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
@@ -43,6 +52,26 @@ def test_classes_sum_to_the_bubble(seed: int, forward: list[int], backward: list
     np.testing.assert_allclose(bubbles.totals.sum(0), timeline.bubble, rtol=1e-9, atol=1e-9)
     if p2p == 0:
         assert not bubbles.totals[MESSAGE].any()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), UNEVEN, st.sampled_from([0.0, 0.25]))
+def test_a_run_as_predicted_waits_for_producers_and_then_for_messages(
+    seed: int, backward: list[int], p2p: float
+) -> None:
+    schedule = random_schedule(seed)
+    costs = Costs(B=tuple(backward[: schedule.stages]), p2p=p2p)
+    timeline = simulate(schedule, costs)
+    run = observed(timeline.dependencies, timeline.start, timeline.end)
+    bubbles, predicted = classify_run(run), classify(timeline, costs)
+    assert bubbles.cell.tolist() == predicted.cell.tolist()
+    assert (bubbles.parts >= 0).all()
+    np.testing.assert_allclose(bubbles.parts.sum(0), bubbles.end - bubbles.start, rtol=1e-9)
+    np.testing.assert_allclose(bubbles.totals.sum(0), run.bubble, rtol=1e-9, atol=1e-9)
+    assert (bubbles.parts[OVERHEAD] <= p2p + 1e-9).all(), "nothing but messages keeps a cell of this run waiting"
+    if p2p == 0:
+        np.testing.assert_allclose(bubbles.totals[DEPENDENCY], predicted.totals[2:].sum(0), atol=1e-9)
+        assert run.end[critical_path(run)[-1]] == run.makespan
 
 
 @settings(max_examples=40)

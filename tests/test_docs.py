@@ -22,9 +22,9 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """The ``$ schedc`` lines of all documents; `run` starts processes and is tested with the runtime."""
+    """The ``$ schedc`` lines of all documents; `run` and what reads its traces are tested with the runtime."""
     lines = [line for path in DOCUMENTS for block in blocks(path, "console") for line in block.splitlines()]
-    return [line[2:] for line in lines if line.startswith("$ schedc ") and not line.startswith("$ schedc run")]
+    return [line[2:] for line in lines if line.startswith("$ schedc ") and not re.search(" run | --trace ", line)]
 
 
 @pytest.mark.parametrize("command", commands())

@@ -20,7 +20,7 @@ from chromium import Browser
 from random_schedules import random_schedule
 
 from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
+from schedc.analysis.timeline import observed, simulate
 from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.chart import Chart
@@ -154,7 +154,7 @@ def test_the_data_are_the_analyses(costs: Costs) -> None:
             assert gaps[name].tolist() == getattr(chart.bubbles, name).tolist()
         np.testing.assert_allclose(gaps["start"], chart.bubbles.start, rtol=0, atol=close)
         for part, expected in enumerate(chart.bubbles.parts):
-            np.testing.assert_allclose(gaps[f"part{part}"], expected, rtol=0, atol=close)
+            np.testing.assert_allclose(gaps.get(f"part{part}", 0.0), expected, rtol=0, atol=close)
         np.testing.assert_allclose(np.sum(data["totals"], axis=0), data["bubble"], atol=10 * close)
         held = cells["held"]
         peaks = [held[known.rank_start[r] : known.rank_start[r + 1]].max(initial=0) for r in range(data["ranks"])]
@@ -502,6 +502,51 @@ def test_two_schedules_share_the_axis_and_dark_is_dark(browser: Browser, tmp_pat
     assert palette.luminance(colours[0]) < 0.02
     assert palette.contrast(*colours) > 12
     browser.call("Emulation.setEmulatedMedia", features=[])
+    seen.finish()
+
+
+def test_a_run_stands_above_its_prediction(browser: Browser, tmp_path: Path) -> None:
+    predicted = named("1f1b", P=2, M=3)
+    slow = simulate(predicted.schedule, Costs(F=2.0, B=4.5, p2p=0.25))
+    run = Chart.of_run(predicted.schedule, observed(slow.dependencies, slow.start, slow.end), predicted.memory)
+    seen = Seen(browser, tmp_path, replace(run, said="measured"), replace(predicted, said="predicted"))
+    middle = [
+        (float((slow.start[c] + slow.end[c]) / 2), int(slow.dependencies.rank[c])) for c in range(len(slow.start))
+    ]
+    start, end = predicted.timeline.start, predicted.timeline.end
+    for cell, tip in enumerate(seen.tips(middle)):
+        times = [
+            f"{a:g} to {b:g} ms, {b - a:g} long"
+            for a, b in ((slow.start[cell], slow.end[cell]), (start[cell], end[cell]))
+        ]
+        assert [f"measured: {times[0]}", f"predicted: {times[1]}"] == tip[3:5]
+    lower = seen.hover(float(start[0] + end[0]) / 2, 0, 1)
+    assert lower[3:5] == ["measured: 0 to 2 ms, 2 long", "predicted: 0 to 1 ms, 1 long"]
+    assert lower[5] == "no wait: first on its rank, at time 0"
+    upper = seen.hover(slow.end[2] - 0.5, 0)
+    assert upper[0] == "0B0 on rank 0"
+    assert (
+        upper[5] == "needed 1B0 on rank 1, which ended at 8.75, and began 0.25 later (dependency 4.75, overhead 0.25)"
+    )
+    assert seen.hover(3.0, 1)[5] == "needed 0F0 on rank 0, which ended at 2, and began 0.25 later (warm-up)"
+    assert seen.hover(1.0, 1) == [
+        "idle on rank 1: warm-up",
+        "0 to 2.25, 2.25 long",
+        f"1F0 {seen.hover(3.0, 1)[5]}"[:-10],
+    ]
+    heads = browser.value(
+        "[...document.querySelectorAll('table')].map(t => [...t.rows[0].cells].map(c => c.textContent))"
+    )
+    assert [head[3:-2] for head in heads] == [
+        ["warm-up", "cooldown", "dependency", "overhead"],
+        ["warm-up", "cooldown", "dependency", "imbalance"],
+    ]
+    left, top = browser.value("(({left, top}) => [left, top])(canvas.getBoundingClientRect())")
+    x, y = seen.at(float(start[1]), 0, 1)
+    read = f"canvas.getContext('2d').getImageData({x - left - 1}, {y - top}, 1, 1).data[0]"
+    assert browser.value(read) > 200
+    browser.click(*seen.at(3.0, 0))
+    assert browser.value(read) < 60, "the same cell is outlined in the other chart"
     seen.finish()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +16,10 @@ from schedc.ir.schedule import Int32, Int64
 
 CLASSES = ("warm-up", "cooldown", "dependency", "message", "imbalance")
 WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))
+
+RUN_CLASSES = (*CLASSES, "overhead")
+"""Classes of `classify_run`: those of `classify`, some of them always 0, and what only a run has."""
+OVERHEAD = len(CLASSES)
 
 _ROUNDING = 1e-12
 """Times below this share of the makespan are what rounding left over."""
@@ -60,21 +64,46 @@ def classify(timeline: Timeline, costs: Costs | None = None) -> Bubbles:
     """
     known = timeline.dependencies
     of_stage = (costs or Costs()).resolved(known.schedule.stages)
-    rank, start, end, cell, last = _gaps(timeline)
-    parts = np.zeros((len(CLASSES), rank.size))
-    length = end - start
-    first = (cell >= 0) & (known.previous[cell] < 0) if len(known) else ~last
-    parts[WARM_UP, first] = length[first]
-    parts[COOLDOWN, last] = length[last]
-    inner = np.flatnonzero(~first & ~last)
-    waiting = cell[inner]
+    gaps, inner = _outer(timeline, len(CLASSES))
+    length, parts = (gaps.end - gaps.start)[inner], gaps.parts
+    waiting = gaps.cell[inner]
     excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], known.previous[waiting])
-    parts[IMBALANCE, inner] = np.clip(excess, 0.0, length[inner])
-    left = length[inner] - parts[IMBALANCE, inner]
+    parts[IMBALANCE, inner] = np.clip(excess, 0.0, length)
+    left = length - parts[IMBALANCE, inner]
     parts[MESSAGE, inner] = np.clip(latency, 0.0, left)
     parts[DEPENDENCY, inner] = left - parts[MESSAGE, inner]
-    totals = np.stack([np.bincount(rank, part, known.rank_start.size - 1) for part in parts]).astype(float)
-    return Bubbles(rank, start, end, cell, parts, totals)
+    return _summed(gaps, known.rank_start.size - 1)
+
+
+def classify_run(timeline: Timeline) -> Bubbles:
+    """The gaps of a timeline that was measured (`schedc.analysis.timeline.observed`), with `RUN_CLASSES`.
+
+    *warm-up* and *cooldown* as in `Bubbles`. A gap before another cell is *dependency* until the cell's producers have
+    ended, and *overhead* from then on: messages, and what the host does between two cells. A clock cannot tell
+    *message* and *imbalance*, which are 0.
+    """
+    gaps, inner = _outer(timeline, len(RUN_CLASSES))
+    start, end = gaps.start[inner], gaps.end[inner]
+    computed = timeline.end[timeline.bound_by[gaps.cell[inner]]]
+    gaps.parts[DEPENDENCY, inner] = np.clip(computed, start, end) - start
+    gaps.parts[OVERHEAD, inner] = end - np.clip(computed, start, end)
+    return _summed(gaps, timeline.dependencies.rank_start.size - 1)
+
+
+def _outer(timeline: Timeline, classes: int) -> tuple[Bubbles, Int64]:
+    """The gaps with those before a rank's first cell and after its last classed; and which of them are others."""
+    known = timeline.dependencies
+    rank, start, end, cell, last = _gaps(timeline)
+    parts = np.zeros((classes, rank.size))
+    first = (cell >= 0) & (known.previous[cell] < 0) if len(known) else ~last
+    parts[WARM_UP, first] = (end - start)[first]
+    parts[COOLDOWN, last] = (end - start)[last]
+    return Bubbles(rank, start, end, cell, parts, np.zeros((classes, 0))), np.flatnonzero(~first & ~last)
+
+
+def _summed(gaps: Bubbles, ranks: int) -> Bubbles:
+    totals = np.stack([np.bincount(gaps.rank, part, ranks) for part in gaps.parts]).astype(float)
+    return replace(gaps, totals=totals)
 
 
 def critical_path(timeline: Timeline) -> Int64:

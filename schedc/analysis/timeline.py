@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -101,6 +101,15 @@ def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arriv
         span=_spans(dependencies, start, end),
         makespan=float(end.max(initial=0.0)),
     )
+
+
+def observed(dependencies: Dependencies, start: Floats, end: Floats) -> Timeline:
+    """The timeline of a run whose starts and ends, [cells], were measured.
+
+    ``bound_by`` is what ended last of all that a cell needed: the cell before it on its rank, or a producer.
+    """
+    bound = timeline_of(dependencies, end - start, end, _arrivals(dependencies, end, 0.0))
+    return replace(bound, start=start, span=_spans(dependencies, start, end))
 
 
 def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]:

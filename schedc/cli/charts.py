@@ -10,6 +10,7 @@ import click
 from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
+    from schedc.analysis.dependencies import Dependencies
     from schedc.analysis.inside import Inside
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
@@ -103,13 +104,18 @@ def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedu
 
 
 def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
+    from schedc.compiler import priced
+
+    return chart_of(*priced(tree, sizes, costs))
+
+
+def chart_of(schedule: Schedule, costs: Costs, dependencies: Dependencies | None = None) -> Chart:
+    """The chart of a legal schedule under costs of its stages; raises `DiagnosticError` (S404)."""
     from schedc.analysis.dependencies import Dependencies
     from schedc.analysis.memory import measure_memory
     from schedc.analysis.timeline import simulate
-    from schedc.compiler import priced
     from schedc.draw.chart import Chart
 
-    schedule, costs = priced(tree, sizes, costs)
-    known = Dependencies.of(schedule)
+    known = dependencies or Dependencies.of(schedule)
     timeline, memory = simulate(schedule, costs, known), measure_memory(schedule, costs, known)
     return Chart.of(schedule, timeline, memory, costs)

@@ -22,6 +22,7 @@ from schedc.cli.pictures import (
     width_option,
     write_drawing,
 )
+from schedc.cli.traced import run_charts
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -60,6 +61,12 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Cost for the second schedule only, over those of --cost: its stages may be larger or smaller.",
 )
 @click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A trace that `schedc run --trace` wrote: the run as it was measured, above its prediction (html). Costs are "
+    "in ms; default: those that the run wrote beside the trace.",
+)
+@click.option(
     "--cell",
     "kind",
     type=click.Choice(KINDS),
@@ -81,6 +88,7 @@ def show(
     width: int | None,
     other: str | None,
     other_costs: tuple[str, ...],
+    trace: Path | None,
     kind: str | None,
     stages: tuple[int, int] | None,
     output: Path | None,
@@ -95,8 +103,8 @@ def show(
     if stages and not kind:
         raise click.UsageError("--cell-stages needs --cell")
     if kind:
-        if other:
-            raise click.UsageError("--cell is drawn alone, without --with")
+        if other or trace:
+            raise click.UsageError("--cell is drawn alone, without --with and --trace")
         if costs.cell is None:
             raise click.UsageError("--cell needs --cost-file with a table [cell] (docs/cells.md)")
         cell = cell_at(schedule, sizes, costs, kind, stages)
@@ -106,11 +114,22 @@ def show(
         raise click.UsageError("--with needs --format html or --format term")
     if other_costs and not other:
         raise click.UsageError("--with-cost needs --with")
-    if other:
+    if trace and (other or form != HTML):
+        raise click.UsageError("--trace is drawn without --with, with --format html or -o FILE.html")
+    if trace:
+        charts = list(run_charts(schedule, sizes, costs, _cost_origin(), trace))
+    elif other:
         charts = list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
     else:
         charts = [chart_at(schedule, sizes, costs)]
     write_drawing(drawing(charts, form, width=width, **screen), output)
+
+
+def _cost_origin() -> str:
+    """Where the costs of this command are from; empty where they are the defaults."""
+    given = click.get_current_context().params
+    file, options = given["cost_file"], given["cost_options"]
+    return " and ".join([*([file.name] if file else []), *(["--cost"] if options else [])])
 
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from schedc.analysis.bubbles import Bubbles, classify, critical_path
+from schedc.analysis.bubbles import Bubbles, classify, classify_run, critical_path
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
 from schedc.cost.costs import Costs
@@ -19,18 +19,30 @@ from schedc.source import first_sentence
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A schedule with its timeline, memory and classed idle time under one set of costs."""
+    """A schedule with its timeline, memory and classed idle time: under one set of costs, or as a run was measured.
+
+    p2p: latency of a message by the costs, 0 of a run. said: what the title adds. origin: (what, value) of one more
+    figure: where the times are from. measured: whether the times are those of a run, in ms.
+    """
 
     schedule: Schedule
     timeline: Timeline
     memory: Memory
     bubbles: Bubbles
     p2p: float
+    said: str = ""
+    origin: tuple[tuple[str, str], ...] = ()
+    measured: bool = False
 
     @classmethod
     def of(cls, schedule: Schedule, timeline: Timeline, memory: Memory, costs: Costs) -> Chart:
         """The chart of a timeline and a memory that were made with these costs."""
         return cls(schedule, timeline, memory, classify(timeline, costs), float(costs.p2p))
+
+    @classmethod
+    def of_run(cls, schedule: Schedule, timeline: Timeline, memory: Memory) -> Chart:
+        """The chart of a timeline that was measured; memory counts what the order holds, in the costs' unit."""
+        return cls(schedule, timeline, memory, classify_run(timeline), 0.0, measured=True)
 
     @cached_property
     def cells(self) -> Cells:
@@ -44,7 +56,8 @@ class Chart:
     def title(self) -> str:
         """Name and sizes, on one line."""
         given = sizes(self.schedule)
-        return plain(f"{self.schedule.name} ({given})" if given else self.schedule.name)
+        named = f"{self.schedule.name} ({given})" if given else self.schedule.name
+        return plain(f"{named}, {self.said}" if self.said else named)
 
     @property
     def summary(self) -> str:
@@ -59,7 +72,7 @@ class Chart:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """(what, value) of the figures that two schedules are compared by."""
-        return list(figures(self.schedule, self.timeline, self.memory).items())
+        return [*figures(self.schedule, self.timeline, self.memory).items(), *self.origin]
 
 
 def longest(charts: Sequence[Chart]) -> float:

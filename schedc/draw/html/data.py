@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.bubbles import CLASSES
+from schedc.analysis.bubbles import IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES
 from schedc.draw import palette
 from schedc.draw.chart import Chart, longest
 from schedc.draw.html.columns import Packer, Steps, in_steps
@@ -23,19 +23,22 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 def page_data(charts: Sequence[Chart]) -> str:
     """One JSON object without ``<``, ``>``, ``&`` and without any character beyond ASCII.
 
-    kinds: letter and name of each op kind, by its value; classes: names of `schedc.analysis.bubbles.CLASSES`;
-    fills: the two shades of each kind; inks, phaseTints: see `schedc.draw.palette`; longest: the common time axis;
-    charts: see `chart_data`; packed: base64 of the columns of all their tables, see `schedc.draw.html.columns`.
+    kinds: letter and name of each op kind, by its value; classes: names of `schedc.analysis.bubbles.RUN_CLASSES`;
+    timeUnit: "ms" where a run was measured, else ""; fills: the two shades of each kind; inks, phaseTints: see
+    `schedc.draw.palette`; longest: the common time axis.
+    charts: see `chart_data`; of a run and its prediction ``twin`` is the number of the other, else -1.
+    packed: base64 of the columns of all their tables, see `schedc.draw.html.columns`.
     """
     packer = Packer()
     page = {
         "kinds": [{"letter": LETTERS[kind], "name": FACTS[kind].name} for kind in OpKind],
-        "classes": CLASSES,
+        "classes": RUN_CLASSES,
+        "timeUnit": "ms" if any(chart.measured for chart in charts) else "",
         "fills": [palette.FILLS[kind] for kind in OpKind],
         "inks": palette.INKS,
         "phaseTints": palette.PHASES,
         "longest": longest(charts),
-        "charts": [chart_data(chart, packer) for chart in charts],
+        "charts": [{**chart_data(chart, packer), "twin": _twin(chart, charts)} for chart in charts],
         "packed": b64encode(packer.deflated()).decode(),
     }
     return json.dumps(page, separators=(",", ":")).translate(_ESCAPES)
@@ -51,7 +54,8 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
     10**-timeDecimals. Rank r has cells rankStart[r] ..< rankStart[r + 1].
     gaps: ``rank``, ``cell``, ``wait`` and ``length`` likewise, and ``part0`` ..., its time in each class.
     path: ``cell``, the critical path.
-    ``chunk`` is by pipe and stage, ``totals`` by class and rank, ``used`` the op kinds that occur.
+    ``chunk`` is by pipe and stage, ``totals`` by class and rank, ``used`` the op kinds that occur,
+    ``classes`` those that idle time can have here: only these have a ``part`` and are meant in ``totals``.
     """
     schedule, cells, bubbles = chart.schedule, chart.cells, chart.bubbles
     start, end, middle, gap_start, gap_end, *parts = in_steps(
@@ -75,13 +79,14 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
             columns[f"{name}2"] = _whole(np.where(paired, getattr(schedule, name)[cells.second], -1))
         columns["lead"] = _less(middle, start)
     gaps = {"rank": _whole(bubbles.rank), "cell": _whole(bubbles.cell), **_times(gap_start, gap_end)}
-    gaps |= {f"part{i}": part for i, part in enumerate(parts)}
+    gaps |= {f"part{i}": parts[i] for i in _classes(chart)}
     return {
         "title": chart.title,
         "summary": chart.summary,
         "facts": chart.facts,
         "ranks": schedule.ranks,
         "timeDecimals": start.decimals,
+        "measured": chart.measured,
         "p2p": chart.p2p,
         "makespan": _numbers(np.array([chart.timeline.makespan]))[0],
         "unit": "memory" if chart.weighted else "activations",
@@ -96,10 +101,24 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
             "path": packer.table({"cell": _whole(chart.critical)}, running=("cell",)),
         },
         "totals": [_numbers(total) for total in bubbles.totals],
+        "classes": _classes(chart),
         "busy": _numbers(chart.timeline.busy),
         "bubble": _numbers(chart.timeline.bubble),
         "peaks": _numbers(chart.memory.peak_memory if chart.weighted else chart.memory.peak_activations),
     }
+
+
+def _twin(chart: Chart, charts: Sequence[Chart]) -> int:
+    twins = (
+        i for i, other in enumerate(charts) if other.schedule is chart.schedule and other.measured != chart.measured
+    )
+    return next(twins, -1)
+
+
+def _classes(chart: Chart) -> list[int]:
+    """Which of `RUN_CLASSES` idle time can have here: a run has no causes that only costs tell."""
+    absent = {MESSAGE, IMBALANCE} if chart.measured else {OVERHEAD, *([] if chart.p2p > 0 else [MESSAGE])}
+    return [i for i in range(len(RUN_CLASSES)) if i not in absent]
 
 
 def _before(chart: Chart) -> npt.NDArray[np.float64]:

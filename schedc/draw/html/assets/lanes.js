@@ -54,8 +54,8 @@ function paintGaps(chart, rank, y) {
   let gap = firstWhere(chart.gapStart[rank], high, (g) => end[g] >= view.from);
   for (; gap < high && start[gap] <= lastTime(); gap++) {
     let time = start[gap];
-    const pieces = chosen.classes ? page.classes.map((name, i) => [name, chart.parts[i][gap]]) : [];
-    for (const [name, part] of chosen.classes ? pieces : [["idle", end[gap] - start[gap]]]) {
+    const pieces = chosen.classes ? chart.parts.map(([name, part]) => [name, part[gap]]) : [["idle", end[gap] - start[gap]]];
+    for (const [name, part] of pieces) {
       if (part <= 0) continue;
       const x = nearX(time);
       time += part;

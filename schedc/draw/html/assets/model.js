@@ -10,7 +10,7 @@ const charts = page.charts.map((raw) => {
   const cells = withTimes(readTable(raw.tables.cells), raw.timeDecimals);
   for (let cell = 0; cell < cells.bound.length; cell++) cells.bound[cell] += cell;
   const gaps = withTimes(readTable(raw.tables.gaps), raw.timeDecimals);
-  const parts = page.classes.map((_, i) => gaps[`part${i}`]);
+  const parts = raw.classes.map((number) => [page.classes[number], gaps[`part${number}`]]);
   const critical = readTable(raw.tables.path).cell;
   const marked = new Uint8Array(cells.start.length);
   for (const cell of critical) marked[cell] = 1;
@@ -111,6 +111,7 @@ function cellOf(chart, kind, stage, microbatch) {
 
 // Why a cell starts when it does, in one sentence.
 function reason(chart, cell) {
+  if (chart.measured) return measuredReason(chart, cell);
   const { start, end, bound } = chart.cells;
   const rank = rankOf(chart, cell);
   const isFirst = cell === chart.rankStart[rank];
@@ -126,8 +127,20 @@ function reason(chart, cell) {
   return `no wait: rank busy with ${cellName(chart, cell - 1)} until ${shortNumber(free)}`;
 }
 
+// The same of a run: what ended last of all that the cell needed, and how much later the cell began.
+function measuredReason(chart, cell) {
+  const { start, end, bound } = chart.cells;
+  const last = bound[cell];
+  if (last < 0) return "first on its rank, and needs nothing";
+  const isBefore = last === cell - 1 && last >= chart.rankStart[rankOf(chart, cell)];
+  const what = isBefore ? `followed ${cellName(chart, last)}` : `needed ${outputNames(chart, last, cell)} on rank ${rankOf(chart, last)}`;
+  const later = start[cell] - end[last];
+  const began = later < 0 ? "after it had begun" : `and began ${shortNumber(later)} later`;
+  return `${what}, which ended at ${shortNumber(end[last])}, ${began}`;
+}
+
 function gapClasses(chart, gap) {
-  const shares = page.classes.map((name, i) => [name, chart.parts[i][gap]]).filter(([, share]) => share > 0);
+  const shares = chart.parts.map(([name, part]) => [name, part[gap]]).filter(([, share]) => share > 0);
   return shares.length === 1 ? shares[0][0] : shares.map(([name, share]) => `${name} ${shortNumber(share)}`).join(", ");
 }
 
@@ -144,12 +157,13 @@ function describeCell(chart, cell) {
     lines.push(`${page.kinds[op.kind].name} of microbatch ${op.microbatch}, ${place}`);
   }
   if (chart.phases[phase[cell]]) lines.push(`phase ${chart.phases[phase[cell]]}`);
-  const cost = shortNumber(end[cell] - start[cell]);
-  lines.push(`${shortNumber(start[cell])} to ${shortNumber(end[cell])}, cost ${cost}`);
+  const twin = charts[chart.twin];
+  if (twin) lines.push(...(chart.measured ? [chart, twin] : [twin, chart]).map((one) => describeTimes(one, cell)));
+  else lines.push(`${shortNumber(start[cell])} to ${shortNumber(end[cell])}, cost ${shortNumber(end[cell] - start[cell])}`);
   const gap = gapAt(chart, rank, start[cell] - EPSILON);
   const waited = gap >= 0 && chart.gaps.cell[gap] === cell;
   lines.push(reason(chart, cell) + (waited ? ` (${gapClasses(chart, gap)})` : ""));
-  lines.push(`${chart.unit} held: at most ${shortNumber(held[cell])}, then ${shortNumber(after[cell])}`);
+  lines.push(`${chart.unit} held${chart.measured ? " by the order" : ""}: at most ${shortNumber(held[cell])}, then ${shortNumber(after[cell])}`);
   if (chart.marked[cell]) lines.push("on the critical path");
   return lines;
 }
@@ -171,6 +185,12 @@ function describePhase(chart, rank, time) {
     `${shortNumber(start[first])} to ${shortNumber(end[last])}, ${shortNumber(end[last] - start[first])} long`,
     `${count} cell${count > 1 ? "s" : ""}: ${cellName(chart, first)}` + (count > 1 ? ` to ${cellName(chart, last)}` : ""),
   ];
+}
+
+function describeTimes(chart, cell) {
+  const { start, end } = chart.cells;
+  const times = `${shortNumber(start[cell])} to ${shortNumber(end[cell])} ${page.timeUnit}`;
+  return `${chart.measured ? "measured" : "predicted"}: ${times}, ${shortNumber(end[cell] - start[cell])} long`;
 }
 
 function describeGap(chart, gap) {

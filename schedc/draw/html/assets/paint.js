@@ -54,6 +54,7 @@ function paint() {
     paintEnd(chart, number);
     if (chosen.critical) paintCritical(chart, number);
     if (chosen.chart === number && chosen.cell >= 0) paintChosen(chart, number);
+    if (chosen.chart === chart.twin && chosen.cell >= 0) outline(chart, number, chosen.cell);
   });
   context.restore();
   charts.forEach((chart, number) => eachLane(chart, number, (rank, y) => paintGutter(chart, rank, y)));
@@ -102,7 +103,7 @@ function paintAxis(step) {
     context.fillText(text, Math.min(Math.max(xOf(time), GUTTER + half), view.width - half - 3), ROWS.axis / 2);
   }
   context.textAlign = "left";
-  context.fillText("time", 10, ROWS.axis / 2);
+  context.fillText(page.timeUnit ? `time in ${page.timeUnit}` : "time", 10, ROWS.axis / 2);
 }
 
 function paintTitle(chart, number) {
@@ -159,24 +160,28 @@ function paintCritical(chart, number) {
   context.stroke();
 }
 
+const middleOf = (chart, number, cell) => laneTop(number, rankOf(chart, cell)) + ROWS.phases + ROWS.cells / 2;
+
+function outline(chart, number, cell) {
+  const { start, end } = chart.cells;
+  context.strokeStyle = colours.text;
+  context.lineWidth = 2.5;
+  const [left, right] = [nearX(start[cell]), nearX(end[cell])];
+  const top = middleOf(chart, number, cell) - ROWS.cells / 2;
+  context.strokeRect(left - 1, top - 1, Math.max(right - left, 2) + 1, ROWS.cells + 2);
+}
+
 // The chosen cell, and a line from the end of what it waited for.
 function paintChosen(chart, number) {
   const { start, end, bound } = chart.cells;
-  const place = (cell) => laneTop(number, rankOf(chart, cell)) + ROWS.phases;
-  const outline = (cell, colour) => {
-    context.strokeStyle = colour;
-    const width = Math.max(nearX(end[cell]) - nearX(start[cell]), 2);
-    context.strokeRect(nearX(start[cell]) - 1, place(cell) - 1, width + 1, ROWS.cells + 2);
-  };
-  context.lineWidth = 2.5;
-  outline(chosen.cell, colours.text);
+  outline(chart, number, chosen.cell);
   const producer = bound[chosen.cell];
   if (producer < 0) return;
   context.setLineDash([5, 3]);
-  outline(producer, colours.text);
+  outline(chart, number, producer);
   context.beginPath();
-  context.moveTo(nearX(end[producer]), place(producer) + ROWS.cells / 2);
-  context.lineTo(nearX(start[chosen.cell]), place(chosen.cell) + ROWS.cells / 2);
+  context.moveTo(nearX(end[producer]), middleOf(chart, number, producer));
+  context.lineTo(nearX(start[chosen.cell]), middleOf(chart, number, chosen.cell));
   context.stroke();
   context.setLineDash([]);
 }

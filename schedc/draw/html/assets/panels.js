@@ -47,7 +47,7 @@ function buildLegend() {
   if (chunks > 1) make("span", "pale: even chunks, deep: odd chunks; the numeral is the microbatch", byId("legend"));
   else make("span", "the numeral is the microbatch", byId("legend"));
   page.classes.forEach((name, i) => {
-    const occurs = charts.some((chart) => chart.totals[i].some((total) => total > 0));
+    const occurs = charts.some((chart) => chart.totals[i]?.some((total) => total > 0));
     if (occurs) legendItem([hatches[name]], `idle: ${name}`);
   });
   legendItem([colours["curve-fill"], colours.curve], charts.map((chart) => `${chart.unit} held`)[0]);
@@ -66,8 +66,7 @@ function buildTables() {
     box.className = "wide";
     const table = make("table", "", box);
     const head = make("tr", "", make("thead", "", table));
-    const shown = page.classes.map((_, i) => i).filter((i) => page.classes[i] !== "message" || chart.p2p > 0);
-    const classes = shown.map((i) => page.classes[i]);
+    const classes = chart.classes.map((i) => page.classes[i]);
     const titles = ["rank", "busy", "bubble", ...classes, "of the makespan", `peak ${chart.unit}`];
     for (const title of titles) make("th", title, head).scope = "col";
     const body = make("tbody", "", table);
@@ -83,14 +82,14 @@ function buildTables() {
       const row = make("tr", "", body);
       make("th", String(rank), row).scope = "row";
       const bubble = chart.bubble[rank];
-      const parts = shown.map((i) => chart.totals[i][rank]);
+      const parts = chart.classes.map((i) => chart.totals[i][rank]);
       fill(row, [chart.busy[rank], bubble, ...parts, share(bubble, 1), chart.peaks[rank]]);
     }
     const sum = (values) => values.reduce((a, b) => a + b, 0);
     const foot = make("tr", "", make("tfoot", "", table));
     make("th", "all", foot).scope = "row";
     const all = sum(chart.bubble);
-    const sums = shown.map((i) => sum(chart.totals[i]));
+    const sums = chart.classes.map((i) => sum(chart.totals[i]));
     fill(foot, [sum(chart.busy), all, ...sums, share(all, chart.ranks), chart.highest]);
   }
 }
