@@ -6,7 +6,9 @@ import os
 import random
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
+from math import lcm
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from claim_oracle import Grid, grid, in_domain, rank_variables, symbols_named, s
 from random_claims import Maker, features, parsed, programs
 from random_schedules import random_schedule, with_recomputation
 
+from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.exact.space import Space
 from schedc.analysis.exact.verdict import Facts, Verdict, decide_claim
 from schedc.analysis.memory import measure_memory
 from schedc.elaborate import elaborate
@@ -24,7 +28,7 @@ from schedc.library import open_schedule
 from schedc.syntax import tree
 
 FULL = os.environ.get("SCHEDC_SWEEP") == "full"
-CLAIMS = 10_000 if FULL else 240
+CLAIMS = 10_000 if FULL else 180
 CLAIMS_EACH = 20 if FULL else 6
 
 
@@ -36,8 +40,8 @@ def facts_of(schedule: Schedule) -> Facts:
     return Facts(known, counts | {"ops": np.diff(schedule.rank_start).tolist()})
 
 
-def decided(text: str, facts: Facts) -> Verdict:
-    claim = parsed(text)
+def decided(claim: str | tree.Claim, facts: Facts) -> Verdict:
+    claim = parsed(claim) if isinstance(claim, str) else claim
     return decide_claim(claim, facts, frozenset(symbols_named(claim)), frozenset(rank_variables(claim)))
 
 
@@ -51,9 +55,12 @@ class Oracle:
 
     def fault(self, claim: tree.Claim, verdict: Verdict) -> str:
         """What is wrong with a verdict; empty if nothing."""
-        variables, known = rank_variables(claim), self.facts.dependencies
         if verdict.refuted:
-            return self._not_refuted(claim, verdict, variables)
+            vector, space = verdict.refuted.vector, verdict.space
+            unit = vector[-1] if space.constant else 1
+            costs = dict(zip(space.symbols, vector[: len(space.symbols)], strict=True))
+            return self._not_refuted(claim, costs, unit) or self._not_shown(claim, space)
+        variables, known = rank_variables(claim), self.facts.dependencies
         symbols = symbols_of(known, symbols_named(claim))
         if symbols not in self.grids:
             self.grids[symbols] = Grid(known, grid(symbols, self.larger))
@@ -64,18 +71,25 @@ class Oracle:
             return ""
         return f"{verdict.status}, but {at.vectors[int(np.argmax(wrong))]}"
 
-    def _not_refuted(self, claim: tree.Claim, verdict: Verdict, variables: list[str]) -> str:
-        """What is wrong with a refuting vector: simulated, in units of its last coordinate where it has one."""
-        assert verdict.refuted is not None
-        vector, space = verdict.refuted.vector, verdict.space
-        unit = vector[-1] if space.constant else 1
-        costs = dict(zip(space.symbols, vector[: len(space.symbols)], strict=True))
-        if set(costs) != set(symbols_of(self.facts.dependencies, symbols_named(claim))) or not in_domain(costs):
+    def _not_refuted(self, claim: tree.Claim, costs: dict[str, int], unit: int) -> str:
+        """What is wrong with costs / unit as a counterexample: simulated, and compared exactly."""
+        variables, known = rank_variables(claim), self.facts.dependencies
+        if set(costs) != set(symbols_of(known, symbols_named(claim))) or not in_domain(costs):
             return f"refuted outside of the domain, at {costs}"
-        at = Grid(self.facts.dependencies, [costs], unit)
+        at = Grid(known, [costs], unit)
         if not truth(claim.condition, at, variables).all():
             return f"refuted where the condition does not hold, at {costs} / {unit}"
         return f"refuted where it is true, at {costs} / {unit}" if truth(claim.claim, at, variables).all() else ""
+
+    def _not_shown(self, claim: tree.Claim, space: Space) -> str:
+        """What is wrong with the counterexample that people see."""
+        (result,) = check_claims([claim], self.facts.schedule, dependencies=self.facts.dependencies)
+        if result.status != "refuted" or result.counterexample is None:
+            return f"refuted, but {result.status} for people"
+        costs = {s: cost for s, cost in result.counterexample.costs.items() if s in space.symbols}
+        shown = {s: Fraction(cost).limit_denominator(10_000) for s, cost in costs.items()}
+        unit = lcm(*(cost.denominator for cost in shown.values()))
+        return self._not_refuted(claim, {s: int(cost * unit) for s, cost in shown.items()}, unit)
 
 
 @pytest.mark.sweep
@@ -89,9 +103,10 @@ def test_random_claims_against_a_grid_of_costs() -> None:
         seen.update(features(schedule))
         for _ in range(CLAIMS_EACH):
             text = maker.claim()
-            verdict = decided(text, facts)
+            claim = parsed(text)
+            verdict = decided(claim, facts)
             statuses[verdict.status] += 1
-            if fault := oracle.fault(parsed(text), verdict):
+            if fault := oracle.fault(claim, verdict):
                 faults.append((number, schedule.name, schedule.sizes, text, fault))
     assert not faults
     assert min(statuses["proved"], statuses["refuted"], 3 * statuses["vacuous"]) > CLAIMS / 5, statuses
@@ -150,8 +165,7 @@ def test_a_whole_backward_is_i_plus_w_where_others_are_split(name: str) -> None:
     facts = at_sizes(name, P=4, M=8)
     assert (facts.schedule.kind == OpKind.B).any()
     for claim in open_schedule(name).claims:
-        named, variables = frozenset(symbols_named(claim)), frozenset(rank_variables(claim))
-        assert decide_claim(claim, facts, named, variables).status == "proved"
+        assert decided(claim, facts).status == "proved"
 
 
 def test_vhalf_at_a_border_that_random_costs_do_not_reach() -> None:
