@@ -15,7 +15,7 @@ from itertools import product
 from schedc.analysis.claim_values import COMPARISONS, NoValue
 from schedc.analysis.exact.cone import Vector
 from schedc.analysis.exact.space import ONE, Space
-from schedc.analysis.exact.statement import Affine, Statement, compared, contrary, join
+from schedc.analysis.exact.statement import Affine, Rational, Statement, compared, contrary, holds, join
 from schedc.analysis.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
 from schedc.syntax import tree
 from schedc.syntax.words import COST_SYMBOLS, METRICS
@@ -96,6 +96,9 @@ class Reader:
 
     def _compare(self, node: tree.Expr, op: str, left: Number, right: Number | None) -> Statement:
         difference = left if right is None else self._sum(node, left, right, -1)
+        number = self.constant(difference)
+        if number is not None:
+            return holds(op, number)
         return compared(op, difference.above if isinstance(difference, Ratio) else difference)
 
     # Numbers.
@@ -104,21 +107,22 @@ class Reader:
         """The expression as a value. Raises `NoValue` and `NotLinear`."""
         cases = _READERS[type(node)](self, node)
         kept = tuple((where, value) for where, value in cases if where is not False)
+        kept = next(((case,) for case in kept if case[0] is True), kept)
         if len(kept) > _MOST_CASES:
             raise NotLinear(node, f"more than {_MOST_CASES} cases of `min`, `max`, `abs` and `if`")
         return kept
 
-    def number(self, value: Fraction | int) -> Affine:
-        return Affine(tuple(Fraction(value) * c for c in self.space.form(ONE)))
+    def number(self, value: Rational) -> Affine:
+        return Affine(tuple(value * c for c in self.space.form(ONE)))
 
-    def constant(self, value: Number) -> Fraction | None:
+    def constant(self, value: Number) -> Rational | None:
         """The number that a value is whatever the costs; None if it follows them."""
         if isinstance(value, Ratio) or value.times or any(value.form[:-1]):
             return None
         return value.form[-1]
 
     def _int(self, node: tree.Int) -> Cases:
-        return ((True, self.number(Fraction(repr(node.value)))),)
+        return ((True, self.number(node.value if isinstance(node.value, int) else Fraction(repr(node.value)))),)
 
     def _name(self, node: tree.Name) -> Cases:
         if node.id in self.variables:
@@ -150,11 +154,11 @@ class Reader:
                 result.append((True, self._metric_of(node, node.name, rank)))
         return tuple(result)
 
-    def _form(self, form: Sequence[int | Fraction]) -> Affine:
-        return Affine(tuple(Fraction(c) for c in form))
+    def _form(self, form: Vector) -> Affine:
+        return Affine(form)
 
     def _time(self, quantity: Quantity, count: int = 1) -> Affine:
-        return Affine((Fraction(0),) * self.space.dimension, ((quantity, Fraction(count)),))
+        return Affine((0,) * self.space.dimension, ((quantity, count),))
 
     def _metric(self, node: tree.Expr, name: str) -> Number:
         """A metric as the largest over the ranks."""
@@ -193,7 +197,7 @@ class Reader:
     def _unary(self, node: tree.Unary) -> Cases:
         if node.op == "not":
             return self._truth(node)
-        return tuple((where, self._scaled(value, Fraction(-1))) for where, value in self.value(node.operand))
+        return tuple((where, self._scaled(value, -1)) for where, value in self.value(node.operand))
 
     def _truth(self, node: tree.Expr) -> Cases:
         """A statement as a number: 1 where it holds, else 0."""
@@ -226,7 +230,7 @@ class Reader:
             raise NotLinear(node, "a ratio beside costs")
         return below.scaled(number)
 
-    def _scaled(self, value: Number, factor: Fraction) -> Number:
+    def _scaled(self, value: Number, factor: Rational) -> Number:
         if isinstance(value, Ratio):
             return Ratio(value.above.scaled(factor), value.below)
         return value.scaled(factor)
@@ -243,7 +247,7 @@ class Reader:
         if (divisor := self.constant(right)) is not None:
             if divisor == 0:
                 raise NoValue(node, "it cannot be computed: division by zero")
-            return self._scaled(left, 1 / divisor)
+            return self._scaled(left, Fraction(1, divisor))
         if isinstance(left, Affine) and isinstance(right, Affine) and self._positive(right):
             return Ratio(left, right)
         raise NotLinear(node, "a quotient of costs")
@@ -296,7 +300,7 @@ class Reader:
         result: list[tuple[Statement, Number]] = []
         for where, value in self.value(node.arguments[0]):
             result.append((join("and", (where, self._compare(node, ">=", value, None))), value))
-            negative = self._scaled(value, Fraction(-1))
+            negative = self._scaled(value, -1)
             result.append((join("and", (where, self._compare(node, "<=", value, None))), negative))
         return tuple(result)
 
@@ -307,7 +311,7 @@ class Reader:
         return tuple(
             (
                 join("and", (at, also)),
-                self._scaled(self._whole(node, self._scaled(a, Fraction(-1)), b, False), Fraction(-1)),
+                self._scaled(self._whole(node, self._scaled(a, -1), b, False), -1),
             )
             for (at, a), (also, b) in pairs
         )

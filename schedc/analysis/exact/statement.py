@@ -14,6 +14,9 @@ import numpy.typing as npt
 from schedc.analysis.exact.cone import Vector
 from schedc.analysis.exact.times import Quantity
 
+Rational = int | Fraction
+"""A number, exactly; most are integers, with which Python is faster."""
+
 CONTRARY = {"==": "!=", "!=": "==", "<=": ">", ">": "<=", ">=": "<", "<": ">="}
 CLOSED = frozenset({"==", "<=", ">="})
 """Comparisons that keep to hold in a limit."""
@@ -31,7 +34,7 @@ _SIGNS = {"==": (0,), "!=": (-1, 1), "<=": (-1, 0), "<": (-1,), ">=": (0, 1), ">
 """The signs of a value at which each comparison with 0 holds."""
 
 
-def holds(op: str, value: Fraction | int) -> bool:
+def holds(op: str, value: Rational) -> bool:
     """Whether ``value`` op 0."""
     return (value > 0) - (value < 0) in _SIGNS[op]
 
@@ -40,18 +43,18 @@ def holds(op: str, value: Fraction | int) -> bool:
 class Affine:
     """A sum of times and costs: ``form`` . x plus each time so often as ``times`` says."""
 
-    form: tuple[Fraction, ...]
-    times: tuple[tuple[Quantity, Fraction], ...] = ()
+    form: tuple[Rational, ...]
+    times: tuple[tuple[Quantity, Rational], ...] = ()
 
-    def plus(self, other: Affine, factor: Fraction | int = 1) -> Affine:
+    def plus(self, other: Affine, factor: Rational = 1) -> Affine:
         times = dict(self.times)
         for quantity, count in other.times:
-            times[quantity] = times.get(quantity, Fraction(0)) + factor * count
+            times[quantity] = times.get(quantity, 0) + factor * count
         form = tuple(a + factor * b for a, b in zip(self.form, other.form, strict=True))
         return Affine(form, tuple((q, c) for q, c in sorted(times.items()) if c))
 
-    def scaled(self, factor: Fraction | int) -> Affine:
-        return Affine(tuple(Fraction(0) for _ in self.form)).plus(self, factor)
+    def scaled(self, factor: Rational) -> Affine:
+        return Affine((0,) * len(self.form)).plus(self, factor)
 
 
 @dataclass(frozen=True)
