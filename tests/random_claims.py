@@ -287,6 +287,10 @@ class Maker:
         if self.draw.random() < 0.3:
             return f"span_bubble[r] {self.draw.choice(('<=', '<', '<=', '=='))} {self.draw.choice(('', '2*'))}bubble[r]"
         if self.draw.random() < 0.2:
+            return (
+                f"{metric}[r] {self._op()} {metric}[{self.draw.choice(('min(r+1, P-1)', 'P-1-r', 'r-1 if r else 0'))}]"
+            )
+        if self.draw.random() < 0.2:
             return f"{metric}[r] <= ops[r]*{self.draw.choice(self.symbols)} + peak_activations*F"
         at, ranks = self.draw.choice(self.pieces), self.dependencies.schedule.ranks
         forms = [written(at.of(metric, rank)) for rank in range(ranks)]

@@ -238,6 +238,22 @@ def test_decimals_are_what_is_written() -> None:
     assert set(costs) == {"F", "B"}
 
 
+@pytest.mark.parametrize(
+    ("claim", "status"),
+    [
+        ("bubble[5] == 0 when P > 7", "vacuous"),
+        ("(bubble / (P-3) if P > 5 else bubble) == (P-1)*(F+B)", "proved"),
+        ("bubble[max(0, P-9)] == bubble", "proved"),
+        ("bubble[r] == bubble[min(r+1, P-1)]", "proved"),
+        ("span_bubble[r] <= span_bubble[0 if r == 0 else r-1]", "proved"),
+        ("span_bubble[r] < span_bubble[abs(r-1)]", "refuted"),
+    ],
+)
+def test_what_only_sizes_and_ranks_decide_is_decided_first(claim: str, status: str) -> None:
+    """Else the branch that is not taken has no value, and the rank seems to depend on costs."""
+    assert decided(claim, at_sizes("1f1b", P=3, M=4)).status == status
+
+
 def test_the_work_of_a_pair_with_an_input_gradient_is_not_linear() -> None:
     """max(FB - W, F, I): what a rank computes has three linear pieces, and its bubble counts each where it applies."""
     schedule = next(s for s in map(random_schedule, range(1000)) if s.ranks == 1 and "F & I" in features(s))
