@@ -1,4 +1,4 @@
-"""Extreme rays and faces of cones, against every subset of their half-spaces; with PPL too if it is installed."""
+"""Extreme rays and faces of cones, against every subset of their half-spaces."""
 
 from __future__ import annotations
 
@@ -126,19 +126,3 @@ def test_the_two_sides_of_a_border_cover_a_cone() -> None:
         assert set(made.cone.rays) <= set(sides[0].rays) | set(sides[1].rays)
         if number > 100:
             break
-
-
-@pytest.mark.sweep
-def test_rays_are_those_of_the_parma_polyhedra_library() -> None:
-    ppl = pytest.importorskip("ppl")
-    for made in cones(300_000):
-        symbols = [ppl.Variable(k) for k in range(made.cone.dimension)]
-        system = ppl.Constraint_System()
-        for symbol in symbols:
-            system.insert(symbol >= 0)
-        for form, equal in made.cuts:
-            value = sum(c * symbol for c, symbol in zip(form, symbols, strict=True)) + 0 * symbols[0]
-            system.insert(value == 0 if equal else value >= 0)
-        generators = ppl.C_Polyhedron(system).minimized_generators()
-        rays = {reduced([int(c) for c in g.coefficients()]) for g in generators if g.is_ray()}
-        assert set(made.cone.rays) == {ray + (0,) * (made.cone.dimension - len(ray)) for ray in rays}, made.cuts
