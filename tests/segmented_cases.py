@@ -18,17 +18,20 @@ from schedc.cell.program import Action, CellProgram, Half, Step
 from schedc.cell.schedule import cell_program
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
+from schedc.plan import ExpertPlan
 from schedc_runtime.binding import bind
 from schedc_runtime.boundary import infer_boundaries
 from schedc_runtime.cells import CellSource, serial
 from schedc_runtime.executor import Executor, run_together
 from schedc_runtime.mesh import Mesh, Neighbours, Place, in_process_neighbours, neighbours
+from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.routes import Method
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import new_stage, stages_on
+from schedc_runtime.planned import recompute_stages
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
 
@@ -70,7 +73,11 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
         for node, what in enumerate(forward.nodes):
             add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, at) for at in what.after])
         ends[0] = [_done(Half.FORWARD, forward, node) for node in forward.outputs]
-    if backward is not None and kind != "W":
+    if backward is not None and kind == "R":
+        for node in backward.again:
+            again = [at for at in backward.nodes[node].after if at in backward.again]
+            add(Half.AGAIN, backward, node, [_done(Half.AGAIN, backward, at) for at in again])
+    if backward is not None and kind not in ("W", "R"):
         for node in reversed(backward.backward):
             users = [at for at in backward.consumers[node] if at in backward.backward]
             add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, at) for at in users])
@@ -122,8 +129,12 @@ class Ranks:
             held: dict[int, Any] = {}
             for index, module in modules.items():
                 shard_experts(module, near.experts, method)
+                for part in module.modules():
+                    if isinstance(part, Exchange) and part.group.size == 1:
+                        part.group = near.experts
                 held[index] = new_stage(parts, index, module, program, next_token_loss)
                 held[index].bind(boundaries[index], boundaries[index + 1])
+            recompute_stages([held], ExpertPlan(), program)
             self.stages[place] = held
             code = bind(program, place.pipeline, held, boundaries, cells=cells)
             self.executors[place] = Executor(program, code, transport, torch.device("cpu"))

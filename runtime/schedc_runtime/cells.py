@@ -69,6 +69,7 @@ def _of_microbatch(act: Callable[[SegmentedStage, int], None]) -> Handler:
 _end_backward = _of_microbatch(SegmentedStage.end_backward)
 _begin_again = _of_microbatch(SegmentedStage.begin_again)
 _rest_again = _of_microbatch(SegmentedStage.rest_again)
+_end_again = _of_microbatch(SegmentedStage.end_again)
 
 
 def _does(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
@@ -165,7 +166,7 @@ def _remade(made: list[Made], op: Compute | None) -> list[Made]:
     """An R: what is in none of its steps is worked out before it first waits."""
     waits = MICRO[Half.AGAIN, Action.WAIT]
     first = next((at for at, step in enumerate(made) if step[0] is waits), len(made))
-    return [(_begin_again, op), *made[:first], (_rest_again, op), *made[first:]]
+    return [(_begin_again, op), *made[:first], (_rest_again, op), *made[first:], (_end_again, op)]
 
 
 def _micro(step: Step, op: Compute) -> tuple[Handler, Any]:
@@ -175,6 +176,7 @@ def _micro(step: Step, op: Compute) -> tuple[Handler, Any]:
 _WORDS: dict[Handler, str] = {
     _begin: "begin", _outputs: "outputs", _begin_backward: "begin backward", _gradients: "input gradients",
     _end_backward: "end", _begin_again: "begin again", _rest_again: "the rest again",
+    _end_again: "end again",
     **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
 }  # fmt: skip
 

@@ -218,8 +218,8 @@ class Stage:
     def recompute_ahead(self) -> None:
         """There are Rs: make ready for forwards with ``again``.
 
-        They let go of what the level of `recompute` does. Without one it is the whole stage; where exchanges are inside
-        it is level `full`.
+        They let go of what the level of `recompute` does. Without one it is the whole stage, whose exchanges are sent
+        again; where a `MoELayer` is inside it is level `full`.
         """
 
     @property

@@ -136,8 +136,8 @@ class StageShape:
 
     @cached_property
     def again(self) -> tuple[int, ...]:
-        """The nodes that are done once more before their backward, ascending."""
-        return tuple(at for at in self.backward if self.nodes[at].again)
+        """The nodes whose forward is done once more, ascending; those without a backward only where all nodes are."""
+        return tuple(at for at, node in enumerate(self.nodes) if node.again)
 
     @cached_property
     def ready(self) -> StageShape:

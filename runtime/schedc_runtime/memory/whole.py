@@ -51,6 +51,7 @@ class Beginning:
     def restored(self) -> Iterator[None]:
         """Around the same forward once more: of what it does to random numbers and buffers nothing is left behind.
 
+        The forward may come in parts, each in a `restored` of its own: one goes on where the part before it ended.
         Buffers are put aside and not written over: graphs of other microbatches may hold them.
         """
         with drawn_again(self.random, self.devices):
@@ -61,8 +62,11 @@ class Beginning:
             try:
                 yield
             finally:
+                for layer, values, _ in self.buffers:
+                    values.update({name: getattr(layer, name) for name in values})
                 for layer, name, value in aside:
                     setattr(layer, name, value)
+                self.random = random_state(self.devices)
 
 
 class Beginnings:

@@ -33,10 +33,11 @@ class Pending(NamedTuple):
 
 
 class Exchange(nn.Module, ABC):
-    """A communication of a MoE layer.
+    """A communication at which a stage is cut: those of a MoE layer, or one of your own.
 
-    label: what is exchanged, ``routing``, ``dispatch``, ``combine``, ``hot`` or ``balance``. lane: the links it takes,
-    ``rail`` between nodes or ``node`` inside one. differentiable: whether its payload carries gradients back.
+    label: what is exchanged, in one word: ``routing``, ``dispatch``, ``combine``, ``hot`` or ``balance`` of a MoE
+    layer. lane: the links it takes, ``rail`` between nodes or ``node`` inside one. differentiable: whether its payload
+    carries gradients back. group: the ranks that take part; set it yourself in an exchange of your own.
 
     Called as a module it blocks, and is differentiable; `start`, `ready` and `finish` are the same in three steps,
     `start_backward` and `finish_backward` its gradient. An in-process group of several ranks has only the steps.

@@ -76,7 +76,9 @@ def cut(graph: fx.Graph, exchanges: Mapping[str, tuple[str, str]], dense: Sequen
     names = _Names(cuts)
     groups = tuple(Group(names.segment(*key), tuple(members[key]), key) for key in sorted(members))
     named = tuple(
-        (f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)][1]}", cut) for cut in cuts if not cut.dense
+        (names.unique(f"{cut.layer}.{cut.label}.{exchanges[str(cut.node.target)][1]}"), cut)
+        for cut in cuts
+        if not cut.dense
     )
     return Cutting(groups, named, light)
 
@@ -196,7 +198,7 @@ _BETWEEN = {
 
 
 class _Names:
-    """The names of segments, by what is before and after them."""
+    """The names of segments, by what is before and after them, and all names that are taken."""
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
         self.at: dict[int, Cut] = {}
@@ -214,7 +216,7 @@ class _Names:
             name = f"{before.layer}.post"
         else:
             name = "rest"
-        return self._unique(name)
+        return self.unique(name)
 
     def _main(self, mine: Cut, before: Cut | None) -> str:
         if mine.dense:
@@ -224,7 +226,8 @@ class _Names:
         role = _BETWEEN.get((label, mine.label)) or (f"after_{label}" if label else f"before_{mine.label}")
         return f"{mine.layer}.{role}"
 
-    def _unique(self, name: str) -> str:
+    def unique(self, name: str) -> str:
+        """The name, numbered from its second use on: the graph is the same on all ranks, and so are the numbers."""
         chosen, number = name, 1
         while chosen in self.taken:
             number += 1

@@ -16,6 +16,7 @@ from schedc_runtime.segments.graph import StageGraph
 
 if TYPE_CHECKING:
     from schedc_runtime.memory.recompute import MicrobatchRecorder
+    from schedc_runtime.memory.whole import Beginning
     from schedc_runtime.segments.again import Again
     from schedc_runtime.stage import Kept
 
@@ -72,6 +73,8 @@ class Flight:
     """Where all of it runs once more, and nothing else is kept."""
     remade: bool = False
     """Whether an R has done what is done once more."""
+    beginning: Beginning | None = None
+    """While an R runs all of it once more: what the forward depended on."""
 
     def value(self, value: int, node: int) -> Any:
         """The value of that number, for ``node``; raises `StageError` if it is not there."""

@@ -16,6 +16,7 @@ from schedc_runtime.boundary import Boundary
 from schedc_runtime.errors import StageError
 from schedc_runtime.memory.random_state import gpus
 from schedc_runtime.memory.recompute import Recomputation, draws, install
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.segments.flight import Flight
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.stage import LossFunction, Stage
@@ -69,10 +70,14 @@ class FlyingStage(Stage):
         install(self.module)
 
     def recompute_ahead(self) -> None:
-        if self._memory.level is Level.NONE and any(isinstance(node, Communication) for node in self.graph.nodes):
+        if self._memory.level is not Level.NONE:
+            return
+        if any(moe_layers(self.module)):
             self._ahead = Recomputation(Recompute(Level.FULL), self.shape, self._draws)
             self.remaking = replace(self.graph, again=self._ahead.again)
             install(self.module)
+        else:
+            self.remaking = replace(self.graph, again=dict.fromkeys(range(len(self.graph.nodes)), 1.0))
 
     def reset(self) -> None:
         super().reset()

@@ -163,10 +163,22 @@ def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> S
     for name, tensor in traced.constants.items():
         graft(module, name, tensor, persistent=False)
     exchanges = {
-        name: (part.label, part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
-    }  # fmt: skip
+        name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
+    }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
     return _Builder(module, traced.graph, cut(traced.graph, exchanges, dense), exchanges).build()
+
+
+def _label(path: str, exchange: Exchange) -> str:
+    """The label of an exchange, which names its node; raises `PartitionError` for what is no single word."""
+    label = getattr(exchange, "label", None)
+    if not isinstance(label, str) or not label.isidentifier():
+        said = "has no label" if label is None else f"has the label {label!r}"
+        raise PartitionError(
+            f"the exchange `{path}` of class {type(exchange).__name__} {said}",
+            'name what it exchanges, in one word of letters, digits and underscores: label = "gather"',
+        )
+    return label
 
 
 class _Builder:

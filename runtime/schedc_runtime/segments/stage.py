@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from schedc.cell.graph import StageShape
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.again import Again
 from schedc_runtime.segments.backward import BackwardSteps
@@ -40,37 +41,60 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
     # Nodes once more, for the backward; nothing where it was decided to hold what they make.
 
     def begin_again(self, microbatch: int) -> None:
-        """Begin an R. Where the stage runs once more as a whole, this is all of it."""
+        """Begin an R. Where the stage runs once more as a whole, its steps are those of a forward."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
             inputs, target, loss_scale, beginning = kept
             with beginning.restored():
-                self.forward(microbatch, inputs, target, loss_scale)
+                self.begin(microbatch, inputs, target, loss_scale)
+            self._flight(microbatch).beginning = beginning
         flight = self._flight(microbatch)
         flight.remade = True
-        if flight.recorder is not None:
+        if flight.recorder is not None and flight.beginning is None:
             flight.recorder.forwarded()
 
     def rest_again(self, microbatch: int) -> None:
         """Of an R what is in no node that is done once more: the regions of all others."""
         flight = self._flight(microbatch)
-        if flight.recorder is not None:
+        if flight.recorder is not None and flight.beginning is None:
             flight.recorder.fill_all(but=flight.graph.again)
+
+    def end_again(self, microbatch: int) -> None:
+        """End an R."""
+        flight = self._flight(microbatch)
+        if flight.beginning is None:
+            return
+        with flight.beginning.restored():
+            self.outputs(microbatch)
+        flight.beginning = None
 
     def run_again(self, microbatch: int, node: int) -> None:
         """The forward of a segment once more: what its backward needs, or what is to be sent."""
         flight = self._flight(microbatch)
-        self._again(flight, node).run(self.module, node, self._random(flight, node))
+        if flight.beginning is None:
+            self._again(flight, node).run(self.module, node, self._random(flight, node))
+            return
+        with flight.beginning.restored():
+            self.run(microbatch, node)
 
     def start_again(self, microbatch: int, node: int) -> None:
         """Send what an exchange brought once more."""
-        self._again(self._flight(microbatch), node).start(node)
+        flight = self._flight(microbatch)
+        if flight.beginning is None:
+            self._again(flight, node).start(node)
+        else:
+            self.start(microbatch, node)
 
     def ready_again(self, microbatch: int, node: int) -> bool:
-        return self._again(self._flight(microbatch), node).ready(node)
+        flight = self._flight(microbatch)
+        return self._again(flight, node).ready(node) if flight.beginning is None else self.ready(microbatch, node)
 
     def wait_again(self, microbatch: int, node: int) -> None:
         """Wait for what is sent once more."""
-        self._again(self._flight(microbatch), node).wait(node)
+        flight = self._flight(microbatch)
+        if flight.beginning is None:
+            self._again(flight, node).wait(node)
+        else:
+            self.wait(microbatch, node)
 
     def _again(self, flight: Flight, node: int) -> Again:
         if flight.again is None or node not in flight.graph.again:
@@ -99,8 +123,8 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         self.begin_backward(microbatch, output_grads)
-        if not self._flight(microbatch).remade:
-            self._once_more(microbatch)
+        if not (flight := self._flight(microbatch)).remade:
+            self._once_more(microbatch, flight.graph.shape)
         for node in reversed(range(len(self.graph.nodes))):
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_backward(microbatch, node)
@@ -115,11 +139,12 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def again(self, microbatch: int) -> None:
         self.begin_again(microbatch)
-        self._once_more(microbatch)
+        self._once_more(microbatch, self.remaking.shape)
         self.rest_again(microbatch)
+        self.end_again(microbatch)
 
-    def _once_more(self, microbatch: int) -> None:
-        for node in self._flight(microbatch).graph.shape.again:
+    def _once_more(self, microbatch: int, shape: StageShape) -> None:
+        for node in shape.again:
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_again(microbatch, node)
             else:
