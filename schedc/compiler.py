@@ -13,6 +13,7 @@ from schedc.analysis.legality import check_dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
+from schedc.cost.given import check_given
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
@@ -109,7 +110,9 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
-    return _Priced(_legal(tree, sizes, costs), costs)
+    known = _legal(tree, sizes, costs)
+    check_given(costs, known.schedule)
+    return _Priced(known, costs)
 
 
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
@@ -121,6 +124,7 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
+    check_given(costs, known.schedule)
     layout = layout_of(tree.tree, known.schedule)
     plan = attach(tree.tree, known.schedule, layout)
     of_stages = stage_costs(tree.tree, layout, costs, plan)

@@ -28,7 +28,7 @@ from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.exchange import Exchange, Pending, exchanged
 from schedc_runtime.partition import partition
 from schedc_runtime.placing import new_stage
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments import SegmentedStage, stage_graph
 
 WIDTH, TOKENS = 8, 6
 
@@ -135,12 +135,13 @@ def test_exchanges_with_one_label_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("label", ["", "two words", "0.gather", None])
 def test_a_label_is_one_word(label: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = partition(model(), 1)
     if label is None:
         monkeypatch.delattr(Swap, "label")
     else:
         monkeypatch.setattr(Swap, "label", label)
     with pytest.raises(PartitionError, match="of class Swap has"):
-        stages_of(2, 1)
+        stage_graph(parts.modules[0], 1, parts.blocks[0])
 
 
 def test_of_a_microbatch_with_an_r_the_inputs_are_held_and_nothing_else() -> None:

@@ -77,14 +77,40 @@ def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
 @pytest.mark.parametrize(("split", "overlap"), [(True, False), (False, False), (True, True)])
 def test_dense_models_are_timed_as_they_are_run(split: bool, overlap: bool) -> None:
     model = small_gpt(4)
-    costs = costs_of(measured(model, 2, split=split, overlap=overlap), "flat")
+    stages = measured(model, 2, split=split, overlap=overlap)
+    costs = costs_of(stages, "flat")
     assert all(isinstance(value, tuple) and min(value) > 0 for value in (costs.F, costs.I, costs.W))
     assert (costs.B is None) == split
     assert (costs.cell is not None) == overlap
+    if not split:  # the split backward beside the whole one, each in every repetition
+        names = ("forward", "backward", "weight", "unsplit")
+        assert [{key: len(times) for key, times in x.samples.items()} for x in stages] == [
+            {f"{name} ": 3 for name in names}
+        ] * 2
     assert all(parameter.grad is None for parameter in model.parameters())
     loss = next_token_loss(model(tokens(2)[0]), tokens(2)[1])  # the model is as it was before
     loss.backward()
     assert "forward" not in vars(model.head)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_each_number_is_measured_or_not_in_the_file(split: bool) -> None:
+    """Whole backwards of 8 ms, of which split ones take 5 and 2."""
+    split_times = {"forward ": [3.0], "backward ": [5.0], "weight ": [2.0]}
+    stages = [StageTimes(split_times | ({} if split else {"unsplit ": [8.0]}), None)] * 2
+    costs = costs_of(stages, "flat", p2p=None if split else 0.25)
+    assert (costs.F, costs.I, costs.W) == ((3, 3), (5, 5), (2, 2))
+    assert (costs.B is None) if split else (costs.B == (8, 8))
+    text = dump_costs(costs)
+    keys = [line.partition(" = ")[0] for line in text.splitlines()[1:] if line]
+    assert keys == ["[ops]", "F", "I", "W", *(() if split else ("B", "p2p"))]
+    said = "\n".join(calibrate.provenance(costs, 9, 3, 1))
+    assert ("B is I + W" in said, "B: whole" in said) == (split, not split)
+    assert ("p2p: not measured" in said, "the median of 15" in said) == (split, not split)
+    read = parse_costs(Source("costs.toml", text))
+    assert read == costs
+    for schedule in ("zbh1", "1f1b"):
+        analyse(schedule, {"P": 2, "M": 4}, read)
 
 
 def test_a_role_has_the_lower_median_of_its_places() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedc.compiler import analyse
 from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.source import Source
@@ -124,3 +125,45 @@ values = numbers | st.lists(numbers, min_size=1, max_size=4).map(tuple)
                  activation=values, pending_weight=values))  # fmt: skip
 def test_what_is_written_reads_back_equal(costs: Costs) -> None:
     assert parse_costs(Source("c.toml", dump_costs(costs))) == costs
+
+
+def missing(text: str, schedule: str, *options: str, **sizes: int) -> list[tuple[str, int, int, str]]:
+    """Findings about costs of a file under a schedule: position and first word after `give no`."""
+    costs = Costs.from_options(options, parse_costs(Source("c.toml", GOOD + text)))
+    try:
+        analyse(schedule, sizes or {"P": 2, "M": 4}, costs)
+    except DiagnosticError as error:
+        return [(*d.position, d.message.split("give no ")[1].split(",")[0]) for d in error.diagnostics]
+    return []
+
+
+def test_a_file_in_a_unit_of_its_own_gives_all_times() -> None:
+    """Defaults of 1 stand only beside nothing that says how long an F or a B takes."""
+    assert missing("[ops]\nF = 3\nB = 6\n", "1f1b") == []
+    assert missing("[ops]\nF = 3\nI = 3\nW = 3\n", "1f1b") == []
+    assert missing("[ops]\nF = 3\nB = 6\n", "zbh1") == [("S410", 2, 1, "I"), ("S410", 2, 1, "W")]
+    assert missing("[ops]\nF = 3\nB = 6\n", "zbh1", "I=4") == [("S410", 2, 1, "W")]
+    assert missing("[ops]\nF = 3\nB = 6\n", "zbh1", "I=4", "W=2") == []
+    assert missing("[ops]\nF = 3\nI = 4\n", "1f1b") == [("S410", 2, 1, "B")]
+    assert missing("[ops]\nB = 6\n", "1f1b") == [("S410", 2, 1, "F")]
+    assert missing("[ops]\nW = 0.5\n", "zbh1") == []
+    assert missing("[ops]\nW = 0.5\n", "zbh1", "F=2") == []
+    assert missing("", "zbh1", "F=2") == []
+
+
+def test_times_of_pairs_stand_for_their_halves(tmp_path: Path) -> None:
+    """An F and a B that run only in pairs need no time of their own, an I or a lone F does."""
+    path = tmp_path / "pairs.sched"
+    path.write_text(
+        "sched 1\nschedule pairs(P: ranks = 1, M: microbatches = 4) {\n  place linear\n"
+        "  rank r { F  repeat M-1 { F & B }  I W }\n}\n"
+    )
+    sizes = {"P": 1, "M": 4}
+    assert missing("[ops]\nF = 3\nI = 2\nW = 2\nFB = 6\n", str(path), **sizes) == []
+    assert missing("[ops]\nF = 3\nFB = 6\n", str(path), **sizes) == [("S410", 2, 1, "I"), ("S410", 2, 1, "W")]
+    assert missing("[ops]\nF = 3\nI = 2\nFB = 6\n", str(path), **sizes) == [("S410", 2, 1, "W")]
+
+
+def test_what_is_not_given_is_not_written() -> None:
+    costs = Costs(F=2.0, B=5.0, given=frozenset({"F", "B"}))
+    assert dump_costs(costs).split() == ["schema", "=", '"schedc.costs/1"', "[ops]", "F", "=", "2.0", "B", "=", "5.0"]

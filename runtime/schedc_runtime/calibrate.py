@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +37,16 @@ from schedc_runtime.command import add_program, add_sizes, asked, check_processe
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.executor import Interval
 from schedc_runtime.launch import launch, launched
-from schedc_runtime.measuring import HALVES, Bench, StageTimes, costs_of, measure_stages, merged, message_time
+from schedc_runtime.measuring import (
+    HALVES,
+    MESSAGES,
+    Bench,
+    StageTimes,
+    costs_of,
+    measure_stages,
+    merged,
+    message_time,
+)
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.moe.group import ExpertGroup
 from schedc_runtime.moe.layer import moe_layers
@@ -94,7 +103,7 @@ def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argpar
     parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of(program))
     args, kwargs = arguments(subject.batch)
     boundaries = infer_boundaries(parts, args, kwargs)
-    p2p = _message(boundaries, device) if rank < 2 <= world else 0.0
+    p2p = _message(boundaries, device) if program.stages > 1 and rank < 2 <= world else None
     per_node = plan.topology.per_node if plan.topology else 1
     group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
     if rank >= sharing:
@@ -155,14 +164,33 @@ def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
-    ranks = f"{sharing} expert ranks" if sharing > 1 else "one rank"
-    about = f"# Milliseconds on {where}: {what}; {ranks}; medians of {options.repetitions}.\n"
+    about = f"# Milliseconds on {where}: {what}.\n" + "".join(
+        f"# {line}\n" for line in provenance(costs, options.repetitions, options.warmup, sharing)
+    )
     if options.output is None:
         print(about + dump_costs(costs), end="", flush=True)
         return
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(about + dump_costs(costs), encoding="utf-8")
     print(f"wrote {options.output}", file=sys.stderr, flush=True)
+
+
+def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Iterator[str]:
+    """How each number of measured costs came about. sharing: ranks that share the experts."""
+    runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
+    if costs.cell is not None:
+        yield f"F, I, W: sums over the parts of a stage, one after the other, each the median of {runs}. B is I + W."
+        yield "[cell]: the median over the places of a role, of two the lower; 0 where it has no such half."
+    elif costs.B is not None:
+        yield f"F, I, W, B: the median of {runs}. B: whole, as the program runs it."
+        yield "I, W: of backwards split beside, which this program does not do; their sum need not be B."
+    else:
+        yield f"F, I, W: the median of {runs}. B is I + W."
+    if "p2p" in costs.given:
+        yield f"p2p: half of there and back between two processes, the median of {MESSAGES}."
+    else:
+        yield "p2p: not measured, as nothing was sent; 0 by default."
+    yield "R, FB and memory: not measured; see the defaults in docs/costs.md."
 
 
 def _parser() -> argparse.ArgumentParser:

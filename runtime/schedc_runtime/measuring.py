@@ -2,14 +2,15 @@
 
 One process per rank of an expert group takes the stages in turn. A stage is run serially: its segments, its exchanges
 (all ranks begin one together, so that it is not charged with the slower of them), its input gradients, its weight
-gradients. The first repetitions warm up and do not count.
+gradients. The first repetitions warm up and do not count. For a program of whole backwards these are timed as they are
+run, and beside them the same stages with their backwards split.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, median_low
@@ -35,8 +36,11 @@ from schedc_runtime.stage import LossFunction, Stage
 
 HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 _MILLISECOND = 1e6
+_WARMUP = 5
 _LOSS, _WHOLE = "loss", ""
 """What is no node of a stage's graph: the loss, and a stage that is not cut."""
+_UNSPLIT = "unsplit"
+"""In the place of a half: a backward that is not split."""
 
 Samples = dict[str, list[float]]
 """Milliseconds by what took them: ``forward 0.experts``, and ``forward `` of a stage that is not cut."""
@@ -92,9 +96,11 @@ class Bench:
         self, stage: Stage, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _WHOLE, stage.forward, 0, inputs, target)
-        self._timed(Half.BACKWARD, _WHOLE, partial(stage.backward, defer=stage.deferring), 0, gradients)
         if stage.deferring:
+            self._timed(Half.BACKWARD, _WHOLE, partial(stage.backward, defer=True), 0, gradients)
             self._timed(Half.WEIGHT, _WHOLE, stage.weight, 0)
+        else:
+            self._timed(_UNSPLIT, _WHOLE, stage.backward, 0, gradients)
         return outputs
 
     def _exchange(
@@ -109,7 +115,7 @@ class Bench:
 
         self._timed(half, name, both)
 
-    def _timed(self, half: Half, name: str, run: Callable[..., Any], *operands: Any) -> Any:
+    def _timed(self, half: str, name: str, run: Callable[..., Any], *operands: Any) -> Any:
         self._synchronise()
         begin = time.perf_counter_ns()
         result = run(*operands)
@@ -147,32 +153,40 @@ def measure_stages(
 ) -> list[StageTimes]:
     """[stages] times of all stages, one after the other on ``bench.device``, each put back to where it lay.
 
-    inputs: the tensors that enter the first stage. split: whether stages that are not cut keep their weight gradients
-    apart; overlap: cut them even where no stage has an exchange.
+    inputs: the tensors that enter the first stage. split: whether the program splits backwards: stages that are not cut
+    then have no whole ones to be timed. overlap: cut them even where no stage has an exchange.
     """
     found: list[StageTimes] = []
     target = to_device(target, bench.device)
-    values = [tensor.to(bench.device) for tensor in inputs]
+    values: Sequence[Tensor] = [tensor.to(bench.device) for tensor in inputs]
     for index, module in enumerate(parts.modules):
         home = next((p.device for p in module.parameters()), bench.device)
         module.to(bench.device)
-        stage = _stage(parts, index, module, loss_fn, split=split, overlap=overlap)
-        stage.bind(boundaries[index], boundaries[index + 1])
-        outputs = bench.measure(stage, values, target, boundaries[index + 1])
-        values = [tensor.detach() for tensor in outputs]
-        found.append(StageTimes(dict(bench.samples), stage.shape if isinstance(stage, SegmentedStage) else None))
-        stage.release()
+        samples: dict[str, list[float]] = {}
+        shape, entering = None, values
+        for stage in _stages(parts, index, module, loss_fn, split=split, overlap=overlap):
+            stage.bind(boundaries[index], boundaries[index + 1])
+            outputs = bench.measure(stage, entering, target, boundaries[index + 1])
+            values = [tensor.detach() for tensor in outputs]
+            samples |= bench.samples
+            shape = stage.shape if isinstance(stage, SegmentedStage) else None
+            stage.release()
+        found.append(StageTimes(samples, shape))
         module.to(home)
     return found
 
 
-def _stage(
+def _stages(
     parts: Partition, index: int, module: nn.Module, loss_fn: LossFunction, *, split: bool, overlap: bool
-) -> Stage:
+) -> Iterator[Stage]:
+    """What is measured of a stage, in turn. Split first: the last forward counts, and is the one of the program."""
     stage = new_stage(parts, index, module, None, loss_fn, overlap=overlap)
-    if isinstance(stage, SegmentedStage) or not split:
-        return stage
-    return Stage(module, index, parts.stages, loss_fn=loss_fn, deferring=True)
+    if isinstance(stage, SegmentedStage):
+        yield stage
+        return
+    yield Stage(module, index, parts.stages, loss_fn=loss_fn, deferring=True)
+    if not split:
+        yield stage
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -180,12 +194,16 @@ def to_device(value: Any, device: torch.device) -> Any:
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
 
-def message_time(tensors: Sequence[Tensor], repetitions: int = 20) -> float:
-    """Milliseconds that a message between stages takes from process 0 to process 1: half of there and back, the median.
-    Both call it."""
+MESSAGES = 15
+"""Messages whose median `message_time` takes."""
+
+
+def message_time(tensors: Sequence[Tensor]) -> float:
+    """Milliseconds that a message between stages takes from process 0 to process 1: half of there and back, the median
+    of `MESSAGES` after some to warm up. Both call it."""
     rank = dist.get_rank()
     taken: list[float] = []
-    for _ in range(repetitions):
+    for _ in range(_WARMUP + MESSAGES):
         begin = time.perf_counter_ns()
         for sender in (0, 1):
             for tensor in tensors:
@@ -196,11 +214,12 @@ def message_time(tensors: Sequence[Tensor], repetitions: int = 20) -> float:
         if tensors and tensors[0].device.type == "cuda":
             torch.cuda.synchronize(tensors[0].device)
         taken.append((time.perf_counter_ns() - begin) / _MILLISECOND / 2)
-    return median(taken[repetitions // 4 :])
+    return median(taken[_WARMUP:])
 
 
-def costs_of(stages: Sequence[StageTimes], method: str, p2p: float = 0.0) -> Costs:
-    """The cost file's values: F, I and W of every stage, and the table of cells where stages were cut.
+def costs_of(stages: Sequence[StageTimes], method: str, p2p: float | None = None) -> Costs:
+    """The cost file's values: F, I and W of every stage, B where it was timed, and the table of cells where stages were
+    cut. Nothing else is ``given``: p2p is not where no message was timed.
 
     Of a stage every part takes its median over repetitions and ranks. F, I and W are the sums over its parts, exchanges
     included, one after the other. Of a role the table has the median over the places where it stands, of two the lower:
@@ -208,19 +227,18 @@ def costs_of(stages: Sequence[StageTimes], method: str, p2p: float = 0.0) -> Cos
     """
     tables = [{key: median(times) for key, times in stage.samples.items()} for stage in stages]
 
-    def total(half: Half) -> tuple[float, ...]:
+    def total(half: str) -> tuple[float, ...]:
         return tuple(_told(sum(time for key, time in x.items() if key.split(" ")[0] == half)) for x in tables)
 
-    F, I, W = (total(half) for half in HALVES)  # noqa: E741
-    shapes = [stage.shape for stage in stages]
-    if any(shape is None for shape in shapes):
-        if any(W):
-            return Costs(F=F, I=I, W=W, p2p=_told(p2p))
-        halves = tuple(time / 2 for time in I)  # only whole backwards were run
-        return Costs(F=F, I=halves, W=halves, B=I, p2p=_told(p2p))
-    known = [shape for shape in shapes if shape is not None]
-    blocks = tuple(blocks_of(shape) for shape in known)
-    return Costs(F=F, I=I, W=W, p2p=_told(p2p), cell=CellTable(_cell_costs(known, tables), blocks, method))
+    times: dict[str, Any] = dict(zip(("F", "I", "W"), map(total, HALVES), strict=True))
+    if any(whole := total(_UNSPLIT)):
+        times["B"] = whole
+    if p2p is not None:
+        times["p2p"] = _told(p2p)
+    shapes = [stage.shape for stage in stages if stage.shape is not None]
+    if len(shapes) == len(stages):
+        times["cell"] = CellTable(_cell_costs(shapes, tables), tuple(map(blocks_of, shapes)), method)
+    return Costs(**times, given=frozenset(times))
 
 
 def _told(time: float) -> float:

@@ -41,7 +41,7 @@ from schedc_runtime.losses import Leftovers
 from schedc_runtime.mesh import Mesh
 from schedc_runtime.pipeline import Pipeline
 from schedc_runtime.toys import Subject, counted, toy
-from schedc_runtime.trace import chrome_trace, compare, measured_costs
+from schedc_runtime.trace import chrome_trace, compare, measured_costs, provenance
 from schedc_runtime.twins import ReferenceTwin, SerialTwin, Twin
 
 
@@ -124,7 +124,8 @@ def _write_trace(pipe: Pipeline, path: Path) -> None:
     costs = measured_costs(pipe.program, [intervals])
     path.write_text(json.dumps(chrome_trace(pipe.program, intervals)), encoding="utf-8")
     cost_path = path.with_suffix(".costs.toml")
-    cost_path.write_text(dump_costs(costs), encoding="utf-8")
+    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *provenance(pipe.program, [intervals])))
+    cost_path.write_text(about + dump_costs(costs), encoding="utf-8")
     _say(pipe, f"trace: {path} (opens in ui.perfetto.dev); costs in ms: {cost_path}")
     _say(pipe, compare(pipe.program, costs, intervals).table())
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from schedc.analysis.timeline import simulate
+from schedc.cost.checks import TIMES
 from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
@@ -45,33 +46,42 @@ def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
 def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
     """Costs in milliseconds: per stage the median time of each kind of op, over all ``steps``.
 
-    A stage that never ran a kind gets the median of the stages that did. Where only B was run, I and W are half of it
-    each. p2p is the median time from a send to the end of its wait, of those messages that were already waited for.
+    A stage that never ran a kind gets the median of the stages that did, see `provenance`. A kind that no stage ran by
+    itself is not ``given``. p2p is the median time from a send to the end of its wait, of those messages that were
+    already waited for.
     """
-    times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    latencies: list[float] = []
+    steps = list(steps)
+    lanes = {
+        kind: tuple(times.get(stage, median(times.values())) for stage in range(program.stages))
+        for kind, times in _medians(program, steps).items()
+        if kind in TIMES
+    }
+    latencies = [latency for intervals in steps for latency in _latencies(program, intervals)]
+    measured: dict[str, Any] = {**lanes, **({"p2p": max(0.0, median(latencies))} if latencies else {})}
+    return Costs(**measured, given=frozenset(measured))
+
+
+def provenance(program: Program, steps: Iterable[Intervals]) -> Iterator[str]:
+    """How each number of `measured_costs` came about, line by line."""
+    steps = list(steps)
+    yield f"{program.name}, {len(steps)} traced step{'s' if len(steps) != 1 else ''}: medians over microbatches."
+    for kind, times in _medians(program, steps).items():
+        if missing := [str(stage) for stage in range(program.stages) if stage not in times and kind in TIMES]:
+            stages = f"stage{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            yield f"{kind} of {stages}: the median of the other stages, as none ran there by itself."
+    if any(True for intervals in steps for _ in _latencies(program, intervals)):
+        yield "p2p: the median from a send to the end of its wait, of messages that were waited for before."
+
+
+def _medians(program: Program, steps: Iterable[Intervals]) -> dict[str, dict[int, float]]:
+    """By kind of op, ``FB`` for a pair with a full backward, and by stage: the median in milliseconds."""
+    times: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for intervals in steps:
         for row, interval in _compute_rows(program, intervals):
             kind = InstructionKind(int(program.kind[row]))
             name = "FB" if kind is InstructionKind.CELL and program.backward[row] == OpKind.B else kind.name
-            times[name, int(program.stage[row])].append((interval.end - interval.start) / _MILLISECOND)
-        latencies += _latencies(program, intervals)
-
-    def lane(name: str) -> tuple[float, ...] | None:
-        known = {stage: median(values) for (kind, stage), values in times.items() if kind == name}
-        if not known:
-            return None
-        usual = median(known.values())
-        return tuple(known.get(stage, usual) for stage in range(program.stages))
-
-    F, B, FB = lane("F"), lane("B"), lane("FB")
-    half = tuple(value / 2 for value in B) if B else None
-    I, W = lane("I") or half, lane("W") or half  # noqa: E741
-    if F is None or I is None or W is None:
-        # Only overlapped pairs ran: their parts cannot be told apart, and are taken as thirds.
-        third = tuple(value / 3 for value in FB or (0.0,) * program.stages)
-        F, I, W = F or third, I or third, W or third  # noqa: E741
-    return Costs(F=F, I=I, W=W, B=B, R=lane("R"), FB=FB, p2p=max(0.0, median(latencies)) if latencies else 0.0)
+            times[name][int(program.stage[row])].append((interval.end - interval.start) / _MILLISECOND)
+    return {name: {stage: median(taken) for stage, taken in stages.items()} for name, stages in times.items()}
 
 
 @dataclass(frozen=True)

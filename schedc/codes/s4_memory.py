@@ -70,4 +70,13 @@ S4: tuple[Code, ...] = (
         "`schedc tune` moves F, B, I and W. Where each R is best depends on where its rank then waits: tune the order "
         "without them, and let a plan's `recompute ... in bubbles` place them.",
     ),
+    Code(
+        "S410",
+        "a cost file that leaves out the time of an op",
+        "A cost file that gives F or B has a unit of its own, milliseconds say, in which the default of 1 for a time "
+        "that it leaves out means nothing. So it has to give the times of all ops of the schedule: F, I and W; B, or I "
+        "and W, whose sum B then is. R is F where it is not given. Costs that were traced on whole backwards, for "
+        "example, cannot price a schedule that splits them: measure with `schedc calibrate`, or add "
+        "`--cost I=... --cost W=...`. A file without F and without B changes single defaults, and may be one line.",
+    ),
 )

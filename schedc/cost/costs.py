@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
+ANCHORS = frozenset({"F", "B"})
+"""Keys that say which unit a file's times are in: beside them no other time has a default of 1."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -34,6 +37,7 @@ class Costs:
     again, restored: of the stages of a plan, and of no file: the time by which a backward is longer that has no R and
     works out again itself what it needs, and what a microbatch with an R holds from it on, by default ``activation``.
     cell: what is known of cells from inside, if anything (`schedc.analysis.inside` prices a schedule by it).
+    given: the keys that a file or a measurement gives; empty where every key counts, as of costs made in Python.
     """
 
     F: Cost = 1.0
@@ -50,6 +54,7 @@ class Costs:
     restored: Cost | None = None
     cell: CellTable | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @classmethod
     def from_options(cls, options: Iterable[str], base: Costs | None = None) -> Costs:
@@ -71,7 +76,9 @@ class Costs:
                 found.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=VALUE, as F=1.5"))
         if found:
             raise DiagnosticError(found)
-        return replace(base or cls(), **given)  # type: ignore[arg-type]
+        base = base or cls()
+        told = base.given | given.keys() if base.given & ANCHORS else base.given
+        return replace(base, **given, given=told)  # type: ignore[arg-type]
 
     @property
     def uniform(self) -> bool:
@@ -183,7 +190,7 @@ def parse_costs(source: Source) -> Costs:
             found += wrong
     if found:
         raise DiagnosticError(found)
-    return Costs(**costs, source=source)
+    return Costs(**costs, source=source, given=frozenset(costs))
 
 
 def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagnostic]]:
@@ -199,11 +206,12 @@ def _setting(source: Source, key: str) -> str:
 
 
 def dump_costs(costs: Costs) -> str:
-    """The TOML text of ``costs``; `parse_costs` gives back an equal value."""
+    """The TOML text of ``costs``, or of their ``given`` keys if any; `parse_costs` gives back an equal value."""
     lines = [f'schema = "{SCHEMA}"']
     for table, keys in TABLES.items():
-        lines += ["", f"[{table}]"]
-        lines += [f"{key} = {_number(value)}" for key in keys if (value := getattr(costs, key)) is not None]
+        values = {key: getattr(costs, key) for key in keys if not costs.given or key in costs.given}
+        told = [f"{key} = {_number(value)}" for key, value in values.items() if value is not None]
+        lines += ["", f"[{table}]", *told] if told else []
     if costs.cell is not None:
         from schedc.cell.table import write_table
 

@@ -1,0 +1,53 @@
+"""Whether costs that give some times give those of all ops of a schedule: a default of 1 beside them means nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedc.cost.checks import problem
+from schedc.cost.costs import ANCHORS, Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+
+SOURCES: dict[OpKind, tuple[tuple[str, ...], ...]] = {
+    OpKind.F: (("F",),),
+    OpKind.I: (("I",),),
+    OpKind.W: (("W",),),
+    OpKind.B: (("B",), ("I", "W")),
+    OpKind.R: (("R",), ("F",)),
+}
+"""The keys that say how long an op of a kind takes: any of these tuples does."""
+
+
+def check_given(costs: Costs, schedule: Schedule) -> None:
+    """Raise `DiagnosticError` (S410) if ``costs`` come from a file or a measurement that gives F or B, and the schedule
+    has ops whose time it leaves out."""
+    if not ANCHORS & costs.given:
+        return
+    alone = ~_overlapped(costs, schedule)
+    found = [
+        _finding(costs, schedule, kind, int(rows[0]))
+        for kind, sources in SOURCES.items()
+        if not any(costs.given.issuperset(keys) for keys in sources)
+        and (rows := np.flatnonzero(alone & (schedule.kind == kind))).size
+    ]
+    if found:
+        raise DiagnosticError(found)
+
+
+def _overlapped(costs: Costs, schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[ops] whether an op is half of a pair whose time is given as FB."""
+    if "FB" not in costs.given:
+        return np.zeros(len(schedule), np.bool_)
+    full = schedule.pair[schedule.kind == OpKind.B]
+    return np.isin(schedule.pair, full[full >= 0])
+
+
+def _finding(costs: Costs, schedule: Schedule, kind: OpKind, row: int) -> Diagnostic:
+    op, name = schedule.op(row), kind.name
+    first = f"{op.stage}{name}{op.microbatch}"
+    message = f"the costs give no {name}, and `{schedule.name}` has ops of that kind, first {first}"
+    both = "B, or I and W" if kind is OpKind.B else name
+    help = f"write {both}, measure with `schedc calibrate {schedule.name}`, or say it here: `--cost {name}=NUMBER`"
+    return problem("S410", message, costs.source, "ops", help=help)
