@@ -26,9 +26,9 @@ build/trainers/.ready: constraints.txt | setup
 	  torchtitan nemo-automodel tyro docstring-parser dill spmd-types
 	touch $@
 
-pictures:  ## for tests/test_pictures.py, which skips what lacks them: cairo from apt, where it is missing
-	@$(BIN)/python -c 'import cairosvg' 2>/dev/null \
-	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2; }
+pictures:  ## for tests/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
+	@{ command -v dot && $(BIN)/python -c 'import cairosvg'; } >/dev/null 2>&1 \
+	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2 graphviz; }
 
 demo: setup  ## compile dualpipev and train a small transformer with it on 4 local ranks, checked bitwise
 	$(BIN)/schedc compile dualpipev -o build/dualpipev

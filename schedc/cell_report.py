@@ -7,7 +7,8 @@ from typing import Any
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.inside import CellKind, Inside, price
-from schedc.cell.graph import EXCHANGE_LANES
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
 from schedc.cell.predict import hidden_share
 from schedc.cell.program import PlanOrder
 from schedc.cell.table import CellTable
@@ -16,9 +17,10 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
-from schedc.plan import Method, plan_of
+from schedc.plan import ExpertPlan, Method, plan_of
 from schedc.plan.again import of_backwards, of_recomputations, shares_of_forward
 from schedc.plan.facts import chosen
+from schedc.source import Source
 
 
 def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
@@ -30,15 +32,40 @@ def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
     if costs.cell is None:
         return None
     schedule = dependencies.schedule
-    table = costs.cell
+    table, orders, plan = _attached(schedule, costs.cell, costs.source)
+    shapes = table.shapes(schedule.stages)
+    again = of_recomputations(shapes, plan)
+    return price(dependencies, of_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
+
+
+def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ...], CellCosts]:
+    """[stages] what each stage does, with what its backward does again, and the times of it.
+
+    costs: that know of cells. Raises `DiagnosticError` (S404).
+    """
+    assert costs.cell is not None
+    table, _, plan = _attached(schedule, costs.cell, costs.source)
+    return of_backwards(table.shapes(schedule.stages), plan), table.costs
+
+
+def standard_table(schedule: Schedule) -> CellTable:
+    """One MoE block in every stage, without times: as experts and machine of the schedule's plan make it, else flat."""
+    plan = plan_of(schedule)
+    segments = {"shared": Times(0.0)} if plan.experts and plan.experts.shared else {}
+    lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
+    exchanges = dict.fromkeys([f"dispatch.{lane}", *([f"hot.{lane}"] if plan.hot else [])], 0.0)
+    return CellTable(CellCosts.of(segments, exchanges))
+
+
+def _attached(
+    schedule: Schedule, table: CellTable, source: Source | None
+) -> tuple[CellTable, dict[str, PlanOrder], ExpertPlan]:
+    """The table by the method of the plan, the orders of the plan by kind of cell, and the plan. Raises S404."""
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
-        raise DiagnosticError([problem("S404", message, costs.source, "stages", help=help)])
-    table, orders = _planned(schedule, table)
-    shapes, plan = table.shapes(schedule.stages), plan_of(schedule)
-    again = of_recomputations(shapes, plan)
-    return price(dependencies, of_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
+        raise DiagnosticError([problem("S404", message, source, "stages", help=help)])
+    return *_planned(schedule, table), plan_of(schedule)
 
 
 def laid_out(table: CellTable, layout: Layout) -> CellTable:

@@ -23,9 +23,8 @@ from schedc.compiler import analyse, legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.emit.check_lowered import check_lowered
-from schedc.emit.dot import to_dot
 from schedc.emit.torch_cells import read_cells
-from schedc.emit.torch_csv import from_torch_csv, schedule_of, to_torch_csv
+from schedc.emit.torch_csv import schedule_of, to_torch_csv
 from schedc.emit.torch_lowered import to_lowered_csv
 from schedc.emit.trace import to_trace
 from schedc.inputs import open_input
@@ -394,20 +393,3 @@ def test_the_trace_is_the_timeline() -> None:
         assert held[-1] == 0
     assert sum(event["ph"] == "s" for event in events) == int(known.remote.sum())
     assert document["otherData"]["schedule"] == "dualpipev"
-
-
-def test_the_critical_path_is_marked_in_the_graph(tmp_path: Path) -> None:
-    schedule = from_torch_csv(TWO)
-    timeline = simulate(schedule)
-    text = to_dot(schedule, timeline)
-    nodes = dict(re.findall(r"^    (c\d+) \[label=\"([^\"]+)\"", text, re.MULTILINE))
-    marked = [nodes[name] for name in re.findall(r"^    (c\d+) \[.*penwidth", text, re.MULTILINE)]
-    assert len(nodes) == 8
-    assert "0F0" in marked
-    assert "0B1" in marked
-    path = re.findall(r"^  c\d+ -> c\d+ \[.*penwidth", text, re.MULTILINE)
-    assert len(path) == len(marked) - 1
-    large = at("gpipe", P=8, M=200)
-    with pytest.raises(DiagnosticError) as error:
-        to_dot(large, simulate(large))
-    assert error.value.diagnostics[0].code == "S608"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -13,7 +14,7 @@ from chromium import Browser
 from click.testing import CliRunner, Result
 
 from schedc.cli import main
-from schedc.cli.pictures import CELLS, CHARTS, NARROWEST, SUFFIXES, format_of
+from schedc.cli.pictures import FORMATS, NARROWEST, SUFFIXES, format_of
 from schedc.draw import layout, palette, raster
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +57,7 @@ def test_the_format_is_that_of_the_option_or_of_the_suffix(wanted: str | None, o
     [
         (("-o", "x.jpg"), ".jpg is no format of a drawing; a chart is written as svg, png, pdf, html, term"),
         (("-o", "x.png", "--format", "svg"), "is a name for png, but --format says svg"),
-        (("--format", "html", "--cell", "F"), "cannot be html: a cell from inside is written as svg, png, pdf, term"),
+        (("--format", "html", "--cell", "F"), "cannot be html: a cell is written as svg, png, pdf, term"),
         (("--format", "html", "--width", "800"), "--width is the width of a picture (svg, png, pdf), not of html"),
         (("--width", "399"), "is not in the range 400<=x<=20000"),
     ],
@@ -79,7 +80,7 @@ def test_watch_takes_a_width_for_its_picture_alone(tmp_path: Path) -> None:
 
 
 def test_suffixes_name_formats_that_something_has() -> None:
-    assert set(SUFFIXES.values()) == {*CHARTS, *CELLS}
+    assert set(SUFFIXES.values()) == set(FORMATS)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,14 @@ def test_png_and_pdf_are_what_their_names_say(tmp_path: Path) -> None:
     fills = {fill for kind, pair in palette.FILLS.items() if kind.name in "FIWB" for fill in pair}
     assert {*fills, palette.LIGHT.paper, palette.LIGHT.curve_fill} <= colours
     assert palette.DARK.paper not in colours
-    assert schedc("show", "dualpipev", "--cell", "FB", "--cost-file", HOPS, "-o", str(cell)).exit_code == 0
+    assert (
+        schedc("show", "dualpipev", "--cell", "FB", "--cost-file", HOPS, "-o", str(cell), "--width", "600").exit_code
+        == 0
+    )
     assert palette.LIGHT.exposed in png(cell)[1]
-    assert schedc("show", "dualpipev", "-o", str(page)).exit_code == 0
+    assert schedc("show", "1f1b", "-o", str(page)).exit_code == 0
     assert page.read_bytes().startswith(b"%PDF-")
-    assert schedc("show", "1f1b", "--format", "pdf").stdout_bytes.startswith(b"%PDF-")
+    assert schedc("show", "1f1b", "-D", "M=4", "--format", "pdf").stdout_bytes.startswith(b"%PDF-")
 
 
 def test_a_png_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,19 +161,38 @@ def test_a_drawing_is_as_wide_as_it_is_asked_to_be(width: int, options: tuple[st
 # Light and dark, in a browser
 
 
+CHART = {"rect.paper": "fill", ".title": "fill", ".tick": "fill", ".edge": "stroke", ".p0": "fill", ".i0": "fill"}
+GRAPH = {".cluster polygon": "fill", ".graph > text": "fill", ".node text": "fill", ".critical path": "stroke"}
+
+
 @needs_browser
 def test_a_browser_draws_on_the_ground_that_its_user_prefers(tmp_path: Path) -> None:
-    drawing = tmp_path / "a.svg"
-    assert schedc("show", "dualpipev", "-o", str(drawing)).exit_code == 0
-    classes = {"rect.paper": "fill", ".title": "fill", ".tick": "fill", ".edge": "stroke", ".p0": "fill", ".i0": "fill"}
-    read = ", ".join(f"getComputedStyle(document.querySelector('{name}')).{what}" for name, what in classes.items())
-    seen = {}
+    """Charts, and graphs where `dot` is installed."""
+    chart, graph = tmp_path / "chart.svg", tmp_path / "graph.svg"
+    assert schedc("show", "dualpipev", "-o", str(chart)).exit_code == 0
+    drawings = {chart: CHART}
+    if shutil.which("dot"):
+        assert schedc("show", "1f1b", "-D", "M=4", "--graph", "-o", str(graph)).exit_code == 0
+        drawings[graph] = GRAPH
     with Browser(tmp_path / "profile") as browser:
-        browser.call("Page.navigate", url=drawing.as_uri())
-        browser.wait_for("document.readyState === 'complete' && !!document.querySelector('.paper')")
-        for scheme in ("light", "dark"):
-            browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-            seen[scheme] = browser.now(f"[{read}]")
-    for scheme, ground in (("light", palette.LIGHT), ("dark", palette.DARK)):
-        expected = [ground.paper, ground.text, ground.muted, ground.edge, ground.phases[0], palette.INKS[0]]
-        assert seen[scheme] == [f"rgb({', '.join(str(c) for c in bytes.fromhex(x[1:]))})" for x in expected]
+        for path, colours in drawings.items():
+            browser.call("Page.navigate", url=path.as_uri())
+            browser.wait_for(f"document.readyState === 'complete' && location.href === '{path.as_uri()}'")
+            for scheme, ground in (("light", palette.LIGHT), ("dark", palette.DARK)):
+                browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+                read = [f"getComputedStyle(document.querySelector('{name}')).{what}" for name, what in colours.items()]
+                assert browser.now(f"[{', '.join(read)}]") == [rgb(colour) for colour in on(ground)[path.stem]]
+
+
+def on(ground: palette.Ground) -> dict[str, list[str]]:
+    """The colours of `CHART` and of `GRAPH` on a ground."""
+    ink = palette.INKS[0]
+    return {
+        "chart": [ground.paper, ground.text, ground.muted, ground.edge, ground.phases[0], ink],
+        "graph": [ground.paper, ground.text, ink, ground.exposed],
+    }
+
+
+def rgb(colour: str) -> str:
+    """A colour as a browser tells it."""
+    return f"rgb({', '.join(map(str, bytes.fromhex(colour[1:])))})"

@@ -36,7 +36,7 @@ from schedc.draw import palette
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.emit.csv_trainers import to_nemo_automodel, to_torchtitan
-from schedc.emit.dot import to_dot
+from schedc.emit.dot import schedule_graph
 from schedc.emit.megatron import to_megatron
 from schedc.emit.torch_csv import from_torch_csv, to_torch_csv
 from schedc.emit.torch_lowered import to_lowered_csv
@@ -339,7 +339,7 @@ def test_others_have_it() -> None:
     timeline = simulate(schedule)
     events = json.loads(to_trace(schedule, timeline, measure_memory(schedule)))["traceEvents"]
     assert sum(event.get("cat") == "R" for event in events) == 4
-    assert '[label="0R0"' in to_dot(schedule, timeline)
+    assert '[label="0R0\\n' in schedule_graph(schedule, timeline).source
     drawn = draw_svg(schedule, timeline, measure_memory(schedule))
     assert "recomputation" in drawn
     assert palette.FILLS[OpKind.R][0] in drawn

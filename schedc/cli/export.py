@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, output_argument, schedule_arguments, write
+from schedc.cli.pictures import DOT, SUFFIXES
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -75,9 +76,9 @@ def _trace(schedule: Schedule, costs: Costs) -> str:
 
 def _dot(schedule: Schedule, costs: Costs) -> str:
     from schedc.analysis.timeline import simulate
-    from schedc.emit.dot import to_dot
+    from schedc.emit.dot import schedule_graph
 
-    return to_dot(schedule, simulate(schedule, costs))
+    return str(schedule_graph(schedule, simulate(schedule, costs)).source)
 
 
 def _text(schedule: Schedule, _costs: Costs) -> str:
@@ -135,6 +136,10 @@ def export(
 
     if layout and target != "megatron":
         raise click.UsageError("--layout needs --to megatron")
+    if target == "dot" and output and SUFFIXES.get(output.suffix.lower(), DOT) != DOT:
+        raise click.UsageError(
+            f"--to dot writes the graph's source; for {output} use `schedc show SCHEDULE --graph -o`"
+        )
     chosen = EXPORTS[target]
     given = open_input(schedule)
     order, costs = priced(given, sizes, costs)

@@ -10,16 +10,19 @@ import click
 
 from schedc.cli.common import write
 
-SVG, PNG, PDF, HTML, TERM = "svg", "png", "pdf", "html", "term"
+SVG, PNG, PDF, HTML, TERM, DOT = "svg", "png", "pdf", "html", "term", "dot"
 
 PICTURES = (SVG, PNG, PDF)
-CHARTS = (*PICTURES, HTML, TERM)
+FORMS_OF_CHARTS = (*PICTURES, HTML, TERM)
 """Formats of a schedule in time."""
-CELLS = (*PICTURES, TERM)
+FORMS_OF_CELLS = (*PICTURES, TERM)
 """Formats of one cell from inside."""
+FORMS_OF_GRAPHS = (*PICTURES, DOT)
+"""Formats of a graph."""
+FORMATS = (*FORMS_OF_CHARTS, DOT)
 
 SUFFIXES: Mapping[str, str] = {
-    ".svg": SVG, ".png": PNG, ".pdf": PDF, ".html": HTML, ".htm": HTML, ".txt": TERM,
+    ".svg": SVG, ".png": PNG, ".pdf": PDF, ".html": HTML, ".htm": HTML, ".txt": TERM, ".dot": DOT, ".gv": DOT,
 }  # fmt: skip
 """Format by the suffix of a file."""
 
@@ -34,9 +37,9 @@ def format_option(command: F) -> F:
     return click.option(
         "--format",
         "wanted",
-        type=click.Choice(CHARTS),
+        type=click.Choice(FORMATS),
         help="svg, png, pdf: a picture (png and pdf need the extra `pictures`). html: one offline page with zoom, "
-        "hover and the reason for each wait. term: the terminal. Default: by the suffix "
+        "hover and the reason for each wait. term: the terminal. dot: the source of a graph. Default: by the suffix "
         "of -o, else svg.",
     )(command)
 
@@ -51,7 +54,9 @@ def width_option(command: F) -> F:
     )(command)
 
 
-def format_of(wanted: str | None, output: Path | None, able: Sequence[str] = CHARTS, what: str = "a chart") -> str:
+def format_of(
+    wanted: str | None, output: Path | None, able: Sequence[str] = FORMS_OF_CHARTS, what: str = "a chart"
+) -> str:
     """The format of ``what``: the one asked for, else that of the output's suffix, else SVG.
 
     able: the formats that ``what`` can have. Wrong usage: a suffix that names no format, or another one than

@@ -10,9 +10,11 @@ import click
 
 from schedc.cli.charts import cell_at, cell_drawing, chart_at, charts_at, drawing
 from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (
-    CELLS,
-    CHARTS,
+    FORMS_OF_CELLS,
+    FORMS_OF_CHARTS,
+    FORMS_OF_GRAPHS,
     HTML,
     TERM,
     check_converter,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
 """Those of `schedc.cell.program`, which is imported where it is used."""
+
+_CHART = ("a chart", FORMS_OF_CHARTS)
 
 
 def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -79,6 +83,15 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     callback=_stages,
     help="The stage of that cell, or of a pair those of its forward and its backward. Default: where it is most often.",
 )
+@click.option(
+    "--graph",
+    is_flag=False,
+    flag_value=DEPENDENCIES,
+    type=GraphName(GRAPHS),
+    metavar="[NAME]",
+    help="A graph in place of the lanes, laid out by graphviz. dependencies (the default): what each cell waits for, "
+    "the critical path marked. cells: the segments and exchanges of a stage (that of --cell-stages).",
+)
 @output_argument
 def show(
     schedule: str,
@@ -91,31 +104,38 @@ def show(
     trace: Path | None,
     kind: str | None,
     stages: tuple[int, int] | None,
+    graph: str | None,
     output: Path | None,
 ) -> None:
     """Draw SCHEDULE."""
     from schedc.cli.screen import colours_of, width_of
 
-    form = format_of(wanted, output, CELLS if kind else CHARTS, "a cell from inside" if kind else "a chart")
+    what, able = ("a graph", FORMS_OF_GRAPHS) if graph else ("a cell", FORMS_OF_CELLS) if kind else _CHART
+    form = format_of(wanted, output, able, what)
+    misuses = (
+        (graph and (other or kind or trace), "--graph is drawn alone, without --with, --cell and --trace"),
+        (kind and (other or trace), "--cell is drawn alone, without --with and --trace"),
+        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/cells.md)"),
+        (stages and not kind and graph != CELLS, "--cell-stages needs --cell, or --graph cells"),
+        (stages and graph and stages[0] != stages[1], "--cell-stages of a graph is one stage"),
+        (other and form not in (HTML, TERM), "--with needs --format html or --format term"),
+        (other_costs and not other, "--with-cost needs --with"),
+        (trace and (other or form != HTML), "--trace is drawn without --with, with --format html or -o FILE.html"),
+    )
+    for misused, says in misuses:
+        if misused:
+            raise click.UsageError(says)
     check_width(width, form)
+    if graph:
+        stage = stages[0] if stages else None
+        write_graph(graph_at(graph, schedule, sizes, costs, stage), form, output, width, asked=bool(wanted or output))
+        return
     check_converter(form)
     screen = {"columns": width_of(output), "colours": colours_of(output)}
-    if stages and not kind:
-        raise click.UsageError("--cell-stages needs --cell")
     if kind:
-        if other or trace:
-            raise click.UsageError("--cell is drawn alone, without --with and --trace")
-        if costs.cell is None:
-            raise click.UsageError("--cell needs --cost-file with a table [cell] (docs/cells.md)")
         cell = cell_at(schedule, sizes, costs, kind, stages)
         write_drawing(cell_drawing(cell, form, width=width, **screen), output)
         return
-    if other and form not in (HTML, TERM):
-        raise click.UsageError("--with needs --format html or --format term")
-    if other_costs and not other:
-        raise click.UsageError("--with-cost needs --with")
-    if trace and (other or form != HTML):
-        raise click.UsageError("--trace is drawn without --with, with --format html or -o FILE.html")
     if trace:
         charts = list(run_charts(schedule, sizes, costs, _cost_origin(), trace))
     elif other:

@@ -60,7 +60,8 @@ S6: tuple[Code, ...] = (
     Code(
         "S608",
         "a dependency graph is too large for a picture",
-        "`schedc export --to dot` is for small cases: at most some hundred cells. Raised by `schedc export`.",
+        "`schedc show --graph` and `schedc export --to dot` are for small cases: at most 600 cells of a schedule, or "
+        "segments and exchanges of a stage. Raised by these commands.",
     ),
     Code(
         "S609",

@@ -1,75 +1,60 @@
-"""The dependency graph of a small schedule as graphviz text, the critical path marked.
+"""The dependency graph of a small schedule, for graphviz, the critical path marked.
 
 A node is a cell: an op, or the two ops of an overlapped pair. A dashed edge is the order of a rank, a solid one a
-value that is handed over. The language: graphviz.org, "DOT Language".
+value that is handed over.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 
 import numpy as np
+from graphviz import Digraph
 
 from schedc.analysis.bubbles import critical_path
 from schedc.analysis.timeline import Timeline
-from schedc.draw.palette import FILLS
-from schedc.emit.targets import cannot
+from schedc.draw.facts import sizes
+from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
+from schedc.draw.markup import quantity
+from schedc.draw.palette import FILLS, LIGHT
 from schedc.ir.schedule import Int32, Schedule
 
-MOST_CELLS = 600
-"""Cells of the largest graph: dot itself takes minutes above it, and nobody reads the picture."""
 
-_CRITICAL = 'color="#cc0000", penwidth=2.5'
-
-
-def to_dot(schedule: Schedule, timeline: Timeline) -> str:
-    """The graph; ends with a newline. Raises `DiagnosticError` (S608) for more cells than a picture can show."""
-    cells = len(timeline.dependencies)
-    if cells > MOST_CELLS:
-        raise cannot(
-            "S608",
-            f"a graph of {cells} cells is too large to be drawn",
-            f"graphviz lays out some {MOST_CELLS} in reasonable time",
-            "choose smaller sizes with -D, or look at `schedc show --format html`, which shows the critical path too",
-            schedule.source,
-        )
+def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:
+    """The graph, a cluster per rank. Raises `DiagnosticError` (S608) for more cells than `MOST_NODES`."""
+    remedy = "choose smaller sizes with -D, or look at `schedc show --format html`, which shows the critical path too"
+    refuse_large(len(timeline.dependencies), remedy, schedule.source)
     path = {cell: int(timeline.bound_by[cell]) for cell in critical_path(timeline).tolist()}
-    title = json.dumps(f"{schedule.name}: {', '.join(f'{name} = {value}' for name, value in schedule.sizes.items())}")
-    lines = [
-        "digraph schedule {",
-        f"  label={title}; labelloc=t; rankdir=LR; newrank=true; fontname=Helvetica;",
-        '  node [shape=box, style="filled,rounded", fontname=Helvetica, fontsize=11, margin="0.08,0.04"];',
-        "  edge [arrowsize=0.6];",
-    ]
+    named = f"{schedule.name} ({sizes(schedule)})" if schedule.sizes else schedule.name
+    graph = new_graph("schedule", [f"{named}, makespan {quantity(timeline.makespan)}"])
     for rank in range(schedule.ranks):
-        lines.append(f'  subgraph cluster_{rank} {{ label="rank {rank}"; color="#bbbbbb";')
-        low, high = timeline.dependencies.rank_start[rank : rank + 2]
-        lines += [f"    {_node(schedule, timeline, cell, cell in path)}" for cell in range(low, high)]
-        lines.append("  }")
-    return "\n".join([*lines, *_edges(timeline, path), "}", ""])
+        with graph.subgraph(name=f"cluster_{rank}") as cluster:
+            cluster.attr(label=f"rank {rank}", color=LIGHT.hatch)
+            low, high = timeline.dependencies.rank_start[rank : rank + 2].tolist()
+            for cell in range(low, high):
+                cluster.node(f"c{cell}", **_node(schedule, timeline, cell), **(CRITICAL if cell in path else {}))
+    for before, cell, style in _edges(timeline):
+        graph.edge(f"c{before}", f"c{cell}", **(CRITICAL if path.get(cell) == before else style))
+    return graph
 
 
-def _node(schedule: Schedule, timeline: Timeline, cell: int, critical: bool) -> str:
-    known = timeline.dependencies
-    first, second = int(known.first[cell]), int(known.second[cell])
-    text = str(schedule.op(first)) if second < 0 else f"{schedule.op(first)} & {schedule.op(second)}"
-    # The pale shades of the drawings; a pair is half forward, half backward there and here.
-    fill = ":".join(FILLS[schedule.op(row).kind][0] for row in (first, second) if row >= 0)
-    when = f"{timeline.start[cell]:g} – {timeline.end[cell]:g}"
-    mark = f", {_CRITICAL}" if critical else ""
-    return f'c{cell} [label="{text}", tooltip="{when}", fillcolor="{fill}"{mark}];'
+def _node(schedule: Schedule, timeline: Timeline, cell: int) -> dict[str, str]:
+    """Attributes of a cell: its ops over its times, in the pale shades of the drawings, a pair half and half."""
+    ops = timeline.dependencies.first[cell], timeline.dependencies.second[cell]
+    named = [schedule.op(int(row)) for row in ops if row >= 0]
+    when = f"{quantity(float(timeline.start[cell]))} – {quantity(float(timeline.end[cell]))}"
+    words = " & ".join(map(str, named))
+    fill = ";0.5:".join(FILLS[op.kind][0] for op in named)
+    return {"label": lines([words, when], "n"), "tooltip": text(f"{words}, {when}"), "fillcolor": fill}
 
 
-def _edges(timeline: Timeline, path: dict[int, int]) -> list[str]:
+def _edges(timeline: Timeline) -> Iterator[tuple[int, int, dict[str, str]]]:
     """Order of the ranks, then values handed over; where one goes the way of another only the value is drawn."""
     known = timeline.dependencies
     values = {(int(made), int(taken)) for taken, made in _pairs(known.producers)}
     order = {(int(before), cell) for cell, before in enumerate(known.previous.tolist()) if before >= 0}
-    found = []
-    for style, edges in (("style=dashed, color=gray", order - values), ("color=black", values)):
-        for made, taken in sorted(edges):
-            found.append(f"  c{made} -> c{taken} [{_CRITICAL if path.get(taken) == made else style}];")
-    return found
+    for style, edges in ((ORDER, order - values), (VALUE, values)):
+        yield from ((*edge, style) for edge in sorted(edges))
 
 
 def _pairs(producers: Int32) -> list[tuple[int, int]]:

@@ -1,0 +1,86 @@
+"""A stage as a graph of its segments and exchanges, the longest chain of its forward marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graphviz import Digraph
+
+from schedc.cell.costs import CellCosts
+from schedc.cell.graph import Lane, Node, StageShape
+from schedc.cell.program import Half
+from schedc.draw.graph import CRITICAL, lines, new_graph, refuse_large, text
+from schedc.draw.markup import quantity
+from schedc.draw.palette import LIGHT
+
+_FILLS = {Lane.COMPUTE: LIGHT.phases[1], Lane.RAIL: LIGHT.phases[2], Lane.NODE: LIGHT.phases[0]}
+_EXCHANGE = {"shape": "hexagon", "style": "filled", "margin": "0,0"}
+_BARE = {"shape": "plain", "style": "", "class": "bare", "fontcolor": LIGHT.text}
+
+
+def stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
+    """Boxes for segments, hexagons for exchanges, an edge for what a node takes of another.
+
+    Times, and the longest chain, are there where the costs give the stage any. Raises `DiagnosticError` (S608) for a
+    stage of more than `MOST_NODES` nodes.
+    """
+    refuse_large(len(shape), "choose a stage of fewer blocks with --cell-stages, or fewer blocks in the cost file")
+    chain, length = longest_chain(shape, costs)
+    legend = "boxes: segments; hexagons: exchanges, by their lane"
+    marked = [f"marked: the longest chain of the forward, {quantity(length)}"] if length else []
+    graph = new_graph("stage", [title, "; ".join([legend, *marked])])
+    graph.node("input", text("input"), **_BARE)
+    graph.node("output", text("output"), **_BARE)
+    for at, node in enumerate(shape.nodes):
+        kind = _EXCHANGE if node.exchange else {}
+        mark = CRITICAL if at in chain else {}
+        graph.node(f"n{at}", lines([*_label(shape, at, costs)], "n"), fillcolor=_FILLS[node.lane], **kind, **mark)
+        if node.inputs:
+            graph.edge("input", f"n{at}")
+    for before, at in _edges(shape):
+        on_chain = before in chain and at in chain and chain.index(at) == chain.index(before) + 1
+        graph.edge(f"n{before}", f"n{at}", **(CRITICAL if on_chain else {}))
+    for at in shape.outputs:
+        graph.edge(f"n{at}", "output")
+    return graph
+
+
+def longest_chain(shape: StageShape, costs: CellCosts) -> tuple[list[int], float]:
+    """The nodes of the chain that bounds the forward from below, in order, and its time; ([], 0) without times."""
+    ends: list[float] = []
+    for at, node in enumerate(shape.nodes):
+        begin = max((ends[before] for before in node.after), default=0.0)
+        ends.append(begin + costs.duration(shape, Half.FORWARD, at))
+    if not any(ends):
+        return [], 0.0
+    chain = [max(range(len(ends)), key=lambda at: (ends[at], at))]
+    while after := shape.nodes[chain[-1]].after:
+        chain.append(max(after, key=ends.__getitem__))
+    return chain[::-1], max(ends)
+
+
+def _edges(shape: StageShape) -> Iterator[tuple[int, int]]:
+    for at, node in enumerate(shape.nodes):
+        yield from ((before, at) for before in node.after)
+
+
+def _label(shape: StageShape, at: int, costs: CellCosts) -> Iterator[str]:
+    """The name of a node, its times, and what is special about it."""
+    node, times = shape.nodes[at], costs.times(shape, at)
+    yield node.name
+    passes = ("forward", "backward") if node.exchange else ("F", "I", "W")
+    named = zip(passes if node.differentiable else passes[:1], times, strict=False)
+    if any(times):
+        yield ", ".join(f"{name} {quantity(time)}" for name, time in named if time)
+    yield from _facts(node)
+
+
+def _facts(node: Node) -> Sequence[str]:
+    facts = []
+    if node.weights:
+        facts.append("weights")
+    if not node.differentiable:
+        facts.append("no gradient")
+    if node.again:
+        facts.append("recomputed" if node.share == 1 else f"recomputed: {100 * node.share:.0f} %")
+    return facts
