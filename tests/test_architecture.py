@@ -42,6 +42,7 @@ RUNTIME_MAY_USE = (
     "schedc.layout",
     "schedc.cell",
     "schedc.plan",
+    "schedc.draw.graph",
 )
 
 
@@ -113,7 +114,7 @@ def test_commands_load_neither_torch_nor_sympy(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom schedc.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "print('LOADED', sorted({'torch', 'sympy', 'schedc_runtime'} & set(sys.modules)))"
+        "print('LOADED', sorted({'torch', 'sympy', 'schedc_runtime', 'graphviz', 'cairosvg'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "LOADED []" in result.stdout

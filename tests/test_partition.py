@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.ir.placement import linear
 from schedc_runtime.boundary import BoundaryError, Constant, TensorSpec, infer_boundaries
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.gpt import GPT, GPTConfig
@@ -314,3 +316,41 @@ def test_partitioning_leaves_the_model_alone() -> None:
     assert [m.training for m in model.modules()] == modes
     assert set(vars(model)) == attributes
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_partition_is_a_picture_of_stages_and_of_what_crosses() -> None:
+    model = GPT(GPTConfig(vocab=32, width=8, heads=2, blocks=5, context=16))
+    cut = partition(model, 3, split_points=["blocks.1", "blocks.4"])
+    source = cut.graph((TensorSpec((2, 16), torch.int64),), placement=linear(3, 1)).source
+    labels = dict(re.findall(r'^\t(\w+(?: -> \w+)?) \[label="(.*?)"', source, re.MULTILINE))
+    block, held = (sum(p.numel() for p in module.parameters()) for module in (model.blocks[0], cut.modules[1]))
+    assert labels["s1"].split(r"\l")[:2] == [
+        f"stage 1 on rank 1: {held:,} parameters, {4 * held / 1000:.4g} KB",
+        f"blocks.1 to blocks.3: 3 Block, each {block:,} parameters, {4 * block / 1000:.4g} KB",
+    ]
+    assert [row.partition(":")[0] for row in labels["s2"].split(r"\l")] == [
+        "stage 2 on rank 2", "blocks.4", "norm", "head", "",
+    ]  # fmt: skip
+    crossing = infer_boundaries(cut, (TensorSpec((2, 16), torch.int64),))[1]
+    assert [row.strip() for row in labels["s0 -> s1"].split(r"\l")[:-1]] == [
+        f"{crossing.names[0]}: {crossing.tensors[0]}, 1.024 KB",
+        "forward 1.024 KB, backward 1.024 KB",
+    ]
+    assert "tokens: int64[2, 16], 256 B" in labels["input -> s0"]
+    assert "output: float32[2, 16, 32], 4.096 KB" in labels["s2 -> output"]
+    assert labels["input -> s0"].count(r"\l") == 1
+    named = cut.graph().source
+    assert crossing.names[0] in named
+    assert "float32" not in named
+
+
+def test_the_picture_of_a_partition_shows_constants_ties_and_empty_stages() -> None:
+    source = partition(Skips(), 4, costs=[1, 1, 1, 1]).graph((TensorSpec((2, 3), torch.int64), 0.5)).source
+    for row in ("0.5, the same in every microbatch", "3, the same in every microbatch", "in all 312 B", "[2, 3, 11]"):
+        assert row in source
+    tied = Chain(3)
+    tied.blocks[2].weight = tied.blocks[1].weight
+    assert f"3 stages, {sum(p.numel() for p in tied.parameters()):,} parameters" in (
+        partition(tied, 3, split_points=["blocks.0", "blocks.1"]).graph().source
+    )
+    assert "nothing: passes on what it gets" in partition(Chain(1), 5).graph().source

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from schedc.ir.placement import Placement
 from schedc_runtime.errors import PartitionError
+
+if TYPE_CHECKING:
+    from graphviz import Digraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,28 @@ class Partition:
                 " partition(model, stages, inputs=[...])",
             )
         return tuple(bound[name] for name in self.inputs)
+
+    def graph(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        placement: Placement | None = None,
+    ) -> Digraph:
+        """The partition as a picture: stages, their modules and parameters, and what crosses each boundary.
+
+        args, kwargs: of the model's forward for ONE microbatch, as `infer_boundaries` takes them. With them, values
+        that cross have shapes, dtypes and bytes; without, names. placement: that of a program, which adds ranks.
+
+        The result draws itself in a notebook, and by ``.render("model", format="svg")`` where graphviz's program
+        ``dot`` is installed; ``.source`` is its text. Raises `PartitionError` for arguments that the model was not
+        partitioned for, `BoundaryError` where its shapes cannot be told in advance.
+        """
+        from schedc_runtime.boundary import infer_boundaries  # which knows partitions
+        from schedc_runtime.partition.picture import partition_graph  # imports graphviz, which training needs not
+
+        boundaries = infer_boundaries(self, args, kwargs) if args or kwargs else None
+        return partition_graph(self, boundaries, placement)
 
     def release_others(self, keep: Iterable[int]) -> None:
         """Move the parameters and buffers of all stages but ``keep`` to the meta device, which frees their memory.
