@@ -14,6 +14,7 @@ from schedc.analysis.ratios import Floats, idle, ratios, span_ratios
 from schedc.cost.batch import CostBatch, CostRows
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import bincount, reduceat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64
 
@@ -95,7 +96,7 @@ def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats
 def _busy(dependencies: Dependencies, classes: Int64, duration: Floats) -> Floats:
     """[P, K] how long each rank computes."""
     ranks, kinds = dependencies.rank_start.size - 1, duration.shape[0]
-    counts = np.bincount(dependencies.rank * np.int64(kinds) + classes, minlength=ranks * kinds).reshape(ranks, kinds)
+    counts = bincount(dependencies.rank * np.int64(kinds) + classes, minlength=ranks * kinds).reshape(ranks, kinds)
     busy = np.zeros((ranks, duration.shape[1]))
     for rank, kind in np.argwhere(counts):
         busy[rank] += counts[rank, kind] * duration[kind]
@@ -177,7 +178,7 @@ def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats,
     late = bool(latency.any())
     levels = pairwise(steps.start.tolist())
     marks = np.stack([rows[:, 1] < nothing, fresh > 0])
-    some = np.logical_or.reduceat(marks, steps.start[:-1], axis=1).T.tolist() if count else []
+    some = reduceat(np.logical_or, marks, steps.start[:-1], axis=1).T.tolist() if count else []
     for (low, high), (two, begins) in zip(levels, some, strict=True):
         who = rank[low:high]
         time = value.take(rows[low:high, 0], axis=0)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Floats, Timeline, durations
 from schedc.cost.costs import Costs, StageCosts
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64
 
@@ -102,7 +103,7 @@ def _outer(timeline: Timeline, classes: int) -> tuple[Bubbles, Int64]:
 
 
 def _summed(gaps: Bubbles, ranks: int) -> Bubbles:
-    totals = np.stack([np.bincount(gaps.rank, part, ranks) for part in gaps.parts]).astype(float)
+    totals = np.stack([bincount(gaps.rank, part, ranks) for part in gaps.parts]).astype(float)
     return replace(gaps, totals=totals)
 
 
@@ -159,7 +160,7 @@ def _deviation(known: Dependencies, duration: Floats) -> Floats:
     """[cells] duration less the mean over the cells of the same kind; exactly 0 where they do not differ."""
     kind = known.schedule.kind.astype(np.int64)
     signature = kind[known.first] + len(OpKind) * np.where(known.pairs, 1 + kind[known.second], 0)
-    count = np.maximum(np.bincount(signature), 1)
-    mean = (np.bincount(signature, duration) / count)[signature]
+    count = np.maximum(bincount(signature), 1)
+    mean = (bincount(signature, duration) / count)[signature]
     difference = duration - mean
     return np.where(np.abs(difference) <= _ROUNDING * mean, 0.0, difference)

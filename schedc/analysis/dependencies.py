@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.compiled import Kernels, kernels
+from schedc.ir.arrays import reduceat, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 
@@ -160,7 +161,7 @@ def _lockstep(dependencies: Dependencies) -> Levels:
     order = cell_at[np.concatenate(rounds)] if rounds else np.zeros(0, np.int32)
     counts = np.fromiter(map(len, rounds), np.int64, len(rounds))
     of = np.full(cells, -1, np.int32)
-    of[order] = np.repeat(np.arange(counts.size), counts)
+    of[order] = repeat(np.arange(counts.size), counts)
     stuck = cell_at[head[waits[0, head] != head]] if cells else order
     return Levels(order, np.concatenate([[0], np.cumsum(counts)]), of, stuck)
 
@@ -180,5 +181,5 @@ def reduce_by_rank(ufunc: np.ufunc, values: npt.NDArray[Any], rank_start: Int64)
     result = np.zeros((rank_start.size - 1, *values.shape[1:]), values.dtype)
     filled = rank_start[:-1] < rank_start[1:]
     if filled.any():
-        result[filled] = ufunc.reduceat(values, rank_start[:-1][filled], axis=0)
+        result[filled] = reduceat(ufunc, values, rank_start[:-1][filled], axis=0)
     return result

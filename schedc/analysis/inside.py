@@ -19,6 +19,7 @@ from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.response import Delays, at_the_ends, delays, least
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import BACKWARD, LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
@@ -138,7 +139,7 @@ def price(
     codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
     representative = np.zeros(codes.size, np.int64)
     representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
-    counts = np.bincount(kind, minlength=codes.size)
+    counts = bincount(kind, minlength=codes.size)
     kinds = tuple(
         _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
         for cell, count in zip(representative, counts, strict=True)

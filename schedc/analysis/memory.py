@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.cost.costs import Costs
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
@@ -106,7 +107,7 @@ def _curve(dependencies: Dependencies, change: npt.NDArray[Any]) -> tuple[npt.ND
     """
     schedule = dependencies.schedule
     total = np.concatenate([[0], np.cumsum(change)])
-    value = total[1:] - np.repeat(total[schedule.rank_start[:-1]], np.diff(schedule.rank_start))
+    value = total[1:] - repeat(total[schedule.rank_start[:-1]], np.diff(schedule.rank_start))
     first, second = dependencies.first, dependencies.second
     after = value[np.maximum(first, second)]
     before = value[first] - change[first]

@@ -149,7 +149,7 @@ def run_durations(dependencies: Dependencies, duration: Floats, latency: float) 
         known = dependencies
         loops.ends(order, known.previous, known.producers, known.remote, duration, latency, start, end)
         return start, end
-    position = np.empty(cells + 1, np.int64)
+    position = np.empty(cells + 1, np.intp)
     position[order] = np.arange(cells)
     position[-1] = cells  # where "nothing to wait for" is: it ended at 0
     waits = position[np.stack([dependencies.previous, *dependencies.producers])[:, order]]

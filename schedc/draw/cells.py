@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
+from schedc.ir.arrays import bincount, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 
@@ -56,7 +57,7 @@ class Cells:
     @cached_property
     def rank(self) -> Int64:
         """[c] rank of each cell."""
-        return np.repeat(np.arange(self.schedule.ranks), np.diff(self.rank_start))
+        return repeat(np.arange(self.schedule.ranks), np.diff(self.rank_start))
 
     def of_rank(self, rank: int) -> slice:
         return slice(int(self.rank_start[rank]), int(self.rank_start[rank + 1]))
@@ -125,8 +126,8 @@ def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Fl
     alone = np.flatnonzero(second < 0)
     key = schedule.kind[first[alone]].astype(np.int64) * schedule.stages + schedule.stage[first[alone]]
     shape = (len(OpKind), schedule.stages)
-    total = np.bincount(key, duration[alone], len(OpKind) * schedule.stages).reshape(shape)
-    count = np.bincount(key, minlength=len(OpKind) * schedule.stages).reshape(shape)
+    total = bincount(key, duration[alone], len(OpKind) * schedule.stages).reshape(shape)
+    count = bincount(key, minlength=len(OpKind) * schedule.stages).reshape(shape)
     usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), [1.0, 1.0, 1.0, 2.0, 1.0])
     cost = np.where(count > 0, total / np.maximum(count, 1), usual[:, None])
     forward = cost[schedule.kind[first], schedule.stage[first]]

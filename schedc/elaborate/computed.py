@@ -10,6 +10,7 @@ import numpy as np
 from schedc.elaborate.evaluate import RANK, Scope, Value
 from schedc.elaborate.expand import Expander, Item, Rows, pack_like, unpack
 from schedc.elaborate.rules import InTurn, Limit, Mark, Preferred, Rule, Searched
+from schedc.ir.arrays import bincount, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 from schedc.syntax import tree as t
@@ -33,7 +34,7 @@ class ComputedExpander(Expander):
                 if not self._slots:
                     return [self._op(op, scope, phase, 0)]
                 value = self.evaluator.value(slot, scope)
-                return [Rows(np.full(scope.lanes, value) if isinstance(value, int) else value, 1)]
+                return [Rows(np.full(scope.lanes, value, np.int64) if isinstance(value, int) else value, 1)]
             case t.Timed():
                 return [self._timed(statement, scope, phase)]
             case t.Policy():
@@ -53,7 +54,7 @@ class ComputedExpander(Expander):
         counts = rows.per_lane(scope.lanes)
         if slots.size != rows.codes.size:  # an op or a slot has no value, which is among the findings
             return Rows(rows.codes, counts)
-        lane = np.repeat(np.arange(scope.lanes), counts)
+        lane = repeat(np.arange(scope.lanes), counts)
         order = np.lexsort((slots, lane))
         self._collisions(rows.codes[order], slots[order], lane)
         codes = rows.codes[order]
@@ -68,7 +69,7 @@ class ComputedExpander(Expander):
         self.items.append(weight)
         kinds = np.array([item.kind for item in self.items])
         split = np.flatnonzero(kinds[unpack(codes)[0]] == OpKind.I)
-        added = np.bincount(lane[split], minlength=counts.size)
+        added = bincount(lane[split], minlength=counts.size)
         filled = np.insert(codes, split + 1, pack_like(codes[split], len(self.items) - 1))
         self.rows += split.size
         return Rows(filled, counts + added)

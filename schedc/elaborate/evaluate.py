@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label
+from schedc.ir.arrays import repeat
 from schedc.ir.schedule import Int64
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
@@ -69,7 +70,7 @@ class Scope:
 
     def repeated(self, times: Value, total: int, names: dict[str, Value] | None = None) -> Scope:
         """Each lane ``times`` times, ``total`` in all."""
-        return Scope(total, names or {}, self, lambda: np.repeat(np.arange(self.lanes, dtype=np.int64), times))
+        return Scope(total, names or {}, self, lambda: repeat(np.arange(self.lanes, dtype=np.int64), times))
 
     def has(self, name: str) -> bool:
         return name in self.names or (self.parent is not None and self.parent.has(name))

@@ -14,6 +14,7 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope, Value
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64
@@ -136,7 +137,7 @@ class Expander:
         code = code + ((self._chunk(op, scope) + 1) << _CHUNK_SHIFT)
         if op.microbatch is not None:
             code = code + ((self._microbatch(op, op.microbatch, scope) + 1) << _MICROBATCH_SHIFT)
-        return Rows(np.full(scope.lanes, code) if isinstance(code, int) else code, 1)
+        return Rows(np.full(scope.lanes, code, np.int64) if isinstance(code, int) else code, 1)
 
     def _chunk(self, op: t.OpItem, scope: Scope) -> Value:
         """The chunk of an op; -1 only for a W that takes the oldest of any chunk."""
@@ -227,7 +228,7 @@ def _counted(first: Value, times: Value, total: int, lanes: int) -> Int64:
         return np.tile(np.arange(first, first + times, dtype=np.int64), lanes)
     each = np.broadcast_to(np.asarray(times, np.int64), (lanes,))
     begin = np.cumsum(each) - each
-    counted: Int64 = np.arange(total, dtype=np.int64) + np.repeat(first - begin, each)
+    counted: Int64 = np.arange(total, dtype=np.int64) + repeat(first - begin, each)
     return counted
 
 
@@ -264,5 +265,5 @@ def _by_scatter(parts: Sequence[Rows], counts: Int64, rows: int) -> Int64:
     joined = np.empty(rows, np.int64)
     for j, part in enumerate(parts):
         own = np.cumsum(counts[j]) - counts[j]
-        joined[np.arange(part.codes.size) + np.repeat(begin[j] - own, counts[j])] = part.codes
+        joined[np.arange(part.codes.size) + repeat(begin[j] - own, counts[j])] = part.codes
     return joined

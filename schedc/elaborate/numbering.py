@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int8, Int64
 
@@ -92,7 +93,7 @@ def occurrence(keys: Int64) -> Int64:
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if keys.size else np.empty(0, int)
     lengths = np.diff(np.append(starts, keys.size))
     counted = np.empty(keys.size, np.int64)
-    counted[order] = np.arange(keys.size) - np.repeat(starts, lengths)
+    counted[order] = np.arange(keys.size) - repeat(starts, lengths)
     return counted
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from schedc.diagnostics import CompilerBug
 from schedc.elaborate.evaluate import Evaluator, Scope, Value
 from schedc.ir import placement
+from schedc.ir.arrays import bincount
 from schedc.ir.placement import IntArray, Placement
 from schedc.source import Span
 from schedc.syntax import tree as t
@@ -65,7 +66,7 @@ def _routed(
         said = " + ".join(map(str, shares))
         evaluator.fail("S123", f"the pipes have {said} microbatches, not {microbatches}", place.span)
     built = Placement(np.stack(routes), (0, *np.cumsum(shares).tolist()), ranks)
-    held = np.bincount(built.rank_of_stage.ravel(), minlength=ranks)
+    held = bincount(built.rank_of_stage.ravel(), minlength=ranks)
     if not held.all():
         evaluator.fail("S123", f"rank {int(np.argmin(held))} holds no stage", place.span)
     return built

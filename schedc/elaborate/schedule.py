@@ -18,6 +18,7 @@ from schedc.elaborate.numbering import Unnumbered, number
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
 from schedc.elaborate.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, segments, unmet
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import FACTS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int64, Schedule
@@ -108,7 +109,7 @@ def _without_the_missing(schedule: Schedule, placement: Placement) -> Schedule:
     first = np.asarray(placement.first_microbatch)
     kept = local < np.diff(first)[pipe]
     pair = schedule.pair[kept]
-    alone = np.bincount(pair[pair >= 0], minlength=int(pair.max(initial=-1)) + 1) < 2
+    alone = bincount(pair[pair >= 0], minlength=int(pair.max(initial=-1)) + 1) < 2
     return replace(
         schedule,
         placement=placement,

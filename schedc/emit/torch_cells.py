@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 from schedc.source import Source, Span
@@ -114,7 +115,7 @@ def read_cells(source: Source) -> Cells:
         raise DiagnosticError(findings[:_MOST_FINDINGS])
     table = np.array(rows, np.int64).reshape(-1, 5)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    return Cells(source, tuple(spans), starts, np.repeat(np.arange(len(counts)), counts), *table.T)
+    return Cells(source, tuple(spans), starts, repeat(np.arange(len(counts)), counts), *table.T)
 
 
 def _read_line(

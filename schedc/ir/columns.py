@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import repeat
 from schedc.ir.placement import Placement
 
 Int8 = npt.NDArray[np.int8]
@@ -42,7 +43,7 @@ class Columns:
     @cached_property
     def rank(self) -> Int32:
         """[n] rank of each row."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
+        return repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.rank_start))
 
     def __eq__(self, other: object) -> bool:
         """Equal in every column and name; the source text is not part of the value."""

@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import bincount
+
 IntArray = npt.NDArray[np.int32]
 
 
@@ -42,7 +44,7 @@ class Placement:
     @cached_property
     def chunks(self) -> int:
         """The largest number of chunks (stages, over all pipes) on one rank."""
-        return int(np.bincount(self.rank_of_stage.ravel(), minlength=self.ranks).max())
+        return int(bincount(self.rank_of_stage.ravel(), minlength=self.ranks).max())
 
     @cached_property
     def chunk_of(self) -> IntArray:

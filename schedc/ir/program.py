@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import repeat
 from schedc.ir.columns import Columns, Int8, Int32, Int64
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
@@ -185,7 +186,7 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
     """
     compute = np.flatnonzero(program.kind <= InstructionKind.CELL)
     cell = program.kind[compute] == InstructionKind.CELL
-    row = np.repeat(compute, 1 + cell)
+    row = repeat(compute, 1 + cell)
     second = np.zeros(row.size, bool)
     second[1:] = row[1:] == row[:-1]
     first_kind = np.where(cell, np.int8(OpKind.F), program.kind[compute])
@@ -194,10 +195,10 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
         sizes=program.sizes,
         placement=program.placement,
         rank_start=np.searchsorted(row, program.rank_start),
-        kind=np.where(second, program.backward[row], np.repeat(first_kind, 1 + cell)),
+        kind=np.where(second, program.backward[row], repeat(first_kind, 1 + cell)),
         stage=np.where(second, program.stage2[row], program.stage[row]),
         microbatch=np.where(second, program.microbatch2[row], program.microbatch[row]),
-        pair=np.where(np.repeat(cell, 1 + cell), np.repeat(np.cumsum(cell) - 1, 1 + cell), -1).astype(np.int32),
+        pair=np.where(repeat(cell, 1 + cell), repeat(np.cumsum(cell) - 1, 1 + cell), -1).astype(np.int32),
         phase=program.phase[row],
         span=program.span[row],
         phases=program.phases,

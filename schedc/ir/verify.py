@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import FACTS, LETTERS, TURN, OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 from schedc.source import NOWHERE, Span
@@ -194,7 +195,7 @@ def _runs_once(table: _Table) -> list[Diagnostic]:
     schedule = table.schedule
     # a stable sort puts the ops with one key next to each other, in the order of their rows
     key = TURN[schedule.kind] * np.int64(table.slots) + table.slot
-    if table.slots <= len(schedule) and np.bincount(key, minlength=1).max(initial=0) <= 1:
+    if table.slots <= len(schedule) and bincount(key, minlength=1).max(initial=0) <= 1:
         return []
     order = np.argsort(key, kind="stable")
     again = np.flatnonzero(key[order[1:]] == key[order[:-1]])

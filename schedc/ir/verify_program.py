@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.arrays import bincount, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
@@ -117,7 +118,7 @@ def _with_backwards(schedule: Schedule) -> Schedule:
     """An evaluation program's schedule with every backward at the end of its rank, last stages first: a training
     schedule that is legal if and only if the forwards are."""
     stages, microbatches = schedule.stages, schedule.microbatches
-    stage = np.repeat(np.arange(stages, dtype=np.int32)[::-1], microbatches)
+    stage = repeat(np.arange(stages, dtype=np.int32)[::-1], microbatches)
     microbatch = np.tile(np.arange(microbatches, dtype=np.int32), stages)
     home = schedule.placement.rank_of(stage, microbatch)
     by_rank = np.argsort(np.concatenate([schedule.rank, home]), kind="stable")
@@ -126,7 +127,7 @@ def _with_backwards(schedule: Schedule) -> Schedule:
         added = np.broadcast_to(np.asarray(backwards, np.int32), stage.shape)
         return np.concatenate([forwards, added])[by_rank].astype(forwards.dtype)
 
-    counts = np.bincount(home, minlength=schedule.ranks)
+    counts = bincount(home, minlength=schedule.ranks)
     return replace(
         schedule,
         rank_start=schedule.rank_start + np.concatenate([[0], np.cumsum(counts)]),
@@ -145,7 +146,7 @@ def _cells_served(table: ProgramTable) -> list[Diagnostic]:
     compute = np.flatnonzero(program.kind <= CELL)
     cell = np.full(len(program), -1)
     before = np.searchsorted(compute, program.rank_start)
-    cell[compute] = np.arange(compute.size) - np.repeat(before[:-1], np.diff(before))
+    cell[compute] = np.arange(compute.size) - repeat(before[:-1], np.diff(before))
     expected = cell.copy()
     expected[table.send] = cell[producer[table.slot(table.send)]]
     expected[table.receive] = cell[consumer[table.slot(table.receive)]]

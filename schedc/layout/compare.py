@@ -11,6 +11,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import HELD, measure_memory
 from schedc.analysis.timeline import simulate
+from schedc.ir.arrays import bincount
 from schedc.ir.placement import Placement
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
@@ -74,7 +75,7 @@ def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> Measured:
 def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:
     """[P] the sum over the chunks of each rank."""
     ranks = placement.rank_of_stage
-    return np.bincount(ranks.ravel(), np.broadcast_to(per_stage, ranks.shape).ravel(), placement.ranks).astype(float)
+    return bincount(ranks.ravel(), np.broadcast_to(per_stage, ranks.shape).ravel(), placement.ranks).astype(float)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from schedc.analysis.dependencies import Bools, Dependencies
 from schedc.analysis.timeline import Floats, run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import bincount
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Int8, Int32, Int64, Schedule
 from schedc.passes import loops
@@ -172,7 +173,7 @@ class _Posts:
 def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
     ranks = cells.rank_start.size - 1
     source, destination = cells.rank[messages.producer], cells.rank[messages.consumer]
-    counts = np.bincount(source, minlength=ranks) + np.bincount(destination, minlength=ranks)
+    counts = bincount(source, minlength=ranks) + bincount(destination, minlength=ranks)
     rank_start = np.concatenate([[0], np.cumsum(counts)])
     if compiled := kernels(len(messages) * _NUMPY_MESSAGE):
         post, gap = np.empty((2, 2 * len(messages)), np.int32)
@@ -277,7 +278,7 @@ def _streams(cells: Dependencies, number: Int32, posts: _Posts, send_wait: Int32
     """In a gap stand posts, waits for sends and waits for receives, each in the order of messages, and then the cell
     that closes it; at the end of a stream, the reductions."""
     ranks, messages = cells.rank_start.size - 1, send_wait.size
-    reduced = np.bincount(reductions.rank, minlength=ranks).astype(np.int32)
+    reduced = bincount(reductions.rank, minlength=ranks).astype(np.int32)
     by_rank = posts.post[posts.post & 1 == 0] >> 1
     waiting = by_rank[np.argsort(send_wait[by_rank], kind="stable")]  # fast: it hardly differs from the order by rank
     compute = np.where(cells.pairs, np.int8(InstructionKind.CELL), cells.schedule.kind[cells.first])
@@ -298,8 +299,8 @@ def _streams(cells: Dependencies, number: Int32, posts: _Posts, send_wait: Int32
     closing[last_gap] = reduced
     received = np.zeros(closing.size, np.int32)
     received[gap_of_cell] = cells.remote.sum(axis=0, dtype=np.int32)
-    sent = np.bincount(send_wait, minlength=closing.size).astype(np.int32)
-    posted = np.bincount(posts.gap, minlength=closing.size).astype(np.int32)
+    sent = bincount(send_wait, minlength=closing.size).astype(np.int32)
+    posted = bincount(posts.gap, minlength=closing.size).astype(np.int32)
     end = np.cumsum(posted + sent + received + closing, dtype=np.int32)
     rank_start = np.concatenate([[0], end[last_gap]]).astype(np.int64)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import repeat
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.schedule import Int8, Int32, Int64, Schedule
 from schedc.passes.reductions import Reductions
@@ -129,12 +130,12 @@ class InstructionTable:
     @property
     def rank(self) -> Int32:
         """[cells]"""
-        return np.repeat(np.arange(self.schedule.ranks, dtype=np.int32), np.diff(self.first_cell))
+        return repeat(np.arange(self.schedule.ranks, dtype=np.int32), np.diff(self.first_cell))
 
     @property
     def place(self) -> Int32:
         """[cells] number of each among those of its rank."""
-        first = np.repeat(self.first_cell[:-1].astype(np.int32), np.diff(self.first_cell))
+        first = repeat(self.first_cell[:-1].astype(np.int32), np.diff(self.first_cell))
         return np.asarray(np.arange(self.first.size, dtype=np.int32) - first)
 
 

@@ -12,6 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.arrays import reduceat, repeat
 from schedc.ir.ops import BACKWARD, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
@@ -85,7 +86,7 @@ def hot_slots(plan: ExpertPlan, layout: Layout) -> tuple[Floats, float]:
 def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, more: Beside) -> Floats:
     """[P] the most that each rank holds: its parameters, activations inside cells, and what is beside them."""
     running = _running(schedule, costs.resolved(schedule.stages), more)
-    most = np.maximum(np.maximum.reduceat(running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
+    most = np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
     parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
     return np.asarray(parameters + more.passing + more.of(schedule) + most)
 
@@ -100,7 +101,7 @@ def _running(schedule: Schedule, costs: StageCosts, more: Beside) -> Floats:
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
-    return np.asarray(total - np.repeat(before, np.diff(schedule.rank_start)))
+    return np.asarray(total - repeat(before, np.diff(schedule.rank_start)))
 
 
 def peak_of(

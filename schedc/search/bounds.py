@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import bincount
 from schedc.search.problem import Problem
 from schedc.search.ticks import Int64
 
@@ -113,7 +114,7 @@ def combinatorial_bound(problem: Problem, windows: Windows, objective: str) -> i
     """
     known = problem.dependencies
     if objective == "span":
-        return int(np.bincount(known.rank, problem.duration).max(initial=0))
+        return int(bincount(known.rank, problem.duration).max(initial=0))
     longest = int((windows.head + problem.duration + windows.tail).max(initial=0))
     return max([longest, *(_one_machine(problem, windows, rank) for rank in range(known.rank_start.size - 1))])
 

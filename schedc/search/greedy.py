@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import OpKind
 from schedc.search.bounds import Arcs, Windows
 from schedc.search.problem import Problem
@@ -157,7 +158,7 @@ def _promises(problem: Problem) -> tuple[list[int], list[int]]:
     cells, key = cells[order], key[order]
     first = np.append(True, key[1:] != key[:-1]) if key.size else np.zeros(0, bool)
     group = np.cumsum(first) - 1
-    total = np.bincount(group, takes[cells]).astype(np.int64)
+    total = bincount(group, takes[cells]).astype(np.int64)
     promises, keeps = np.zeros(len(problem), np.int64), np.zeros(len(problem), np.int64)
     promises[cells[first]] = (total - takes[cells[first]])[: int(first.sum())]
     keeps[cells[~first]] = takes[cells[~first]]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64, Schedule
 
@@ -20,7 +21,7 @@ _TRIALS = 400
 def split_backwards(schedule: Schedule) -> Schedule:
     """Every B as an I with its W behind it. The backward of a pair stays in it as an I."""
     full = schedule.kind == B
-    rows = np.repeat(np.arange(len(schedule)), 1 + full)
+    rows = repeat(np.arange(len(schedule)), 1 + full)
     added = np.append(False, rows[1:] == rows[:-1]) if rows.size else np.zeros(0, bool)
     kind, pair = schedule.kind[rows], schedule.pair[rows]
     kind[full[rows]] = I

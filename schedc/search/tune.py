@@ -14,6 +14,7 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, render
+from schedc.ir.arrays import repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import Arcs, Windows, combinatorial_bound
@@ -136,7 +137,7 @@ def reordered(problem: Problem, order: Order) -> Schedule:
     cells = cells[np.argsort(known.rank[cells], kind="stable")]
     rows = np.stack([known.first[cells], known.second[cells]], axis=1)
     number = np.cumsum(known.pairs[cells]) - 1
-    pair = np.repeat(np.where(known.pairs[cells], number, -1), 1 + known.pairs[cells])
+    pair = repeat(np.where(known.pairs[cells], number, -1), 1 + known.pairs[cells])
     taken = rows[rows >= 0]
     columns = {name: getattr(schedule, name)[taken] for name in ("kind", "stage", "microbatch")}
     nothing = np.zeros(len(schedule), np.int32)

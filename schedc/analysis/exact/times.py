@@ -20,6 +20,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.exact.cone import Cone, Vector, dot, minus
 from schedc.analysis.exact.space import Space
 from schedc.analysis.timeline import run_durations
+from schedc.ir.arrays import bincount
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 
@@ -105,7 +106,7 @@ class Simulations:
         known = self.dependencies
         ranks, kinds = known.rank_start.size - 1, len(self.durations)
         code = known.rank * np.intp(kinds) + self.classes
-        counts = np.bincount(code.astype(np.intp), minlength=ranks * kinds).reshape(ranks, kinds)
+        counts = bincount(code.astype(np.intp), minlength=ranks * kinds).reshape(ranks, kinds)
         forms = np.array(self.durations, object).reshape(kinds, -1)
         return tuple(tuple(int(c) for c in row.astype(object) @ forms) for row in counts)
 

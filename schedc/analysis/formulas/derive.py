@@ -25,6 +25,7 @@ from schedc.analysis.formulas.pieces import (
     verify_piece,
 )
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.arrays import repeat
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree
 
@@ -208,5 +209,5 @@ def _rows(
     if largest or name in TOTALS:
         return np.concatenate(values), table
     lengths = [v.size for v in values]
-    table = {key: np.repeat(column, lengths) for key, column in table.items()}
+    table = {key: repeat(column, lengths) for key, column in table.items()}
     return np.concatenate(values), {**table, RANK: np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])}

@@ -1,0 +1,36 @@
+"""numpy's functions that want counts and indexes in its own index type, for arrays of any integer type.
+
+`intp` has 64 bits on most machines, and 32 on others, as in a browser's WebAssembly. There numpy refuses an int64 count
+or index, although its value fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Integers = npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]
+
+
+def repeat(values: npt.NDArray[Scalar], counts: Integers | list[int] | int) -> npt.NDArray[Scalar]:
+    """`numpy.repeat`: each value as often as its count says."""
+    return np.repeat(values, as_index(counts))
+
+
+def bincount(values: Integers, weights: npt.NDArray[Any] | None = None, minlength: int = 0) -> npt.NDArray[Any]:
+    """`numpy.bincount`: how often each value occurs, or the sum of its weights."""
+    return np.bincount(as_index(values), weights, minlength)
+
+
+def reduceat(ufunc: np.ufunc, values: npt.NDArray[Any], starts: Integers, axis: int = 0) -> npt.NDArray[Any]:
+    """``ufunc.reduceat``: reduces the slices of ``values`` that begin at ``starts``."""
+    result: npt.NDArray[Any] = ufunc.reduceat(values, as_index(starts), axis=axis)
+    return result
+
+
+def as_index(values: Integers | list[int] | int) -> npt.NDArray[np.intp]:
+    """The values in the type of numpy's indexes, copied only where they have another."""
+    return np.asarray(values).astype(np.intp, copy=False)
