@@ -43,9 +43,12 @@ from schedc.compiler import analyse, compile_at, priced
 from schedc.compiler import report as told
 from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
+from schedc.draw.chart import Chart
+from schedc.draw.html.page import draw_html
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.emit.check_lowered import check_lowered
+from schedc.emit.run_trace import measured, read_run
 from schedc.emit.torch_cells import read_cells
 from schedc.emit.torch_csv import schedule_of
 from schedc.inputs import open_input
@@ -134,6 +137,14 @@ def read_costs(given: Case) -> str:
     return "ran"
 
 
+def read_trace(given: Case) -> str:
+    """A run of 1F1B, drawn as a page."""
+    schedule = elaborate(open_schedule("1f1b"), {"P": 2, "M": 3})
+    timeline = measured(read_run(given.text, "fuzz"), Dependencies.of(schedule))
+    draw_html([Chart.of_run(schedule, timeline, measure_memory(schedule))])
+    return "ran"
+
+
 def read_format(given: Case) -> str:
     """The formatted text says the same and is formatted already."""
     tree, text = parse(Source("fuzz.sched", given.text)), format_source(Source("fuzz.sched", given.text))
@@ -190,6 +201,7 @@ READERS: dict[str, Callable[[Case], str]] = {
     "json": read_json,
     "npz": read_npz,
     "costs": read_costs,
+    "trace": read_trace,
     "layout": read_layout,
     "plan": read_plan,
     "format": read_format,

@@ -404,6 +404,29 @@ def _mutated_json(draw: Random, text: str) -> str:
         return json.dumps(root)
 
 
+def trace(draw: Random) -> Case:
+    """A trace of 1F1B on two ranks, as a run writes it, with a few values of other kinds."""
+    orders = ("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")
+    events = [
+        {
+            "ph": "X",
+            "name": name,
+            "pid": rank,
+            "tid": 0,
+            "ts": 10 * at + 7 * rank,
+            "dur": draw.randint(0, 9),
+            "args": {},
+        }
+        for rank, order in enumerate(orders)
+        for at, name in enumerate(order.split())
+    ]
+    facts = {"schedule": "1f1b", "P": "2", "M": "3"}
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts})
+    for _ in range(draw.randint(0, 3)):
+        text = _mutated_json(draw, text)
+    return Case("trace", text if draw.random() < 0.8 else mutated_bytes(draw, text))
+
+
 def layout(draw: Random) -> Case:
     text = draw.choice(("Et*3|(tt|)*29,m|L", "E|t*4|t*4|L", "Ett|tt|ttL", "E(t|)*6mL", "Et|noop|t|L"))
     words = (*"Etm|L(),*0123456789 ", "noop", "*3", "(t|)*2", "*999999999", "((((", "é")
@@ -445,6 +468,7 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "program texts": (3, order("program")),
     "program JSON": (3, order("json")),
     "program columns": (3, lambda draw: Case("npz", archive(draw))),
+    "traces of runs": (3, trace),
     "layouts": (2, layout),
     "size ranges": (2, size_range),
     "formatter": (5, formatted),

@@ -9,10 +9,11 @@ function make(name, text = "", parent = null) {
 }
 
 function buildHeads() {
-  for (const chart of charts) {
+  for (const [number, chart] of charts.entries()) {
     const head = make("div", "", byId("heads"));
     make("h1", chart.title, head);
-    if (chart.summary) make("p", chart.summary, head);
+    const isSaid = chart.twin >= 0 && chart.twin < number;
+    if (chart.summary && !isSaid) make("p", chart.summary, head);
     const facts = make("dl", "", head);
     facts.className = "facts";
     for (const [what, value] of chart.facts) {
