@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedc.codes import CODES, FAMILIES
+from schedc.codes import CODES, ENTRIES, FAMILIES
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
 
@@ -23,6 +23,10 @@ def emitted_codes() -> set[str]:
 def test_every_emitted_code_is_explained_and_every_explained_code_is_emitted() -> None:
     assert emitted_codes() == set(CODES)
     assert all(code[:2] in FAMILIES for code in CODES)
+
+
+def test_no_code_means_two_things() -> None:
+    assert [code.code for code in ENTRIES] == list(CODES)
 
 
 def findings(text: str, tmp_path: Path) -> list[str]:

@@ -168,6 +168,17 @@ def test_without_dot_the_source_is_printed_with_the_remedy(tmp_path: Path, monke
     assert exported.count(" -> ") > 40
 
 
+def test_a_dot_that_cannot_draw_the_format_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "dot"
+    program.write_text("#!/bin/sh\necho 'Format not recognized' >&2\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for form in ("png", "svg"):
+        result = schedc("show", "1f1b", "-D", "M=4", "--graph", "--format", form)
+        assert result.exit_code == 2
+        assert f"dot cannot draw this graph as {form}: Format not recognized" in result.stderr
+
+
 def test_export_writes_no_source_into_a_picture(tmp_path: Path) -> None:
     result = schedc("export", "1f1b", "--to", "dot", "-o", str(tmp_path / "x.svg"))
     assert result.exit_code == 2

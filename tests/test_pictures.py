@@ -140,7 +140,7 @@ def test_a_png_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("schedc.cli.charts.in_form", lambda svg, form: raster._check_size(svg) or svg)
     result = schedc("show", "1f1b", "--width", "500")
     assert result.exit_code == 1
-    assert "S610" in result.stderr
+    assert "S612" in result.stderr
     assert "a PNG of 500 x " in result.stderr
 
 

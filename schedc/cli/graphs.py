@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING
 
 import click
@@ -107,7 +108,11 @@ def write_graph(graph: Digraph, form: str, output: Path | None, width: int | Non
     if form == DOT:
         write(graph.source, output)
     elif has_dot():
-        write(drawn(graph, form, width), output)
+        try:
+            write(drawn(graph, form, width), output)
+        except CalledProcessError as error:  # a build of graphviz without this format, say
+            said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
+            raise click.UsageError(f"dot cannot draw this graph as {form}: {(said or '').strip()}") from None
     else:
         write(graph.source, None)
         click.echo(f"note: the program `dot` is missing, so this is the graph's source; {_REMEDY}", err=True)

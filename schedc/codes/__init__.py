@@ -22,4 +22,5 @@ FAMILIES: dict[str, str] = {
     "S6": "what an export target cannot express",
 }
 
-CODES: dict[str, Code] = {code.code: code for family in (S0, S1, S1_PLANS, S2, S3, S4, S5, S6) for code in family}
+ENTRIES: tuple[Code, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6)
+CODES: dict[str, Code] = {code.code: code for code in ENTRIES}

@@ -72,12 +72,6 @@ S6: tuple[Code, ...] = (
     ),
     Code(
         "S610",
-        "a PNG has too many pixels",
-        "A PNG has one pixel per px of the drawing: at most 100 million of them, and 32,767 on a side. SVG and PDF "
-        "have no such limit. Raised by `schedc show` and `schedc watch`, for schedules on many hundreds of ranks.",
-    ),
-    Code(
-        "S610",
         "a trace is not one of this schedule",
         "`schedc show --trace` draws a run above its prediction, cell by cell: the run must have had the same ranks, "
         "the same ops and pairs on each, and the same order. The trace names its schedule and its sizes, which are "
@@ -90,5 +84,11 @@ S6: tuple[Code, ...] = (
         "per instruction, named 0F3 or (0F3;3B1)OVERLAP_F_B, and a process per rank. `schedc export --to trace` "
         "writes a predicted timeline in the same format, in which nothing was measured. Raised by `schedc show "
         "--trace`.",
+    ),
+    Code(
+        "S612",
+        "a PNG has too many pixels",
+        "A PNG has one pixel per px of the drawing: at most 100 million of them, and 32,767 on a side. SVG and PDF "
+        "have no such limit. Raised by `schedc show` and `schedc watch`, for wide drawings of many ranks.",
     ),
 )

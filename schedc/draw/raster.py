@@ -17,7 +17,7 @@ LONGEST_SIDE = 32_767
 def converted(svg: str, form: str) -> bytes:
     """A drawing of `schedc.draw.style.document` as ``png``, one pixel per px, or ``pdf``.
 
-    Raises `DiagnosticError` (S610) for a PNG with too many pixels, and ImportError or OSError where CairoSVG or the
+    Raises `DiagnosticError` (S612) for a PNG with too many pixels, and ImportError or OSError where CairoSVG or the
     library cairo is missing.
     """
     import cairosvg
@@ -35,4 +35,4 @@ def _check_size(svg: str) -> None:
     message = f"a PNG of {number(width)} x {number(height)} pixels is too large"
     why = f"it can have {MOST_PIXELS // 10**6} million pixels, and {LONGEST_SIDE} on a side"
     remedy = "draw it narrower with --width, at smaller sizes with -D, or as SVG or PDF, which have no pixels"
-    raise DiagnosticError([Diagnostic("S610", message, Label(NOWHERE), notes=(why,), help=remedy)])
+    raise DiagnosticError([Diagnostic("S612", message, Label(NOWHERE), notes=(why,), help=remedy)])
