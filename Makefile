@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser pictures trainers demo test check bench figures clean
+.PHONY: setup browser pictures trainers demo test check dist bench figures clean
 
 setup: $(READY)
 
@@ -41,6 +41,11 @@ check: setup  ## what CI demands besides the tests: style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dist: setup  ## source distribution and wheel, built from it as a user's pip does, and checked as a package index does
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
 	@for name in compile timeline cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step; do $(BIN)/python benchmarks/$$name.py || exit 1; done
