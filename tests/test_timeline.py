@@ -147,6 +147,16 @@ def test_measured_costs_table(M: int, costs: Costs, rates: tuple[float, ...]) ->
     assert [round(rate, 4) for rate in found] == list(rates)
 
 
+def test_the_span_bubble_ratio_counts_all_ranks_and_not_the_one_with_the_longest_span() -> None:
+    # rank 0 runs first and last, and is idle most where its stage is light: the others are busy all the while
+    light_first = Costs(F=(0.1, *[1.0] * 3), I=(0.1, *[1.0] * 3), W=(0.1, *[1.0] * 3))
+    timeline = simulate(named("1f1b", 4, 64), light_first)
+    assert int(timeline.span.argmax()) == 0
+    assert timeline.span_bubble[0] / timeline.span[0] > 0.9
+    assert timeline.span_bubble_ratio == pytest.approx(1 - timeline.busy.sum() / (4 * timeline.span[0]))
+    assert timeline.span_bubble_ratio <= timeline.bubble_ratio < 0.3
+
+
 @pytest.mark.parametrize(("P", "rounds"), [(2, 2), (3, 3), (4, 2), (8, 3)])
 def test_closed_forms_with_latency(P: int, rounds: int) -> None:
     M, F, I, W, c = P * rounds, 18.5, 18.0, 9.3, 0.6  # noqa: E741

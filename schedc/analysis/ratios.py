@@ -15,10 +15,8 @@ def idle(whole: Floats, busy: Floats) -> Floats:
 
 
 def span_ratios(span: Floats, busy: Floats) -> Floats:
-    """[K] idle share of the rank with the largest span; of several, of the one that is idle most."""
-    tied = span >= span.max(axis=0) * (1 - 1e-12)
-    least = np.where(tied, busy, np.inf).min(axis=0)
-    return ratios(span.max(axis=0), least)
+    """[K] idle share of P ranks that each have the longest span as their time; span, busy: [P, K]."""
+    return ratios(span.max(axis=0), busy.mean(axis=0))
 
 
 def ratios(whole: npt.ArrayLike, part: npt.ArrayLike) -> Floats:

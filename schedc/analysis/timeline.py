@@ -35,9 +35,9 @@ class Timeline:
     makespan: the last end.
     bubble: [P] makespan - busy, and bubble_ratio = 1 - all work / (P * makespan): idle time in a step that all
         ranks begin together (DeepSeek, Megatron and Chimera count so).
-    span_bubble: [P] span - busy, and span_bubble_ratio = (cost - work) / cost, where cost is the largest span and
-        work what the rank with that span computes: the rate of the zero-bubble paper (arXiv 2401.10241, 5.3),
-        whose M(F + I + W) is the work of any rank when each has one stage and all stages cost the same.
+    span_bubble: [P] span - busy, and span_bubble_ratio = 1 - all work / (P * longest span): bubble_ratio where no rank
+        waits for another at the end of a step. Where all ranks do the same work it is the bubble rate of the
+        zero-bubble paper (arXiv 2401.10241, 5.3), which divides by the largest cost of a stage.
     """
 
     dependencies: Dependencies

@@ -56,7 +56,7 @@ WORDS: dict[str, str] = {
     "bubble": "metric: makespan minus what a rank computes; of all ranks the largest, or bubble[r]",
     "span_bubble": "metric: from a rank's first start to its last end, minus what it computes",
     "bubble_ratio": "metric: idle share of all ranks in the makespan",
-    "span_bubble_ratio": "metric: idle share of the rank with the longest span",
+    "span_bubble_ratio": "metric: 1 - all work / (P * longest span)",
     "peak_activations": "metric: the most activations (microbatches times chunks) that a rank holds, inside cells",
     "peak_activations_between": "metric: the most activations that a rank holds between cells",
     "peak_pending_weight": "metric: the most weight gradients that a rank has put off",
