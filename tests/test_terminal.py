@@ -63,7 +63,7 @@ def test_a_small_schedule_in_letters() -> None:
     assert draw_terminal([named("1f1b", P=2, M=3)], 60) == (
         "1f1b (P = 2, M = 3)\n"
         "makespan 12, bubble ratio 25.0 %, span bubble ratio 25.0 %,\n"
-        "peak activations 1 to 2\n"
+        "peak activations 1 to 2 chunks\n"
         "time   0              5              10      bubble  peak\n"
         "rank 0 F0-F1-::::::B0----F2-B1----:::B2----       3     2\n"
         "rank 1 ...F0-B0----F1-B1----F2-B2----......       3     1\n"
@@ -71,6 +71,15 @@ def test_a_small_schedule_in_letters() -> None:
         "F forward   B full backward   . warm-up   . cooldown\n"
         ": dependency\n"
     )
+
+
+def test_a_peak_of_memory_is_told_apart_from_one_of_activations() -> None:
+    """An activation that weighs 2 where it is held, and counts from its R: the column is not the number of them."""
+    path = Path(__file__).resolve().parent.parent / "examples" / "recompute_bubbles.sched"
+    text = CliRunner().invoke(main, ["show", f"{path}:bubbles", "--format", "term"]).stdout
+    assert "peak activations 1 chunk, peak memory 2 to 8 in the unit of the costs" in " ".join(text.split())
+    assert "  bubble  peak memory\n" in text
+    assert [line.split()[-1] for line in lanes(text)] == ["8", "6", "4", "2"]
 
 
 @settings(max_examples=60)

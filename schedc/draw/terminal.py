@@ -22,7 +22,8 @@ from schedc.ir.schedule import Int64
 _WIDEST_CELL = 8
 """Columns of the shortest cell at most: a tiny schedule need not fill a wide screen."""
 _NARROWEST = 10
-_FACTS = ("makespan", "bubble ratio", "span bubble ratio", "peak activations")
+_FACTS = ("makespan", "bubble ratio", "span bubble ratio", "peak activations", "peak memory")
+"""The figures above the lanes; a chart has the last where its costs give activations a size."""
 
 _OVER = -1 - len(CLASSES)
 """Sample of a time after the makespan. Idle time of class i is -1 - i, work is the row of its op."""
@@ -58,7 +59,9 @@ def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) 
     for chart, rows in zip(charts, figures, strict=True):
         facts = dict(chart.facts)
         lines += [paint([Text(row, _BOLD)], colours) for row in wrap(chart.title, width)]
-        lines += wrap(", ".join(f"{name} {facts[name]}" for name in _FACTS), width)
+        lines += wrap(
+            ", ".join(f"{name} {facts[name]}{_unit(name, facts[name])}" for name in _FACTS if name in facts), width
+        )
         axis = [Text("time".ljust(left) + _axis(grid), _FAINT)]
         lines.append(paint([*axis, Text(rows[0], _FAINT)] if grid.figures else axis, colours).rstrip())
         for rank in range(chart.schedule.ranks):
@@ -73,12 +76,21 @@ def _rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
+def _unit(name: str, value: str) -> str:
+    """What stands behind the value of a fact whose unit is not that of the time axis."""
+    if name == "peak activations":
+        return " chunk" if value == "1" else " chunks"
+    return " in the unit of the costs" if name == "peak memory" else ""
+
+
 def _figures(chart: Chart) -> list[str]:
-    """Heading and one row per rank of the figures right of the lanes, equally wide."""
-    peaks = chart.memory.peak_memory if chart.weighted else chart.memory.peak_activations
+    """Heading and one row per rank of the figures right of the lanes, equally wide; the facts above tell units."""
+    heading, peaks = "peak", chart.memory.peak_activations.astype(np.float64)
+    if chart.weighted:
+        heading, peaks = "peak memory", chart.memory.peak_memory
     columns = [
         ["bubble", *map(quantity, chart.timeline.bubble.tolist())],
-        ["peak", *(quantity(float(peak)) for peak in peaks)],
+        [heading, *map(quantity, peaks.tolist())],
     ]
     widths = [max(map(len, column)) for column in columns]
     return [
