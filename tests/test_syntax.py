@@ -241,6 +241,55 @@ def test_several_errors_in_one_run() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ("while r < 2 { F }", (5, 5)),
+        ("while (r < 2) { phase a repeet M { F } }", (5, 5, 5, 29)),
+        ("if r == 0: { F  phase a repeet M { F } }", (5, 14, 5, 29)),
+        ("if r == 0:\n F\n else:\n B", (5, 14)),
+        ("if r == 0: { F } else: { B @ }", (5, 14, 5, 26, 5, 34)),
+        ("for k in range(M):\n F", (5, 22)),
+        ("let W = * 2", (5, 9, 5, 13)),
+        ("w = 3", (5, 5)),
+    ],
+)
+def test_no_mistake_hides_those_around_it(wrong: str, place: tuple[int, ...]) -> None:
+    """Behind what other languages have, and in its block, errors are found as if it were none."""
+    text = f"""
+schedule a(P: ranks = 2, M: microbatches = 2) {{ place linear
+  rank r {{
+    phase before repeet M {{ F }}
+    {wrong}
+    phase after repeat M {{ Q }}
+  }}
+  expect bubble ==
+}}"""
+    lines = wrong.count("\n")
+    found = [number for _, line, column in errors(text) for number in (line, column)]
+    assert found == [4, 18, *place, 6 + lines, 28, 9 + lines, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "help"),
+    [
+        (HEAD + "rank 0 { F } }", "write `rank r { ... }`, and in it `if r == 0 { ... }`"),
+        (HEAD + "let n = [1, 2] }", "a function gives a value per rank"),
+        (HEAD + "fn f(x) { return x } }", "a function is one expression"),
+        (HEAD + "fn f(x) = if x then 1 else 2 }", "a if condition else b"),
+        (HEAD + "rank r { while 1 { F } } }", "there is no `while`"),
+        (HEAD + "rank r { if r { F } elif 1 { F } } }", "write `else if`"),
+        (HEAD + "rank r { if r: { F } } }", "without a colon"),
+        (HEAD + "rank r { w = 3 } }", "write `let w = ...`"),
+        (HEAD + "rank r { f0 b0 } }", "in capitals: `F0`"),
+        (HEAD + "rank r { for (k = 0) { F } } }", "for k in 0 ..< n"),
+        ("def schedule(P): pass", "a file begins with `schedule name("),
+    ],
+)
+def test_what_other_languages_have_is_told_in_this_one(text: str, help: str) -> None:
+    assert help in findings(text)[0].help
+
+
 def test_messages_speak_the_language() -> None:
     for text in (
         "F + B",

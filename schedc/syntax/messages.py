@@ -107,6 +107,11 @@ def _is_op(token: Token) -> bool:
     return token.type in ("OP", "OP_DIGIT")
 
 
+def _is_small_op(token: Token) -> bool:
+    """Whether it would be an op if its letter were a capital."""
+    return token.type == "NAME" and token[0] in "fiwbr" and (len(token) == 1 or token[1:].isdecimal())
+
+
 def _wants_name(accepted: set[str]) -> bool:
     return "NAME" in accepted and "INT" not in accepted
 
@@ -126,6 +131,44 @@ _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
     (
         lambda s: _is_op(s.token) and _wants_name(s.accepted),
         lambda s: f"`{s.token}` is an op (F, I, W, B or R and a chunk number); choose another name",
+    ),
+    (
+        lambda s: s.token == "while" and "REPEAT" in s.accepted,
+        lambda _: "there is no `while`: write `repeat N { ... }` or `for k in a ..< b { ... }`",
+    ),
+    (lambda s: s.token in ("elif", "elseif", "elsif"), lambda _: "write `else if`"),
+    (
+        lambda s: s.token == ":" and "LBRACE" in s.accepted,
+        lambda _: "a block stands in braces, without a colon: `{ ... }`",
+    ),
+    (
+        lambda s: s.before_type == "RANK" and s.token.type == "INT",
+        lambda s: f"one block is for all ranks: write `rank r {{ ... }}`, and in it `if r == {s.token} {{ ... }}`",
+    ),
+    (
+        lambda s: s.token == "[" and "INT" in s.accepted,
+        lambda _: "there are no lists: a function gives a value per rank, as `fn n(k) = 4 if k == 0 else 2`",
+    ),
+    (
+        lambda s: s.token == "{" and s.accepted == {"EQUAL"},
+        lambda _: "a function is one expression: `fn f(k) = k + 1`",
+    ),
+    (
+        lambda s: s.token.type in ("IF", "IF_BLOCK") and "INT" in s.accepted,
+        lambda _: "a conditional value is written `a if condition else b`",
+    ),
+    (lambda s: s.before == "for" and s.token == "(", lambda _: "write `for k in 0 ..< n { ... }`"),
+    (
+        lambda s: s.token.type == "NAME" and s.after == "=" and "LET" in s.accepted,
+        lambda s: f"write `let {s.token} = ...`",
+    ),
+    (
+        lambda s: _is_small_op(s.token) and "PHASE" in s.accepted,
+        lambda s: f"ops are written in capitals: `{s.token.upper()}`",
+    ),
+    (
+        lambda s: not s.before and "SCHEDULE" in s.accepted and not _near_word(s),
+        lambda _: "a file begins with `schedule name(P: ranks = 4, M: microbatches = 8) {`",
     ),
     (lambda s: s.token == s.before == "*", lambda _: "there is no power operator; multiply"),
     (lambda s: s.token == "=" and s.after == ">", lambda _: "write >="),

@@ -30,6 +30,10 @@ _RESUME = frozenset(
 """Tokens that begin something of their own: parsing goes on there after an error."""
 
 
+_STATEMENTS = frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "OP", "OP_DIGIT"})
+"""Tokens that begin a statement."""
+
+
 @cache
 def _grammar() -> tuple[Lark, Build]:
     """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call."""
@@ -62,19 +66,32 @@ def parse(source: Source) -> FileTree:
 
 
 def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[FileTree | None, list[Diagnostic]]:
-    """Feed all tokens. After an error skip to where something new begins, and leave what was open before it."""
+    """Feed all tokens, past every error.
+
+    What was written for a name or too much is passed over; else parsing goes on where something new begins, and leaves
+    what was open before it.
+    """
     errors: list[Diagnostic] = []
+    entered: set[int] = set()
     last = Token("$END", "", 0, 1, 1, 1, 1, 0)
     i, recoveries, items = 0, 0, tokens.items
     while i < len(items) and len(errors) < _MAX_ERRORS and recoveries < _MAX_RECOVERIES:
+        if i in entered:  # the end of a block whose begin was passed over
+            i += 1
+            continue
         try:
             parser.feed_token(items[i])
             i += 1
         except UnexpectedToken:
-            if items[i].start_pos not in tokens.after_stray:
-                errors.append(unexpected(items, i, _accepted(parser), source))
+            accepted = _accepted(parser)
+            repeats = items[i].type == "ELSE" and errors  # of an `if` that was refused
+            if items[i].start_pos not in tokens.after_stray and not repeats:
+                errors.append(unexpected(items, i, accepted, source))
             recoveries += 1
-            i = _resume(parser, tokens, i + (items[i].type in ("OP", "OP_DIGIT")))
+            if _passed_over(parser, items, i, accepted):
+                i += 1
+            else:
+                i = _resume(parser, tokens, i + (items[i].type in ("OP", "OP_DIGIT")), entered)
     if recoveries:
         return None, errors
     end = Token.new_borrow_pos("$END", "", items[-1] if items else last)
@@ -84,12 +101,30 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
         return None, [unexpected([*items, end], len(items), _accepted(parser), source)]
 
 
-def _resume(parser: InteractiveParser, tokens: Tokens, start: int) -> int:
-    """The next token that parsing can go on with, the parser's stack cut back to where it is legal."""
+def _passed_over(parser: InteractiveParser, items: list[Token], i: int, accepted: set[str]) -> bool:
+    """Whether parsing can go on behind token ``i``: a colon before a block, or what stands in the place of a name."""
+    token, after = items[i], items[i + 1].type if i + 1 < len(items) else "$END"
+    if token.type == "COLON":
+        return after in accepted
+    if accepted != {"NAME"} or not token[0].isalnum() or after == "NAME":
+        return False
+    parser.feed_token(Token.new_borrow_pos("NAME", str(token), token))
+    return after in _accepted(parser)
+
+
+def _resume(parser: InteractiveParser, tokens: Tokens, start: int, entered: set[int]) -> int:
+    """The next token that parsing can go on with, the parser's stack cut back to where it is legal.
+
+    A block of statements is entered, and its end noted in ``entered``; what else is in brackets is passed over.
+    """
     i = start
     while i < len(tokens.items):
         kind = tokens.items[i].type
         if i in tokens.partner:
+            inside = i + 1
+            if kind == "LBRACE" and tokens.items[inside].type in _STATEMENTS and _cut_back(parser, "PHASE"):
+                entered.add(tokens.partner[i])
+                return inside
             i = tokens.partner[i] + 1
         elif kind in _RESUME and _cut_back(parser, kind):
             return i

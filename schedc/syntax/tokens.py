@@ -107,6 +107,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     tokens = Tokens([])
     tokens.items = _without_loose_docs(list(_known(_adapted_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
+    _tell_roles_apart(tokens.items)
     _tell_fills_apart(tokens.items)
     _tell_searches_apart(tokens.items)
     _match_brackets(tokens, source)
@@ -202,10 +203,17 @@ def _tell_ifs_apart(items: list[Token]) -> None:
             open_ifs.append(i)
         elif token.type == "ELSE" and open_ifs and items[i - 1].type != "RBRACE":
             open_ifs.pop()
-        elif token.type == "LBRACE":
+        elif token.type in ("LBRACE", "COLON"):  # no value has a colon: it was written for the brace
             for opened in open_ifs:
                 items[opened] = Token.new_borrow_pos("IF_BLOCK", "if", items[opened])
             open_ifs.clear()
+
+
+def _tell_roles_apart(items: list[Token]) -> None:
+    """Turn each `rank` behind a colon into a name: it was written for the role `ranks`, and `check` says so."""
+    for i, token in enumerate(items[1:], 1):
+        if token.type == "RANK" and items[i - 1].type == "COLON":
+            items[i] = Token.new_borrow_pos("NAME", str(token), token)
 
 
 def _tell_fills_apart(items: list[Token]) -> None:
