@@ -1,5 +1,20 @@
-"""``python -m schedc``."""
+"""The entry of the command line: ``schedc`` and ``python -m schedc``."""
 
-from schedc.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Run the command that the arguments name. Ctrl-C is one line and status 130 even while modules are loading."""
+    try:
+        from schedc.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

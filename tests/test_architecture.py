@@ -15,7 +15,7 @@ COMPILER = sorted((ROOT / "schedc").rglob("*.py"))
 RUNTIME = sorted((ROOT / "runtime" / "schedc_runtime").rglob("*.py"))
 
 LAYERS = (
-    ("schedc.source",),
+    ("schedc.source", "schedc.interrupts"),
     ("schedc.diagnostics",),
     ("schedc.ir",),
     ("schedc.codes", "schedc.syntax", "schedc.cost", "schedc.cell"),
@@ -39,6 +39,7 @@ RUNTIME_MAY_USE = (
     "schedc.diagnostics",
     "schedc.analysis",
     "schedc.source",
+    "schedc.interrupts",
     "schedc.layout",
     "schedc.cell",
     "schedc.plan",

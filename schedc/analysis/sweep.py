@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from schedc.analysis.claims import STATUSES, Status, check_claims
@@ -17,6 +18,7 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
+from schedc.interrupts import unheard
 from schedc.syntax.tree import ScheduleTree
 
 REFUSED = frozenset({"S113", "S114"})
@@ -79,10 +81,11 @@ def sweep(
     processes: default one per core that this process may use; 1, or few sizes, needs no second process.
     """
     outcomes = []
-    for batch in _outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0))):
-        outcomes += batch
-        if progress:
-            progress(len(batch))
+    with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)))) as batches:
+        for batch in batches:
+            outcomes += batch
+            if progress:
+                progress(len(batch))
     failed = sorted((o for o in outcomes if o.diagnostics and not o.refused), key=_smallness)
     tried = [o for o in outcomes if not o.refused]
     return Sweep(
@@ -105,7 +108,7 @@ def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, Map
     return tuple(result)
 
 
-def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int) -> Iterator[list[Outcome]]:
+def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int) -> Generator[list[Outcome]]:
     # large sizes first and dealt out by turns, so that no process is left with all of them at the end
     largest_first = sorted(sizes, key=lambda s: -prod(s.values()))
     if processes == 1 or len(sizes) <= _IN_PROCESS:
@@ -113,14 +116,19 @@ def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processe
             yield _check_batch(tree, [size], costs)
         return
     batches = [largest_first[at : at + _BATCH] for at in range(0, len(largest_first), _BATCH)]
-    # not forked: the caller may have threads
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(_check_batch, tree, batch, costs) for batch in batches]
-        try:
-            for future in as_completed(pending):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    others = set(active_children())
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))  # not forked: the caller may have threads
+    try:
+        with unheard():
+            pending = [pool.submit(_check_batch, tree, batch, costs) for batch in batches]
+        for future in as_completed(pending):
+            yield future.result()
+    except BaseException:  # nobody waits for the rest of what they do
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _check_batch(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs) -> list[Outcome]:

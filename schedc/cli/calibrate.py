@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from schedc.cli.common import EPILOG, output_argument, schedule_arguments
+from schedc.cli.processes import run_to_end
 from schedc.cli.run import dense_layers
+
+if TYPE_CHECKING:
+    from schedc.library import Given
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -24,7 +28,7 @@ from schedc.cli.run import dense_layers
 @click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
 @output_argument
 def calibrate(
-    schedule: str,
+    schedule: Given,
     sizes: dict[str, int],
     runtime_options: tuple[str, ...],
     model: str | None,
@@ -54,4 +58,4 @@ def calibrate(
         given = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
         command = [sys.executable, "-m", "schedc_runtime.calibrate", "--program", str(path), *dense_layers(schedule)]
         command += [str(part) for option, value in given.items() if value is not None for part in (option, value)]
-        sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
+        sys.exit(run_to_end([*command, *runtime_options]))

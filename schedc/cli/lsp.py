@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from types import FrameType
+
 import click
 
-from schedc.cli.common import EPILOG
+from schedc.cli.common import EPILOG, INTERRUPTED
 
 
 @click.command(epilog=EPILOG)
@@ -16,4 +21,11 @@ def lsp() -> None:
         raise click.UsageError("the language server needs pygls: pip install 'schedc[lsp]'")
     from schedc.lsp.server import serve
 
+    signal.signal(signal.SIGINT, _end)
     serve()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """End at once: a thread waits for stdin, which nothing but the client can close."""
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
+from schedc.cli.processes import run_to_end
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace (opens in Perfetto)."
 )
 def run(
-    schedule: str,
+    schedule: Given,
     sizes: dict[str, int],
     costs: Costs,
     runtime_options: tuple[str, ...],
@@ -65,10 +66,10 @@ def run(
         if costs.cell is not None:
             (cost_file := Path(folder) / "costs.toml").write_text(dump_costs(costs), encoding="utf-8")
             command += ["--cost-file", str(cost_file)]
-        sys.exit(subprocess.run([*command, *runtime_options], check=False).returncode)
+        sys.exit(run_to_end([*command, *runtime_options]))
 
 
-def dense_layers(given: str) -> list[str]:
+def dense_layers(given: Given) -> list[str]:
     """The option of the runtime that says how many layers of a plan's model are dense: a program's layout does not."""
     from schedc.inputs import open_input
     from schedc.layout.planned import dense_of

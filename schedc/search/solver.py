@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -13,7 +14,11 @@ from schedc.search.problem import Problem
 from schedc.search.ticks import Int64
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar
+    from ortools.sat.python.cp_model import CpModel, CpSolver, CpSolverStatus, IntVar
+
+
+_BEAT = 0.1
+"""Seconds between two looks at a search."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def solve(problem: Problem, windows: Windows, objective: str, bound: int, hint: 
             model.add_hint(variable, value)
     solver = cp_model.CpSolver()
     _configure(solver, effort)
-    status = solver.solve(model)
+    status = _interruptible(solver, model)
     names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
     has = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return Found(
@@ -85,6 +90,21 @@ def solve(problem: Problem, windows: Windows, objective: str, bound: int, hint: 
         max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if has else bound,
         perf_counter() - began,
     )
+
+
+def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
+    """The status of a search in another thread: in this one, Python hears of Ctrl-C only between its own steps."""
+    with ThreadPoolExecutor(1) as thread:
+        search = thread.submit(solver.solve, model)
+        try:
+            while not wait([search], _BEAT).done:
+                pass
+        except KeyboardInterrupt:
+            while not search.done():  # the first call comes to nothing where the search has not begun
+                solver.stop_search()
+                wait([search], _BEAT)
+            raise
+        return search.result()
 
 
 def _horizon(problem: Problem) -> int:
@@ -148,6 +168,7 @@ def _minimize(
 
 def _configure(solver: CpSolver, effort: Effort) -> None:
     parameters = solver.parameters
+    parameters.catch_sigint_signal = False
     parameters.num_workers = effort.workers
     parameters.random_seed = effort.seed
     if effort.seconds is not None:
