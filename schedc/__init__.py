@@ -24,6 +24,11 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:
     """Import the public names on first use, so that ``schedc --help`` loads nothing that it does not need."""
     if name not in _HOME:

@@ -85,14 +85,16 @@ class _Checker:
             self.add(code, f"a schedule has exactly one {what}", spans[1], "another one", *others)
 
     def parameters(self, tree: t.ScheduleTree, names: _Names) -> None:
+        meant = ""
         for parameter in tree.parameters:
             if parameter.role not in ROLES:
-                help = _nearest(parameter.role, ROLES)
+                help = did_you_mean(parameter.role, ROLES)
+                meant += help
                 self.add("S103", f"`{parameter.role}` is not a role of a size", parameter.span, help=help)
             self.define(parameter.name, "size", parameter.span, names, reserved=True)
         for role in ("ranks", "microbatches"):
             spans = [parameter.span for parameter in tree.parameters if parameter.role == role]
-            if len(spans) != 1:
+            if len(spans) != 1 and f"did you mean `{role}`" not in meant:
                 self.one_of("S103", f"size with the role `{role}`", spans, tree.span)
         if len(spans := [parameter.span for parameter in tree.parameters if parameter.role == "segments"]) > 1:
             self.one_of("S103", "size with the role `segments`", spans, tree.span)
@@ -128,7 +130,7 @@ class _Checker:
 
     def place(self, place: t.Place, names: _Names) -> None:
         if place.form not in PLACEMENTS:
-            help = _nearest(place.form, PLACEMENTS)
+            help = did_you_mean(place.form, PLACEMENTS)
             self.add("S104", f"`{place.form}` is not a placement", place.span, help=help)
             return
         least, most = PLACEMENTS[place.form]
@@ -241,7 +243,10 @@ class _Checker:
                 )
             case t.Index(name=name):
                 self.add(
-                    "S107", f"`{name}[...]` outside of a claim", expr.span, help="only metrics in claims are indexed"
+                    "S107",
+                    f"`{name}[...]` outside of a claim",
+                    expr.span,
+                    help=f"there are no arrays: write a function, as `fn {name}(k) = ...`, and call it: `{name}(...)`",
                 )
             case t.Name():
                 self.name(expr, names)
@@ -260,7 +265,7 @@ class _Checker:
             self.add("S107", f"`{name.id}` is a metric, known only in claims", name.span)
         else:
             known = [known for known, meaning in names.items() if meaning.kind != "function"]
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=_nearest(name.id, known))
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))
 
     def call(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
         meaning = names.get(call.function)
@@ -284,7 +289,7 @@ class _Checker:
             self.add("S106", f"`{call.function}` is not defined yet", call.span, "called here", there, help=help)
             return
         known = [*BUILTINS, *(name for name, meaning in names.items() if meaning.kind == "function")]
-        help = _nearest(call.function, known)
+        help = did_you_mean(call.function, known)
         self.add("S101", f"`{call.function}` is not a function", call.span, help=help)
 
     # ---- claims
@@ -304,7 +309,7 @@ class _Checker:
         match expr:
             case t.Index(name=name, index=index):
                 if name not in METRICS:
-                    self.add("S101", f"`{name}` is not a metric", expr.span, help=_nearest(name, METRICS))
+                    self.add("S101", f"`{name}` is not a metric", expr.span, help=did_you_mean(name, METRICS))
                 if not isinstance(index, t.Name) or index.id in names or index.id in (*COST_SYMBOLS, *METRICS):
                     help = f"write `{name}[r]`: the claim then speaks of every rank r"
                     self.add("S109", "the index of a metric is a name for any rank", index.span, help=help)
@@ -328,11 +333,4 @@ class _Checker:
             place = "the rank block" if name.id in rank_only else "the order, not in claims"
             self.add("S109", f"`{name.id}` is known only in {place}", name.span, help=help)
         else:
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=_nearest(name.id, known))
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the name that was meant; one that differs only in case before all others."""
-    names = list(known)
-    alike = next((other for other in names if other.lower() == name.lower()), None)
-    return f"did you mean `{alike}`?" if alike else did_you_mean(name, names)
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))

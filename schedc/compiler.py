@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedc.analysis.claims import ClaimResult, check_claims
@@ -22,7 +21,7 @@ from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
-from schedc.library import Plan
+from schedc.library import Given, Plan
 from schedc.passes.insert_communication import insert_communication
 from schedc.syntax.tree import ScheduleTree
 
@@ -54,11 +53,11 @@ class Analysis:
         return tuple(claim.diagnostic for claim in self.claims if claim.diagnostic is not None)
 
 
-def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> Program:
+def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Program:
     """Compile a schedule to one instruction stream per rank.
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
-        a text form; ``"file.sched:name"`` is one of several schedules, or a plan.
+        a text form; ``"file.sched:name"`` is one of several schedules, or a plan; or a `schedc.library.Text`.
     costs: what orders the messages (of a plan: the costs of a layer); the order of compute depends on it only where
         the file says `policy`.
         Default: unit costs.
@@ -70,7 +69,7 @@ def compile(source: str | Path, *, costs: Costs | None = None, **sizes: int) -> 
     return compile_at(source, sizes, costs)
 
 
-def compile_at(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
+def compile_at(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping: they may have any name."""
     found = _priced(open_input(source), sizes, costs)
     return insert_communication(found.known.schedule, found.costs, found.known)
@@ -165,7 +164,7 @@ def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -
     return known
 
 
-def analyse(source: str | Path, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
+def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
     """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
     tree = open_input(source)
     found = _priced(tree, sizes, costs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 from schedc.source import NOWHERE, Source, Span
 
@@ -43,7 +43,7 @@ class Diagnostic:
         return {
             "code": self.code,
             "message": self.message,
-            "file": self.source.name if self.source else None,
+            "file": self.source.place if self.source else None,
             "line": self.primary.span.line,
             "column": self.primary.span.column,
             "end_line": self.primary.span.end_line,
@@ -61,6 +61,10 @@ class DiagnosticError(Exception):
         super().__init__("\n\n".join(render(d) for d in self.diagnostics))
 
 
+class RequestError(DiagnosticError):
+    """What was asked for does not exist: a schedule, a size, a cost, a range. No text that was read is at fault."""
+
+
 class CompilerBug(Exception):
     """An invariant of ours does not hold. Names the pass; ``dump`` is the IR at that point, as text."""
 
@@ -70,44 +74,61 @@ class CompilerBug(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A help text that offers the nearest of ``known``, or lists them when there are few; else empty."""
+    """A help text that offers the nearest of ``known``, or lists them when there are few; else empty.
+
+    A name that differs only in case is nearer than all others.
+    """
     names = sorted(set(known))
+    if alike := [other for other in names if other.lower() == name.lower()]:
+        return f"did you mean `{alike[0]}`?"
     if close := get_close_matches(name, names, n=1, cutoff=0.6):
         return f"did you mean `{close[0]}`?"
     return f"known here: {', '.join(names)}" if 0 < len(names) <= 12 else ""
 
 
-def render(diagnostic: Diagnostic) -> str:
-    """The diagnostic as plain text: message, file and line, the source lines with carets, notes, help."""
-    lines = [f"error[{diagnostic.code}]: {clean(diagnostic.message)}"]
-    lines += _excerpt(diagnostic)
-    lines += [f"  = note: {clean(note)}" for note in diagnostic.notes]
+Paint: TypeAlias = Callable[[str, str], str]
+"""Colours a text by its role: error, message, gutter, mark (of the primary place), other (of another one), help."""
+
+
+def plain(_role: str, text: str) -> str:
+    """The `Paint` of places without colours."""
+    return text
+
+
+def render(diagnostic: Diagnostic, paint: Paint = plain) -> str:
+    """The diagnostic as text: message, file and line, the source lines with carets, notes, help."""
+    lines = [f"{paint('error', f'error[{diagnostic.code}]')}{paint('message', f': {clean(diagnostic.message)}')}"]
+    lines += _excerpt(diagnostic, paint)
+    lines += [f"  {paint('gutter', '=')} {paint('message', 'note')}: {clean(note)}" for note in diagnostic.notes]
     if diagnostic.help:
-        lines.append(f"  = help: {clean(diagnostic.help)}")
+        lines.append(f"  {paint('gutter', '=')} {paint('help', 'help')}: {clean(diagnostic.help)}")
     return "\n".join(lines)
 
 
-def _excerpt(diagnostic: Diagnostic) -> list[str]:
+def _excerpt(diagnostic: Diagnostic, paint: Paint) -> list[str]:
     source, primary = diagnostic.source, diagnostic.primary
     if source is None or primary.span == NOWHERE:
-        return [f"  --> {clean(source.name)}"] if source else []
+        return [f"  {paint('gutter', '-->')} {clean(source.place)}"] if source else []
     labels = sorted(
         [(primary, "^"), *((label, "-") for label in diagnostic.secondary if label.span != NOWHERE)],
         key=lambda item: item[0].span,
     )
     width = len(str(max(label.span.line for label, _ in labels)))
     gutter = " " * width
-    out = [f"{gutter}--> {clean(source.name)}:{primary.span}", f"{gutter} |"]
+    bar = paint("gutter", f"{gutter} |")
+    out = [f"{gutter}{paint('gutter', '-->')} {clean(source.place)}:{primary.span}", bar]
     previous = 0
     for label, mark in labels:
         span = label.span
         if span.line != previous:
             if previous and span.line > previous + 1:
-                out.append(f"{gutter} …")
-            out.append(f"{span.line:>{width}} | {_window(source.line(span.line))}")
+                out.append(paint("gutter", f"{gutter} …"))
+            out.append(f"{paint('gutter', f'{span.line:>{width}} |')} {_window(source.line(span.line))}")
             previous = span.line
-        out.append(f"{gutter} | {_underline(source.line(span.line), span, mark)} {clean(label.text)}".rstrip())
-    out.append(f"{gutter} |")
+        indent, marks = _underline(source.line(span.line), span, mark)
+        said = f"{marks} {clean(label.text)}".rstrip()
+        out.append(f"{bar} {indent}{paint('mark' if mark == '^' else 'other', said)}")
+    out.append(bar)
     return out
 
 
@@ -119,10 +140,11 @@ def _window(line: str) -> str:
     return shown if len(shown) <= _WIDEST else shown[:_WIDEST] + "…"
 
 
-def _underline(line: str, span: Span, mark: str) -> str:
+def _underline(line: str, span: Span, mark: str) -> tuple[str, str]:
+    """Spaces up to the span, and the marks below it."""
     start = min(span.column - 1, _WIDEST)
     end = span.end_column - 1 if span.end_line == span.line else len(line)
-    return " " * start + mark * max(1, min(end, _WIDEST) - start)
+    return " " * start, mark * max(1, min(end, _WIDEST) - start)
 
 
 def clean(text: str) -> str:

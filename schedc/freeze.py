@@ -9,7 +9,7 @@ from pathlib import Path
 
 from schedc.analysis.legality import check_schedule
 from schedc.cost.costs import Costs
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
 from schedc.elaborate.sizes import bind_sizes
@@ -43,7 +43,7 @@ def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
     if path is None:
         message = f"`{tree.name}` has no order to freeze"
         help = "only a `policy` in a file of yours is frozen; any other order is the same each time"
-        raise DiagnosticError([Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)])
+        raise RequestError([Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)])
     schedule = elaborate(tree, sizes, costs)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
@@ -51,7 +51,7 @@ def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
         path.write_text(f"{_MARK}{_digest(tree.source)}\n{print_schedule(schedule)}", encoding="utf-8")
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
-        raise DiagnosticError([Diagnostic("S122", message, Label(tree.span), source=tree.source)]) from None
+        raise RequestError([Diagnostic("S122", message, Label(tree.span), source=tree.source)]) from None
     return path
 
 
@@ -68,7 +68,7 @@ def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
     except (OSError, UnicodeDecodeError):
         raise DiagnosticError([_stale(tree, f"{path} cannot be read")]) from None
     if text.partition("\n")[0] != f"{_MARK}{_digest(tree.source)}":
-        raise DiagnosticError([_stale(tree, f"{path} was made of another text than `{tree.source.name}` now has")])
+        raise DiagnosticError([_stale(tree, f"{path} was made of another text than `{tree.source.place}` now has")])
     schedule = replace(parse_schedule(text, str(path)), source=tree.source)
     if schedule.name != tree.name or dict(schedule.sizes) != bind_sizes(tree, sizes):
         raise DiagnosticError([_stale(tree, f"{path} is the order of another schedule, or of other sizes")])
@@ -78,7 +78,7 @@ def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
 
 
 def _stale(tree: ScheduleTree, message: str) -> Diagnostic:
-    help = f"order it anew with `schedc freeze {tree.source.name}`, or remove that file"
+    help = f"order it anew with `schedc freeze {tree.source.place}`, or remove that file"
     return Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)
 
 

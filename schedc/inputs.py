@@ -6,18 +6,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
 from schedc.analysis.legality import check_schedule
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
-from schedc.library import Plan, open_named, open_schedule
+from schedc.library import Given, Plan, Text, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 
 _TEXT_FORM = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*schedule[ \t]+\d{1,9}[ \t]*\r?\n")
+_CSV_FORM = re.compile(r"[\s,]*\d+[A-Z]")
+"""How torch's schedule CSV begins, and no .sched file does."""
 _CSV, _TEXT = ".csv", ".schedule"
 
 MAX_ORDER = 1 << 28
@@ -59,13 +61,13 @@ class Order:
             return self.schedule
         message = f"{_sizes(wrong)} was asked for, but this order is one for {_sizes(known)}"
         help = "leave -D out; a .sched file describes a schedule at every size"
-        raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
+        raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
 
 
 Input: TypeAlias = ScheduleTree | Plan | Order
 
 
-def open_input(given: str | Path) -> Input:
+def open_input(given: Given) -> Input:
     """What a SCHEDULE argument stands for: the checked schedule or plan of a file or library name, or a legal order.
 
     Raises `DiagnosticError`: that of `open_schedule`; for an order, everything that is wrong with it, down to what
@@ -79,19 +81,20 @@ def open_input(given: str | Path) -> Input:
     return found
 
 
-def open_family(given: str | Path) -> ScheduleTree:
+def open_family(given: Given) -> ScheduleTree:
     """The tree of a schedule that has many sizes; of a plan, that of its schedule (see `plan_at`).
 
     Raises `DiagnosticError` (S606) for an order, which has one size.
     """
     if not is_order(given):
         return open_schedule(given)
-    message = f"{given} is the order of one size: nothing follows from it about others"
+    named = given.source.place if isinstance(given, Text) else given
+    message = f"{named} is the order of one size: nothing follows from it about others"
     help = "give a .sched file or the name of a library schedule"
-    raise DiagnosticError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
+    raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
 
 
-def plan_at(given: str | Path) -> str:
+def plan_at(given: Given) -> str:
     """What a plan leaves aside where only its schedule is spoken of, as one line; empty where it is no plan."""
     found = None if is_order(given) else open_named(given)
     if not isinstance(found, Plan):
@@ -99,38 +102,55 @@ def plan_at(given: str | Path) -> str:
     return f"{found.name} is a plan: what follows is said of its schedule `{found.schedule.name}`, without its layers"
 
 
-def open_order(given: str | Path) -> Order:
+def open_order(given: Given) -> Order:
     """The legal order in a CSV or text form; see `open_input`."""
-    read = _read_csv if Path(given).suffix.lower() == _CSV else _read_text
-    return Order(read(load_text(Path(given))))
+    source = given.source if isinstance(given, Text) else load_text(Path(given))
+    suffix = Path(source.name).suffix.lower()
+    csv = suffix == _CSV or (suffix != _TEXT and _CSV_FORM.match(source.text) is not None)
+    return Order(_read_csv(source) if csv else _read_text(source))
 
 
-def is_order(given: str | Path) -> bool:
-    """Whether it is the path of an order: by its suffix, or because the file begins as our text form does."""
+def is_order(given: Given) -> bool:
+    """Whether it is an order: by the suffix of its path, or because the text begins as one does."""
+    if isinstance(given, Text):
+        return not given.wanted and _begins_as_order(given.source.text)
     path = Path(given)
     if path.suffix.lower() in (_CSV, _TEXT):
         return True
     if path.suffix == ".sched" or not path.is_file():
         return False
-    return _TEXT_FORM.match(load_text(path).text) is not None
+    return _begins_as_order(load_text(path).text)
+
+
+def _begins_as_order(text: str) -> bool:
+    return (_TEXT_FORM.match(text) or _CSV_FORM.match(text)) is not None
 
 
 def load_text(path: Path) -> Source:
-    """The text of an order. It may be much larger than a .sched file: it has a word per op."""
+    """The text of an order or a schedule; see `read`."""
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_ORDER + 1)
-        if len(raw) > MAX_ORDER:
-            raise _refusal(f"{path} is larger than {MAX_ORDER >> 20} MiB")
-        return Source(str(path), raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise _refusal(f"{path} is not UTF-8 text (byte {error.start})") from None
+            return read(file, str(path))
     except (OSError, ValueError) as error:
         raise _refusal(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _refusal(message: str) -> DiagnosticError:
-    return DiagnosticError([Diagnostic("S122", message, Label(NOWHERE))])
+def read(file: BinaryIO, name: str) -> Source:
+    """The text of an order or a schedule. An order may be much larger than a .sched file: it has a word per op.
+
+    Raises `RequestError` (S122) for one that is larger than `MAX_ORDER` or no UTF-8 text.
+    """
+    raw = file.read(MAX_ORDER + 1)
+    if len(raw) > MAX_ORDER:
+        raise _refusal(f"{name} is larger than {MAX_ORDER >> 20} MiB")
+    try:
+        return Source(name, raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _refusal(f"{name} is not UTF-8 text (byte {error.start})") from None
+
+
+def _refusal(message: str) -> RequestError:
+    return RequestError([Diagnostic("S122", message, Label(NOWHERE))])
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
@@ -174,4 +194,4 @@ def without_places(schedule: Schedule) -> Schedule:
 
 
 def _name(source: Source) -> str:
-    return Path(source.name).stem or "imported"
+    return Path(source.name.strip("<>")).stem or "imported"

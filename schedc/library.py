@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from schedc.check import check
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
 from schedc.elaborate.sizes import BOUNDS
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
@@ -49,11 +50,29 @@ class Plan:
         return self.schedule.claims
 
 
+@dataclass(frozen=True)
+class Text:
+    """A text that stands in place of a path, as it came through a pipe; wanted: which of its schedules and plans."""
+
+    source: Source
+    wanted: str = ""
+
+
+Given: TypeAlias = str | Path | Text
+"""What names a schedule or a plan: a library name, a path with or without ``:name``, or the text itself."""
+
+
 def _folder() -> Path:
     """Where the shipped schedules lie: inside an installed package, beside it in a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "schedules"
     return installed if installed.is_dir() else package.parent / "schedules"
+
+
+def _from_here(path: Path) -> str:
+    """The path from the current folder where that is above it, else the whole path."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def names() -> list[str]:
@@ -70,7 +89,7 @@ def load(name_or_path: str | Path) -> Source:
     path = Path(given)
     if given in names() or (given.removesuffix(_SUFFIX) in names() and not path.exists()):
         shipped = _folder() / f"{given.removesuffix(_SUFFIX)}{_SUFFIX}"
-        return Source(shipped.name, _read(shipped))
+        return Source(shipped.name, _read(shipped), _from_here(shipped))
     if path.suffix == _SUFFIX or path.is_file():
         return Source(given, _read(path))
     help = did_you_mean(given, names()) or "`schedc list` names the schedules of the library"
@@ -91,29 +110,36 @@ def _read(path: Path) -> str:
         raise _refusal("S122", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
 
 
-def open_schedule(name_or_path: str | Path) -> ScheduleTree:
+def open_schedule(given: Given) -> ScheduleTree:
     """The checked tree of a shipped schedule or of a file; ``file.sched:name`` chooses one of several.
 
     Of a plan: the schedule that it applies, with the plan's sizes as defaults.
     Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
     """
-    found = open_named(name_or_path)
+    found = open_named(given)
     return found.schedule if isinstance(found, Plan) else found
 
 
-def open_named(name_or_path: str | Path) -> ScheduleTree | Plan:
+def open_named(given: Given) -> ScheduleTree | Plan:
     """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
-    given = str(name_or_path)
-    place, colon, wanted = given.rpartition(":")
-    chosen = bool(colon) and place.endswith(_SUFFIX)
-    source = load(place if chosen else given)
+    source, wanted = _asked(given)
     file = parse(source)
-    tree = _choose(file, wanted if chosen else None, source)
+    tree = _choose(file, wanted, source)
     if isinstance(tree, PlanTree):
         return applied(tree, file)
     if findings := check(tree):
         raise DiagnosticError(findings)
     return tree
+
+
+def _asked(given: Given) -> tuple[Source, str | None]:
+    """The text, and which of its schedules and plans is meant."""
+    if isinstance(given, Text):
+        return given.source, given.wanted or None
+    place, colon, wanted = str(given).rpartition(":")
+    if colon and place.endswith(_SUFFIX):
+        return load(place), wanted
+    return load(given), None
 
 
 def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree | PlanTree:
@@ -127,12 +153,13 @@ def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree 
         return found[0]
     known = [tree.name for tree in trees]
     if wanted is not None and not found:
-        message = f"{source.name} holds no schedule `{wanted}`" + (", and no plan of that name" if file.plans else "")
+        message = f"{source.place} holds no schedule `{wanted}`" + (", and no plan of that name" if file.plans else "")
         raise _refusal("S121", message, did_you_mean(wanted, known))
     if wanted is not None:
         raise DiagnosticError([_twice(found[1], source)])
-    help = f"choose one: {', '.join(f'{source.name}:{name}' for name in known[:8])}"
-    raise _refusal("S121", f"{source.name} holds {len(found)} {'schedules' if file.schedules else 'plans'}", help)
+    place = "/dev/stdin" if source.name == "<stdin>" else source.place
+    help = f"choose one: {', '.join(f'{place}:{name}' for name in known[:8])}"
+    raise _refusal("S121", f"{source.place} holds {len(found)} {'schedules' if file.schedules else 'plans'}", help)
 
 
 def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
@@ -188,5 +215,5 @@ def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
     return found
 
 
-def _refusal(code: str, message: str, help: str) -> DiagnosticError:
-    return DiagnosticError([Diagnostic(code, message, Label(NOWHERE), help=help)])
+def _refusal(code: str, message: str, help: str) -> RequestError:
+    return RequestError([Diagnostic(code, message, Label(NOWHERE), help=help)])

@@ -36,10 +36,20 @@ NOWHERE = Span(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Source:
-    """A named text. ``name`` is what diagnostics print: the path as the user gave it."""
+    """A named text.
+
+    name: the path as the user gave it; of a file that ships with schedc its bare name, which programs keep.
+    path: where the file is, if that is not its name.
+    """
 
     name: str
     text: str
+    path: str = ""
+
+    @property
+    def place(self) -> str:
+        """What diagnostics print: a path that the user can open, or a name that says what the text is."""
+        return self.path or self.name
 
     @cached_property
     def lines(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ def in_schedule(text: str) -> list[Diagnostic]:
         ("let x = B1 + 1", ("S107", 2, 9), "op"),
         ("let x = bubble", ("S107", 2, 9), "metric"),
         ("let x = bubble[r]", ("S107", 2, 9), "claim"),
+        ("F[n[r]]", ("S107", 2, 3), "as `fn n(k) = ...`, and call it: `n(...)`"),
         ("F0 & F1", ("S108", 2, 1), "forward with a backward"),
         ("F0 & W1", ("S108", 2, 1), "forward with a backward"),
         ("B0 & I1", ("S108", 2, 1), "forward with a backward"),
@@ -141,6 +142,12 @@ def test_roles_of_sizes() -> None:
     assert [f.position for f in found] == [("S103", 1, 12), ("S102", 1, 21), ("S103", 1, 48)]
     assert "`ranks`" in found[0].help
     assert [f.position for f in findings(f"schedule a(F1: ranks) {rest}".replace("F1", "G"))] == [("S103", 1, 10)]
+
+
+def test_a_role_is_not_missing_where_it_is_misspelt() -> None:
+    found = findings("schedule a(P: rank = 4, M: microbatch = 8) { place v rank r { } }")
+    assert [f.position for f in found] == [("S103", 1, 12), ("S103", 1, 25)]
+    assert [f.help for f in found] == ["did you mean `ranks`?", "did you mean `microbatches`?"]
 
 
 def test_everything_is_found_in_one_run() -> None:

@@ -344,11 +344,11 @@ def test_the_command_names_what_does_not_fit_into_memory() -> None:
 
 def test_the_command_shows_where_a_string_is_wrong() -> None:
     result = run("Et*3|tx|L")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--> layout:1:7" in result.output
     assert run("Et*3|tt|L").exit_code == 0
     fits_not = run("Et*3|tt|L", *INTERLEAVED)
-    assert fits_not.exit_code == 1
+    assert fits_not.exit_code == 2
     assert "the layout has 3 stages, interleaved_1f1b has 16 at these sizes" in fits_not.output
 
 

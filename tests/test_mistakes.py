@@ -31,11 +31,12 @@ def mended(text: str) -> str:
 def test_a_mistake_is_told_as_written_down(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     result = CliRunner().invoke(main, ["check", path.name])
+    output = result.output.replace(f"{FOLDER.parent.parent}/", "")  # where a library file is, on this machine
     expected = path.with_suffix(".txt")
     if os.environ.get("SCHEDC_UPDATE"):
-        expected.write_text(result.output, encoding="utf-8")
+        expected.write_text(output, encoding="utf-8")
     assert result.exit_code == 1
-    assert result.output == expected.read_text(encoding="utf-8")
+    assert output == expected.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)

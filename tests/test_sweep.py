@@ -102,7 +102,7 @@ def test_the_command_reports_and_exits_1_where_a_size_fails(tmp_path: Path) -> N
     good = CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<=4, M<=2*P"])
     assert (good.exit_code, good.stderr) == (0, "")
     assert good.stdout.startswith("zbh1: 20 sizes checked, 0 refused, 0 failed\n")
-    assert CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<="]).exit_code == 1
+    assert CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<="]).exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [["check", "--sweep", "P<=2, M<=2"], ["report"]])

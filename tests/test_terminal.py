@@ -181,7 +181,7 @@ def test_costs_of_the_second_schedule_alone() -> None:
         (("--with", "gpipe"), 2, "--with needs"),
         (("--with-cost", "F=1"), 2, "--with-cost needs --with"),
         (("--with", "gpipe", "--format", "term", "--with-cost", "F=x"), 2, "S402"),
-        (("--with", "gpipe", "--format", "term", "-D", "Q=3"), 1, "S1"),
+        (("--with", "gpipe", "--format", "term", "-D", "Q=3"), 2, "S111"),
         (("--with", "nothing", "--format", "term"), 2, "S121"),
     ],
 )
@@ -257,7 +257,7 @@ def test_watch_redraws_on_save_and_ends_quietly(tmp_path: Path) -> None:
     assert "S122" in terminal.until(lambda text: "explain CODE" in text)
     os.killpg(terminal.process.pid, signal.SIGINT)
     assert "Traceback" not in terminal.rest()
-    assert terminal.process.returncode == 0
+    assert terminal.process.returncode == 130
     assert sorted(path.name for path in page.parent.iterdir()) == ["mine.html"]
 
 
@@ -283,4 +283,4 @@ def test_claims_that_fail_are_told_under_the_chart(tmp_path: Path) -> None:
     assert text.index("rank 1") < text.index("error[S5")
     os.killpg(terminal.process.pid, signal.SIGINT)
     terminal.rest()
-    assert terminal.process.returncode == 0
+    assert terminal.process.returncode == 130

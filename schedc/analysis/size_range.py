@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from schedc.analysis.claim_values import mentioned, walk
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.elaborate.evaluate import Evaluator, Scope
+from schedc.elaborate.sizes import unknown_sizes
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
@@ -39,9 +40,11 @@ def sizes_in(text: str, tree: t.ScheduleTree, given: Mapping[str, int]) -> Itera
     """The sizes of the range, for every parameter of ``tree``, smallest values first.
 
     A size that the range does not bound keeps the value ``given``, else its default. The least value is 1 where the
-    range says nothing. Raises `DiagnosticError`: syntax errors (S0), S511 for what is not a bounded range of these
-    sizes, S116 for arithmetic, S512 for more than `MAX_SIZES` sizes.
+    range says nothing. Raises `DiagnosticError`: S111 for a given size that ``tree`` has not, syntax errors (S0), S511
+    for what is not a bounded range of these sizes, S116 for arithmetic, S512 for more than `MAX_SIZES` sizes.
     """
+    if unknown := unknown_sizes(tree, given):
+        raise DiagnosticError(unknown)
     source = Source(f"--sweep {text}", text)
     conditions = _parse(source)
     _check_names(conditions, tree, source)
@@ -76,6 +79,8 @@ def _moved(diagnostic: Diagnostic, source: Source) -> Diagnostic:
         return replace(old, span=_shifted(old.span, source))
 
     others = tuple(label(secondary) for secondary in diagnostic.secondary)
+    if diagnostic.message == "unexpected `;`":
+        diagnostic = replace(diagnostic, help="conditions are separated by commas")
     message = diagnostic.message
     if diagnostic.primary.span.line > len(source.lines) + 1:
         message = message.replace("found `}`", "found the end of the range")

@@ -6,6 +6,8 @@ command that needs it.
 
 from __future__ import annotations
 
+import re
+import sys
 import traceback
 from typing import Any
 
@@ -14,7 +16,7 @@ import click
 from schedc import __version__
 from schedc.cli.calibrate import calibrate
 from schedc.cli.check import check, compile_command
-from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, USAGE, print_findings
+from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
 from schedc.cli.diff import diff
 from schedc.cli.export import export, import_command
 from schedc.cli.fmt import fmt
@@ -28,20 +30,29 @@ from schedc.cli.show import show
 from schedc.cli.tune import tune
 from schedc.cli.watch import watch
 
-_NO_SUCH_SCHEDULE = {"S121", "S122"}
-
 
 class _Group(click.Group):
-    """Turns findings into exit code 1, a schedule that is not there into 2, our own faults into 4."""
+    """Gives every command the exit status that its `EPILOG` promises."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from schedc.diagnostics import DiagnosticError
+        from schedc.diagnostics import DiagnosticError, RequestError
 
         try:
             return super().invoke(ctx)
+        except RequestError as error:
+            print_findings(error.diagnostics)
+            ctx.exit(USAGE)
         except DiagnosticError as error:
             print_findings(error.diagnostics)
-            ctx.exit(USAGE if {d.code for d in error.diagnostics} <= _NO_SUCH_SCHEDULE else FINDINGS)
+            ctx.exit(FINDINGS)
+        except click.UsageError as error:
+            if hint := _slip(error):
+                raise click.UsageError(f"{error.format_message()} {hint}", error.ctx) from None
+            raise
+        except KeyboardInterrupt:
+            # a terminal has written ^C
+            click.echo("\ninterrupted" if sys.stderr.isatty() else "interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
             raise
         except OSError as error:
@@ -52,13 +63,25 @@ class _Group(click.Group):
             ctx.exit(INTERNAL)
 
 
-@click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+def _slip(error: click.UsageError) -> str:
+    """What to write instead, for slips of which click says only that they are none of its options."""
+    if isinstance(error, click.NoSuchOption):
+        return "(sizes are given as -D P=4)" if re.fullmatch("-[A-Z]", error.option_name) else ""
+    if re.search(r"unexpected extra argument.*\(\w+=", error.message):
+        return "(sizes are given as -D P=4, and costs as --cost F=2)"
+    return ""
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
+
+
+@click.group(cls=_Group, epilog=EPILOG, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="schedc")
 def main() -> None:
     """Compile pipeline-parallel training schedules.
 
-    SCHEDULE is the name of a library schedule (`schedc list`), or the path of a .sched file or of an order (torch's
-    schedule CSV, or our text form).
+    SCHEDULE is the name of a library schedule (`schedc list`), the path of a .sched file or of an order (torch's
+    schedule CSV, or our text form), or - for standard input. FILE.sched:NAME chooses one of several.
     """
 
 

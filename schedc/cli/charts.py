@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from schedc.draw.inside import CellChart
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
+    from schedc.library import Given
 
 
-def chart_at(schedule: str, sizes: Mapping[str, int], costs: Costs) -> Chart:
+def chart_at(schedule: Given, sizes: Mapping[str, int], costs: Costs) -> Chart:
     """The chart of a schedule at one size; raises `DiagnosticError` if there is none, or it is not legal."""
     from schedc.inputs import open_input
 
     return _chart(open_input(schedule), sizes, costs)
 
 
-def charts_at(schedules: tuple[str, str], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
+def charts_at(
+    schedules: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple[Costs, Costs]
+) -> tuple[Chart, Chart]:
     """Two charts at the same sizes: the second takes the first's value of every size that both have by name.
 
     A size that only the second has goes to it alone; one that neither has is the first's fault (S1 code).
@@ -60,7 +63,7 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
 
 
 def cell_at(
-    schedule: str, sizes: Mapping[str, int], costs: Costs, kind: str, stages: tuple[int, int] | None
+    schedule: Given, sizes: Mapping[str, int], costs: Costs, kind: str, stages: tuple[int, int] | None
 ) -> CellChart:
     """A cell of a schedule from inside; wrong usage if the schedule has none of this kind there."""
     from schedc.draw.inside import CellChart
@@ -85,7 +88,7 @@ def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, wid
     return Drawing(in_form(draw_cell(chart, width), form))
 
 
-def inside_at(name: str, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
+def inside_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
     """A schedule or plan by name at one size, priced from inside by costs that know of cells.
 
     Raises `DiagnosticError` where there is no such legal schedule, and S404.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, finish, json_argument, note_plan, schedule_arguments
+from schedc.cli.common import EPILOG, asked, cost_arguments, finish, json_argument, note_plan, schedule_arguments
 from schedc.cli.ranks import rank_table
 
 if TYPE_CHECKING:
     from schedc.analysis.claims import Status
     from schedc.compiler import Analysis
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 _ranks_argument = click.option(
     "--ranks",
@@ -47,7 +48,7 @@ _ranks_argument = click.option(
 @_ranks_argument
 @json_argument
 def compile_command(
-    schedule: str,
+    schedule: Given,
     sizes: dict[str, int],
     costs: Costs,
     output: Path | None,
@@ -112,7 +113,7 @@ def compile_command(
 @_ranks_argument
 @json_argument
 def check(
-    schedule: str, sizes: dict[str, int], costs: Costs, size_range: str | None, ranks: str, as_json: bool
+    schedule: Given, sizes: dict[str, int], costs: Costs, size_range: str | None, ranks: str, as_json: bool
 ) -> None:
     """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
     from schedc.compiler import report
@@ -126,14 +127,15 @@ def check(
     finish(analysis.diagnostics)
 
 
-def _sweep(name: str, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
+def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
     from schedc.analysis.size_range import sizes_in
     from schedc.analysis.sweep import sweep
     from schedc.inputs import open_family
 
     tree = open_family(name)
     note_plan(name)
-    listed = list(sizes_in(size_range, tree, sizes))
+    with asked():
+        listed = list(sizes_in(size_range, tree, sizes))
     label = f"checking {len(listed)} sizes"
     with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         result = sweep(tree, listed, costs, bar.update)
@@ -169,7 +171,7 @@ def _counted(counts: Mapping[Status, int]) -> str:
     return ", ".join(f"{words} {count} size{'s' * (count > 1)}" for words, count in some) or "checked at no size"
 
 
-def _analysed(schema: str, schedule: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
+def _analysed(schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
     """The analysis; findings that prevent it are told as JSON too where JSON was asked for."""
     from schedc.compiler import analyse, failed_report
     from schedc.diagnostics import DiagnosticError

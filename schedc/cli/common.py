@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from schedc.cli.completion import complete_schedule, complete_size
+from schedc.cli.completion import complete_size
+from schedc.cli.given import ScheduleArgument
+from schedc.cli.screen import coloured, painter
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.diagnostics import Diagnostic
+    from schedc.library import Given
 
-FINDINGS, USAGE, INTERNAL = 1, 2, 4
+FINDINGS, USAGE, INTERNAL, INTERRUPTED = 1, 2, 4, 130
 
-EPILOG = "Exit codes: 0 ok, 1 findings about the schedule, 2 usage, 4 a fault of schedc itself."
+WIDEST = 100
+"""Characters in a line of help and of lists."""
+
+EPILOG = (
+    "Exit status: 0 done; 1 findings in the schedule or another file that was read; 2 wrong usage: an option, a name, "
+    "a size, a cost or a range that does not exist; 4 a fault of schedc itself; 130 interrupted (Ctrl-C)."
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +59,7 @@ def sizes_argument(command: F) -> F:
 
 def schedule_arguments(command: F) -> F:
     """SCHEDULE and its sizes."""
-    return click.argument("schedule", shell_complete=complete_schedule)(sizes_argument(command))
+    return click.argument("schedule", type=ScheduleArgument())(sizes_argument(command))
 
 
 def cost_arguments(command: F) -> F:
@@ -89,14 +99,21 @@ def output_argument(command: F) -> F:
 def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
     """The costs that the options and the file give; a wrong option is wrong usage, a wrong file a finding."""
     from schedc.cost.costs import Costs, load_costs
-    from schedc.diagnostics import DiagnosticError
 
     base = load_costs(path) if path else Costs()
-    try:
+    with asked():
         return Costs.from_options(options, base=base)
+
+
+@contextmanager
+def asked() -> Iterator[None]:
+    """Where only the command line is read: what is wrong there is wrong usage."""
+    from schedc.diagnostics import DiagnosticError, RequestError
+
+    try:
+        yield
     except DiagnosticError as error:
-        print_findings(error.diagnostics)
-        sys.exit(USAGE)
+        raise RequestError(error.diagnostics) from None
 
 
 def write(content: str | bytes, path: Path | None) -> None:
@@ -104,7 +121,9 @@ def write(content: str | bytes, path: Path | None) -> None:
     if path is None:
         if isinstance(content, bytes) and sys.stdout.isatty():
             raise click.UsageError("a picture in this format is no text for a terminal: give -o FILE, or pipe it")
-        click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
+        click.echo(
+            content, nl=isinstance(content, str) and not content.endswith("\n"), color=coloured(sys.stdout) or None
+        )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -114,13 +133,14 @@ def write(content: str | bytes, path: Path | None) -> None:
 def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
     from schedc.diagnostics import render
 
+    colours = coloured(sys.stderr)
     for diagnostic in diagnostics:
-        click.echo(render(diagnostic) + "\n", err=True)
+        click.echo(render(diagnostic, painter(colours)) + "\n", err=True, color=colours or None)
     count = len(diagnostics)
     click.echo(f"{count} finding{'s' if count != 1 else ''}; `schedc explain CODE` tells more", err=True)
 
 
-def note_plan(given: str) -> None:
+def note_plan(given: Given) -> None:
     """Say on stderr, where a plan was given to a command that speaks of many sizes, that it speaks of the schedule."""
     from schedc.inputs import plan_at
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.common import EPILOG, FINDINGS, cost_arguments, json_argument, schedule_arguments
+from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from schedc.analysis.difference import Difference, RankDifference
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
+    from schedc.library import Given
 
 _RANKS_SHOWN = 8
 
 
 @click.command(epilog=EPILOG)
 @schedule_arguments
-@click.argument("other")
+@click.argument("other", type=ScheduleArgument())
 @cost_arguments
 @json_argument
-def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
+def diff(schedule: Given, other: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> None:
     """Compare SCHEDULE with OTHER: order of ops, makespan, bubble, memory and messages.
 
     -D sets a size of both, or of the one that has it. Exit code 0 if both run the same ops in the same order, else 1.
@@ -42,15 +44,17 @@ def diff(schedule: str, other: str, sizes: dict[str, int], costs: Costs, as_json
         sys.exit(FINDINGS)
 
 
-def _priced(names: tuple[str, str], sizes: dict[str, int], costs: Costs) -> list[tuple[Schedule, Costs]]:
+def _priced(names: tuple[Given, Given], sizes: dict[str, int], costs: Costs) -> list[tuple[Schedule, Costs]]:
     """Both schedules, each with the costs of its stages."""
     from schedc.compiler import priced
+    from schedc.diagnostics import Diagnostic, RequestError, did_you_mean
     from schedc.inputs import open_input
 
     trees = [open_input(name) for name in names]
     of_tree = [{p.name for p in tree.parameters} for tree in trees]
     if unknown := sorted(set(sizes) - set().union(*of_tree)):
-        raise click.UsageError(f"neither schedule has a size {unknown[0]!r}")
+        help = did_you_mean(unknown[0], set().union(*of_tree))
+        raise RequestError([Diagnostic("S111", f"neither schedule has a size `{unknown[0]}`", help=help)])
     return [
         priced(tree, {name: value for name, value in sizes.items() if name in known}, costs)
         for tree, known in zip(trees, of_tree, strict=True)

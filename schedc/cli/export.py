@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, output_argument, schedule_arguments, write
+from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments, write
+from schedc.cli.given import ScheduleArgument
 from schedc.cli.pictures import DOT, SUFFIXES
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
+    from schedc.library import Given
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def _megatron(schedule: Schedule, _costs: Costs, layout: str | None = None) -> s
     from schedc.emit.megatron import to_megatron
     from schedc.layout.parser import parse_layout
 
-    placed = layout or schedule.layout
-    return to_megatron(schedule, parse_layout(placed) if placed else None)
+    with asked():  # that of a plan was read before
+        placed = parse_layout(layout or schedule.layout) if layout or schedule.layout else None
+    return to_megatron(schedule, placed)
 
 
 def _trace(schedule: Schedule, costs: Costs) -> str:
@@ -128,7 +131,7 @@ EXPORTS: Mapping[str, Export] = {
 @click.option("--layout", help="With --to megatron: which stage holds which layers, as 'Et*3|(tt|)*29,m|L'.")
 @output_argument
 def export(
-    schedule: str, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
+    schedule: Given, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
 ) -> None:
     """Write SCHEDULE in another format. What the target cannot express is refused, with the nearest that it can."""
     from schedc.compiler import priced
@@ -159,16 +162,18 @@ def _refuse_segments(given: Input, order: Schedule, target: str) -> None:
 
 
 @click.command("import", epilog=EPILOG)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=ScheduleArgument())
 @output_argument
-def import_command(file: Path, output: Path | None) -> None:
+def import_command(file: Given, output: Path | None) -> None:
     """Check FILE, a schedule CSV of torch (either level), and write it in the text form.
 
     The result, and the CSV too, can stand wherever a command takes SCHEDULE.
     """
     from schedc.inputs import is_order, open_order, without_places
     from schedc.ir.text import print_schedule
+    from schedc.library import Text
 
     if not is_order(file):
-        raise click.UsageError(f"{file} is neither a .csv file nor a schedule in the text form")
+        named = file.source.name if isinstance(file, Text) else file
+        raise click.UsageError(f"{named} is neither a .csv file nor a schedule in the text form")
     write(print_schedule(without_places(open_order(file).schedule)), output)

@@ -10,12 +10,13 @@ from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 
 @click.command(epilog=EPILOG)
 @schedule_arguments
 @cost_arguments
-def freeze(schedule: str, sizes: dict[str, int], costs: Costs) -> None:
+def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     """Order SCHEDULE, a .sched file with a `policy`, by these costs, and keep the order beside it.
 
     The order kept, NAME.P4-M8.order, is used at those sizes whatever the costs, until this command runs again or the

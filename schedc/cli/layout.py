@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedc.cli.common import EPILOG, USAGE, json_argument, print_findings, sizes_argument
+from schedc.cli.common import EPILOG, asked, json_argument, sizes_argument
+from schedc.cli.given import ScheduleArgument
 
 if TYPE_CHECKING:
     from schedc.ir.placement import Placement
     from schedc.ir.schedule import Schedule
     from schedc.layout import Balanced, LayerCosts, Layout, Model
+    from schedc.library import Given
 
 
 _SHOWN = 12
@@ -44,7 +46,7 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     help="Where the paddings are among all places, by default last; auto: where the largest rank has least to do.",
 )
 @click.option("--auto", is_flag=True, help="Balance the layers by their costs; with --pad as --at auto.")
-@click.option("--schedule", metavar="SCHEDULE", help="Whose stages, ranks and timeline to use.")
+@click.option("--schedule", type=ScheduleArgument(), metavar="SCHEDULE", help="Whose stages, ranks and timeline.")
 @click.option("--stages", type=click.IntRange(1), help="Number of stages, one per rank, where no schedule is given.")
 @sizes_argument
 @click.option(
@@ -71,6 +73,7 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.option("--memory", type=float, help="With --auto or --at auto: the most that a rank may hold.")
 @click.option(
     "--against",
+    type=ScheduleArgument(),
     metavar="SCHEDULE",
     default="1f1b",
     show_default=True,
@@ -85,14 +88,14 @@ def layout(
     pad: int | None,
     at: str | list[int] | None,
     auto: bool,
-    schedule: str | None,
+    schedule: Given | None,
     stages: int | None,
     sizes: dict[str, int],
     cost_options: tuple[str, ...],
     cost_file: Path | None,
     objective: str,
     memory: float | None,
-    against: str,
+    against: Given,
     as_json: bool,
 ) -> None:
     """Lay out the layers of a model: by hand, by number, padded, or balanced by costs.
@@ -109,7 +112,8 @@ def layout(
     balanced = auto or at == "auto"
     _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
     costs = _layer_costs(cost_options, cost_file)
-    given = parse_layout(layout, dense=dense, layers=layers) if layout else None
+    with asked():
+        given = parse_layout(layout, dense=dense, layers=layers) if layout else None
     order = _legal(schedule, sizes) if schedule else None
     placement = order.placement if order else linear(stages or (len(given.stages) if given else 1), 1)
     proof, others = None, []
@@ -122,7 +126,8 @@ def layout(
             given = proof.layout
         else:
             given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at or "last")
-    comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
+    with asked() if layout else nullcontext():  # its stages, too, are those of the command line
+        comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
     facts = to_json(given, placement, costs, proof, comparison)
     attached = _attached(order, given) if order and order.plan else None
     if as_json:
@@ -148,7 +153,7 @@ def _check_usage(
     pad: int | None,
     at: str | list[int] | None,
     balanced: bool,
-    schedule: str | None,
+    schedule: Given | None,
     stages: int | None,
     sizes: dict[str, int],
     memory: float | None,
@@ -186,14 +191,14 @@ def _balanced(
     return list(islice(found, _SHOWN if order else 1))
 
 
-def _legal(name: str, sizes: dict[str, int]) -> Schedule:
+def _legal(name: Given, sizes: dict[str, int]) -> Schedule:
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
 
     return legal_schedule(open_input(name), sizes)
 
 
-def _one_chunk(order: Schedule, name: str) -> Schedule | None:
+def _one_chunk(order: Schedule, name: Given) -> Schedule | None:
     """The schedule to compare with, of one stage per rank; None where the given one has no more itself."""
     from schedc.inputs import open_input
 
@@ -206,12 +211,8 @@ def _one_chunk(order: Schedule, name: str) -> Schedule | None:
 
 def _layer_costs(options: tuple[str, ...], path: Path | None) -> LayerCosts:
     """The costs of the file and the options; a wrong option is wrong usage, a wrong file a finding."""
-    from schedc.diagnostics import DiagnosticError
     from schedc.layout.costs import LayerCosts, load_layer_costs
 
     base = load_layer_costs(path) if path else LayerCosts()
-    try:
+    with asked():
         return LayerCosts.from_options(options, base)
-    except DiagnosticError as error:
-        print_findings(error.diagnostics)
-        sys.exit(USAGE)

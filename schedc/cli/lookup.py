@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from textwrap import fill
 
 import click
 
-from schedc.cli.common import EPILOG, json_argument
+from schedc.cli.common import EPILOG, WIDEST, json_argument
 
 
 @click.command("list", epilog=EPILOG)
@@ -26,7 +27,12 @@ def list_command(as_json: bool) -> None:
         return
     width = max(len(str(entry["name"])) for entry in entries)
     for entry in entries:
-        click.echo(f"{entry['name']:<{width}}  {entry['title']}")
+        click.echo(_entry(f"{entry['name']:<{width}}", entry["title"]))
+
+
+def _entry(word: str, said: object) -> str:
+    """A word and what is said of it, in lines that fit."""
+    return fill(str(said), WIDEST, initial_indent=f"{word}  ", subsequent_indent=" " * (len(word) + 2))
 
 
 @click.command(epilog=EPILOG)
@@ -41,12 +47,13 @@ def explain(code: str | None) -> None:
             click.echo(f"{family}  {title}")
             for entry in CODES.values():
                 if entry.code.startswith(family):
-                    click.echo(f"  {entry.code}  {entry.title}")
+                    click.echo(_entry(f"  {entry.code}", entry.title))
         return
     found = CODES.get(code.upper())
     if found is None:
-        raise click.UsageError(f"no diagnostic code {code!r}; {did_you_mean(code.upper(), CODES)}")
-    click.echo(f"{found.code}: {found.title}\n\n{found.explanation.strip()}")
+        near = did_you_mean(code.upper(), CODES) or "`schedc explain` lists them"
+        raise click.UsageError(f"no diagnostic code {code!r}; {near}")
+    click.echo(f"{found.code}: {found.title}\n\n{fill(found.explanation.strip(), WIDEST)}")
     for title, example in (("Wrong", found.wrong), ("Right", found.right)):
         if example:
             click.echo(f"\n{title}:\n\n" + "\n".join(f"    {line}" for line in example.strip().split("\n")))

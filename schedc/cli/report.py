@@ -12,6 +12,7 @@ from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, 
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 
 @click.command(epilog=EPILOG)
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @cost_arguments
 @click.option("--latex", "as_latex", is_flag=True, help="Print the formulas as LaTeX, and nothing else.")
 @json_argument
-def report(schedule: str, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
+def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
     """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
 
     They are fitted to exact critical paths at many sizes and verified at sizes and costs that they were not fitted to;
@@ -30,11 +31,15 @@ def report(schedule: str, sizes: dict[str, int], costs: Costs, as_latex: bool, a
     """
     from schedc.analysis.formulas.derive import derive
     from schedc.analysis.formulas.report import to_json, to_text
+    from schedc.diagnostics import RequestError
+    from schedc.elaborate.sizes import unknown_sizes
     from schedc.inputs import open_family
     from schedc.plan.report import to_text as plan_text
 
     tree = open_family(schedule)
     note_plan(schedule)
+    if unknown := unknown_sizes(tree, sizes):
+        raise RequestError(unknown)
     cells = {} if as_latex else _cells(schedule, sizes, costs)
     with click.progressbar(length=100, label="measuring", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
@@ -56,7 +61,7 @@ def report(schedule: str, sizes: dict[str, int], costs: Costs, as_latex: bool, a
         click.echo("\n".join([f"at {at}:", *cells_text(cells["cells"])]))
 
 
-def _cells(name: str, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
+def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
     if costs.cell is None:
         return {}
@@ -67,7 +72,7 @@ def _cells(name: str, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
 
 
-def _attached(name: str) -> dict[str, Any] | None:
+def _attached(name: Given) -> dict[str, Any] | None:
     """What a plan attaches, at its sizes; None for anything else."""
     from schedc.compiler import laid_out, legal_schedule
     from schedc.inputs import open_input

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from schedc.cli.charts import cell_at, cell_drawing, chart_at, charts_at, drawing
-from schedc.cli.common import EPILOG, USAGE, cost_arguments, output_argument, print_findings, schedule_arguments
+from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments
+from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (
     FORMS_OF_CELLS,
@@ -28,6 +28,7 @@ from schedc.cli.traced import run_charts
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
@@ -54,6 +55,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.option(
     "--with",
     "other",
+    type=ScheduleArgument(),
     metavar="SCHEDULE",
     help="A second schedule below, on the same time axis and at the same sizes (html and term).",
 )
@@ -94,12 +96,12 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 )
 @output_argument
 def show(
-    schedule: str,
+    schedule: Given,
     sizes: dict[str, int],
     costs: Costs,
     wanted: str | None,
     width: int | None,
-    other: str | None,
+    other: Given | None,
     other_costs: tuple[str, ...],
     trace: Path | None,
     kind: str | None,
@@ -155,10 +157,6 @@ def _cost_origin() -> str:
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:
     """The costs with these options over them; a wrong option is wrong usage."""
     from schedc.cost.costs import Costs
-    from schedc.diagnostics import DiagnosticError
 
-    try:
+    with asked():
         return Costs.from_options(options, base=costs)
-    except DiagnosticError as error:
-        print_findings(error.diagnostics)
-        sys.exit(USAGE)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
+    from schedc.library import Given
     from schedc.search.tune import Tuned
 
 _SECONDS = 30.0
@@ -61,7 +62,7 @@ _SECONDS = 30.0
 )
 @json_argument
 def tune(
-    schedule: str,
+    schedule: Given,
     sizes: dict[str, int],
     costs: Costs,
     memory: str,

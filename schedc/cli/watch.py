@@ -14,10 +14,11 @@ import click
 from schedc.cli.charts import drawing
 from schedc.cli.common import EPILOG, cost_arguments, output_argument, print_findings, schedule_arguments
 from schedc.cli.pictures import TERM, check_converter, check_width, format_of, width_option
-from schedc.cli.screen import colours_of, width_of
+from schedc.cli.screen import coloured, colours_of, width_of
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.library import Given
 
 _INTERVAL = 0.2
 """Seconds between two looks at the file."""
@@ -33,12 +34,14 @@ State = tuple[int, int, int] | None
 @cost_arguments
 @width_option
 @output_argument
-def watch(schedule: str, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
+def watch(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
     """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
 
     With -o, also keep that picture, page or text (by its suffix) up to date. Of a file that is broken the findings are
     shown, and the last good drawing stays in the file.
     """
+    if not isinstance(schedule, str):
+        raise click.UsageError("`watch` follows a file, and a pipe is none; `show` draws what comes through one")
     file, colon, _name = schedule.rpartition(":")
     path = Path(file if colon and file.endswith(".sched") else schedule)
     if not path.is_file():
@@ -49,11 +52,8 @@ def watch(schedule: str, sizes: dict[str, int], costs: Costs, width: int | None,
         form = format_of(None, output)
         check_width(width, form)
         check_converter(form)
-    try:
-        for _ in _changes(path):
-            _redraw(schedule, sizes, costs, width, output)
-    except KeyboardInterrupt:
-        click.echo()
+    for _ in _changes(path):
+        _redraw(schedule, sizes, costs, width, output)
 
 
 def _changes(path: Path) -> Iterator[None]:
@@ -89,7 +89,8 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | 
         print_findings(error.diagnostics)
         return
     charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs)]
-    click.echo(drawing(charts, TERM, columns=width_of(None), colours=colours_of(None)).content)
+    shown = drawing(charts, TERM, columns=width_of(None), colours=colours_of(None)).content
+    click.echo(shown, color=coloured(sys.stdout) or None)
     if output is not None:
         form, columns = format_of(None, output), width_of(output)
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.check import check
 from schedc.cost.costs import Costs
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.choose import WrittenOrder, aim_of, number_of_choices, place_computed, refuse_too_many
 from schedc.elaborate.computed import ComputedExpander
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
@@ -17,7 +17,7 @@ from schedc.elaborate.expand import Item, unpack
 from schedc.elaborate.numbering import Unnumbered, number
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
-from schedc.elaborate.sizes import MAX_MICROBATCHES, bind_sizes, in_order, role, segments, unmet
+from schedc.elaborate.sizes import MAX_MICROBATCHES, asked_for, bind_sizes, in_order, role, segments, unmet
 from schedc.ir.arrays import bincount
 from schedc.ir.ops import FACTS
 from schedc.ir.placement import Placement
@@ -83,7 +83,7 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
         else:
             scope.names[item.name] = evaluator.value(item.value, scope)
     if failed:
-        raise DiagnosticError(failed)
+        raise (RequestError if asked_for(tree, sizes) else DiagnosticError)(failed)
     return scope
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
 from schedc.elaborate.evaluate import MAX_VALUE, Evaluator, Scope
 from schedc.elaborate.place import MAX_STAGES
 from schedc.syntax import tree as t
@@ -34,16 +34,14 @@ def segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
 
 
 def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]:
-    """Every parameter with its value. All unknown, missing and illegal sizes are reported together."""
-    found: list[Diagnostic] = []
+    """Every parameter with its value.
+
+    Raises `DiagnosticError` with all unknown, missing and illegal sizes (S111, S112, S113): `RequestError` unless a
+    default of the file is one of them.
+    """
+    found = unknown_sizes(tree, given)
+    asked = True
     bound: dict[str, int] = {}
-    names = [parameter.name for parameter in tree.parameters]
-    for name in given:
-        if name not in names:
-            message = f"`{tree.name}` has no size `{name}`"
-            found.append(
-                Diagnostic("S111", message, Label(tree.span), help=did_you_mean(name, names), source=tree.source)
-            )
     for parameter in tree.parameters:
         value = given.get(parameter.name, parameter.default)
         least, largest = BOUNDS[parameter.role]
@@ -53,15 +51,37 @@ def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]
             help = f"give it: -D {parameter.name}={least if parameter.role != 'ranks' else 4}"
             found.append(Diagnostic("S112", message, label, help=help, source=tree.source))
         elif not least <= value <= largest:
+            asked = asked and parameter.name in given
             message = f"{parameter.name} = {value} is not between {least} and {largest:,}"
             found.append(Diagnostic("S113", message, label, source=tree.source))
         else:
             bound[parameter.name] = int(value)
     if not found:
-        found = _too_many_segments(tree, bound)
+        found, asked = _too_many_segments(tree, bound), asked_for(tree, bound)
     if found:
-        raise DiagnosticError(found)
+        raise (RequestError if asked else DiagnosticError)(found)
     return bound
+
+
+def unknown_sizes(tree: t.ScheduleTree, given: Iterable[str]) -> list[Diagnostic]:
+    """A finding (S111) for each name that is none of a size of ``tree``."""
+    names = [parameter.name for parameter in tree.parameters]
+    return [
+        Diagnostic(
+            "S111",
+            f"`{tree.name}` has no size `{name}`",
+            Label(tree.span),
+            help=did_you_mean(name, names),
+            source=tree.source,
+        )
+        for name in given
+        if name not in names
+    ]
+
+
+def asked_for(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
+    """Whether these sizes are other than the defaults of the file: what fails at them is then no fault of the file."""
+    return any(sizes[parameter.name] != parameter.default for parameter in tree.parameters)
 
 
 def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[Diagnostic]:

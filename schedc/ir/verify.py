@@ -242,7 +242,8 @@ def _lacking(table: _Table, what: str, lacks: Bools, other: Int32) -> list[Diagn
         rank = int(schedule.placement.rank_of(np.array([stage]), np.array([microbatch]))[0])
         message = f"the {what} of microbatch {microbatch} on stage {stage} never runs"
         if (row := int(other[slot])) >= 0:
-            return table.finding("S203", row, message, f"its {_name(schedule, row)} is here")
+            help = "add a W, or write B instead of I" if what == "weight gradient" else ""
+            return table.finding("S203", row, message, f"its {_name(schedule, row)} is here", help=help)
         low, high = schedule.rank_start[rank], schedule.rank_start[rank + 1]
         same = low + np.flatnonzero((schedule.stage[low:high] == stage) & _makes(schedule, what)[low:high])
         if same.size:

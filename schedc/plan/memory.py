@@ -184,7 +184,7 @@ def _notes(peak: Peak, schedule: Schedule, say: Callable[[float], str]) -> Itera
     yield "most of it: " + ", ".join(f"{name} {say(value)}" for name, value in peak.parts[:3])
     span = schedule.spans[schedule.span[peak.row]]
     if schedule.source is not None and span != NOWHERE:
-        yield f"that op is written at {schedule.source.name}:{span}"
+        yield f"that op is written at {schedule.source.place}:{span}"
 
 
 def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
