@@ -14,9 +14,10 @@ from schedc.cli.charts import chart_of
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
+    from schedc.library import Given
 
 
-def run_charts(schedule: str, sizes: Mapping[str, int], costs: Costs, given: str, trace: Path) -> tuple[Chart, Chart]:
+def run_charts(schedule: Given, sizes: Mapping[str, int], costs: Costs, given: str, trace: Path) -> tuple[Chart, Chart]:
     """The charts of a run, measured and predicted, in milliseconds.
 
     given: where the costs are from, empty where none were given: then the order is that of the default costs, and
