@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from schedc.cost.costs import Costs
     from schedc.inputs import Input
+    from schedc.library import Given
     from schedc.ir.schedule import Schedule
 
 DEPENDENCIES, CELLS = "dependencies", "cells"
@@ -36,7 +37,7 @@ class GraphName(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-def graph_at(graph: str, name: str, sizes: Mapping[str, int], costs: Costs, stage: int | None) -> Digraph:
+def graph_at(graph: str, name: Given, sizes: Mapping[str, int], costs: Costs, stage: int | None) -> Digraph:
     """A graph of `GRAPHS`: the dependencies of a schedule's cells, or a stage, by default the first with most nodes.
 
     Raises `DiagnosticError` for a schedule that is not legal, S404, and S608. Wrong usage: no such stage.
@@ -44,7 +45,7 @@ def graph_at(graph: str, name: str, sizes: Mapping[str, int], costs: Costs, stag
     return _cells(name, sizes, costs, stage) if graph == CELLS else _dependencies(name, sizes, costs)
 
 
-def _dependencies(name: str, sizes: Mapping[str, int], costs: Costs) -> Digraph:
+def _dependencies(name: Given, sizes: Mapping[str, int], costs: Costs) -> Digraph:
     from schedc.analysis.timeline import simulate
     from schedc.compiler import priced
     from schedc.emit.dot import schedule_graph
@@ -54,7 +55,7 @@ def _dependencies(name: str, sizes: Mapping[str, int], costs: Costs) -> Digraph:
     return schedule_graph(schedule, simulate(schedule, costs))
 
 
-def _cells(name: str, sizes: Mapping[str, int], costs: Costs, stage: int | None) -> Digraph:
+def _cells(name: Given, sizes: Mapping[str, int], costs: Costs, stage: int | None) -> Digraph:
     from schedc.cell_report import stage_graphs
     from schedc.compiler import priced
     from schedc.draw.stage_graph import stage_graph
