@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from schedc.cost.costs import Costs
     from schedc.inputs import Input
-    from schedc.library import Given
     from schedc.ir.schedule import Schedule
+    from schedc.library import Given
 
 DEPENDENCIES, CELLS = "dependencies", "cells"
 GRAPHS = (DEPENDENCIES, CELLS)
