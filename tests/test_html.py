@@ -438,6 +438,8 @@ def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
     for wrong in ("", "from=9&to=2&cell=7:0F0&microbatch=-1&scroll=x", "cell=0:99F99&from=%zz&critical"):
         browser.value(f"location.hash = '{wrong}'")
         assert [again.state(name) for name in VIEW] == first
+    browser.value("location.hash = 'cell=0:0F0'")
+    assert (again.state("cell"), again.state("microbatch")) == ("0F0", "-1"), "a cell may be chosen and no microbatch"
     again.finish()
 
 
@@ -563,6 +565,7 @@ def test_a_hundred_thousand_cells(browser: Browser, tmp_path: Path) -> None:
     chart = named("zbv", P=32, M=640)
     assert len(chart.cells) > 100_000
     seen = Seen(browser, tmp_path, chart)
+    assert (tmp_path / "page.html").stat().st_size < 150_000
     assert browser.value("document.querySelectorAll('*').length") < 1000
     for _ in range(9):
         browser.mouse("Wheel", *seen.at(1000.5, 3), deltaX=0, deltaY=-500)

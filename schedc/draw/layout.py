@@ -16,7 +16,7 @@ LANES = 256
 """Lanes of the tallest drawing; of more ranks, every n-th has one."""
 
 _PIECES, _FINEST, _COARSE, _COARSEST = 256_000, 9600, 600, 150
-"""Columns of a grid: of all lanes together, at most, at first at least, and at least."""
+"""Columns of the grid: in all lanes together; in one lane at most; at least at first; at least in the end."""
 
 MARGIN = 24.0
 GUTTER = 84.0

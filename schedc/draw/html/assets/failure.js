@@ -4,6 +4,6 @@ function sayWhyNot(error) {
   line.hidden = false;
   line.textContent = "DecompressionStream" in globalThis
     ? `This page cannot be shown: ${error.message}`
-    : "This page needs a newer browser (DecompressionStream): Chromium 80, Firefox 113, Safari 16.4 or later.";
+    : "This page needs a newer browser (DecompressionStream): Chromium 85, Firefox 113, Safari 16.4 or later.";
   throw error;
 }

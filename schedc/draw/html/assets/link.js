@@ -36,7 +36,10 @@ function writeLink() {
 // Shows what the address says; what it does not say, or says wrongly, is as in the first view.
 function followLink() {
   const link = new URLSearchParams(location.hash.slice(1));
-  const number = (name, otherwise) => (/^\d[\d.e+-]*$/.test(link.get(name) ?? "") ? Number(link.get(name)) : otherwise);
+  const number = (name, otherwise) => {
+    const value = parseFloat(link.get(name) ?? "");
+    return value >= 0 && value < Infinity ? value : otherwise;
+  };
   for (const name of ["critical", "classes"]) {
     chosen[name] = number(name, name === "classes" ? 1 : 0) !== 0;
     byId(name).checked = chosen[name];
@@ -47,7 +50,7 @@ function followLink() {
     const cell = cellOf(charts[chart], page.kinds.findIndex(({ letter }) => letter === kind), +stage, +microbatch);
     if (cell >= 0) choose(Number(chart), cell);
   }
-  if (Number.isInteger(number("microbatch"))) setMicrobatch(number("microbatch"));
+  setMicrobatch(Math.floor(number("microbatch", -1)));
   const [from, to] = [number("from", 0), number("to", WHOLE)];
   if (from < to) setRange(from, to);
   else setRange(0, WHOLE);
