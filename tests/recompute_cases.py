@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, Routing
 from schedc_runtime.partition import partition
 from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage import Stage
 
 
 def moe(dropout: float) -> Any:
@@ -56,6 +58,37 @@ def trained(
 
 def unequal(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
     return sorted(name for name in {*mine, *expected} if not torch.equal(mine[name], expected[name]))
+
+
+def two_steps(
+    stages: Sequence[Stage], batch: Callable[[int], tuple[Tensor, Tensor]], ahead: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Losses, gradients, buffers and random numbers of two steps of three microbatches, all of them in flight.
+
+    batch: rows and targets by a seed. ahead: microbatches with an R.
+    """
+    torch.manual_seed(3)
+    losses = []
+    for step in range(2):
+        for m in range(3):
+            rows, target = batch(10 * step + m)
+            values: Any = (rows,)
+            for stage in stages:
+                values = stage.forward(m, values, target, 1 / 3, again=m in ahead)
+        for m in reversed(range(3)):
+            gradients: Any = ()
+            for stage in reversed(stages):
+                if m in ahead:
+                    stage.again(m)
+                gradients = stage.backward(m, gradients, defer=True)
+                stage.weight(m)
+        losses += [loss for _, loss in sorted(stages[-1].take_losses().items())]
+        for stage in stages:
+            stage.check_empty()
+    found = {f"{stage.index} {name}": value for stage in stages for name, value in stage.module.named_buffers()}
+    for stage in stages:
+        found |= {f"{stage.index} {n}": p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
+    return {**found, "losses": torch.stack(losses), "random": torch.rand(3)}
 
 
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str, list[str]]]) -> list[list[str]]:

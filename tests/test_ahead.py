@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from expert_cases import compiled
-from recompute_cases import Block, block_stage, moe, unequal, with_rs
+from recompute_cases import Block, block_stage, moe, two_steps, unequal, with_rs
 from runtime_cases import next_token_loss, small_gpt, tokens
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -74,30 +74,7 @@ def dense_stages(segmented: bool, level: Level, blocks: int = 2) -> list[Any]:
 
 
 def stepped(segmented: bool, level: Level, ahead: tuple[int, ...]) -> dict[str, Tensor]:
-    """Losses, gradients, buffers and random numbers of two steps of three microbatches, all of them in flight."""
-    stages = dense_stages(segmented, level)
-    torch.manual_seed(3)
-    losses = []
-    for step in range(2):
-        for m in range(3):
-            batch, target = tokens(1, seed=10 * step + m)
-            values: Any = (batch,)
-            for stage in stages:
-                values = stage.forward(m, values, target, 1 / 3, again=m in ahead)
-        for m in reversed(range(3)):
-            gradients: Any = ()
-            for stage in reversed(stages):
-                if m in ahead:
-                    stage.again(m)
-                gradients = stage.backward(m, gradients, defer=True)
-                stage.weight(m)
-        losses += [loss for _, loss in sorted(stages[-1].take_losses().items())]
-        for stage in stages:
-            stage.check_empty()
-    found = {f"{stage.index} {name}": value for stage in stages for name, value in stage.module.named_buffers()}
-    for stage in stages:
-        found |= {f"{stage.index} {n}": p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
-    return {**found, "losses": torch.stack(losses), "random": torch.rand(3)}
+    return two_steps(dense_stages(segmented, level), lambda seed: tokens(1, seed=seed), ahead)
 
 
 @pytest.mark.parametrize("segmented", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recompute_cases import with_rs
+from recompute_cases import two_steps, with_rs
 from runtime_cases import next_token_loss
 from segmented_cases import shuffled, together, unequal
 from torch import Tensor, nn
@@ -215,24 +215,5 @@ def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
 
 def test_bits_with_random_numbers() -> None:
     """Of three microbatches in flight, two with an R."""
-
-    def stepped(ahead: tuple[int, ...]) -> dict[str, Tensor]:
-        stages = stages_of(2, 2)
-        torch.manual_seed(3)
-        for m in range(3):
-            ids, target = batch(seed=m)
-            values: Any = (ids,)
-            for stage in stages:
-                values = stage.forward(m, values, target, 1 / 3, again=m in ahead)
-        for m in reversed(range(3)):
-            gradients: Any = ()
-            for stage in reversed(stages):
-                if m in ahead:
-                    stage.again(m)
-                gradients = stage.backward(m, gradients, defer=True)
-                stage.weight(m)
-        found = {f"{stage.index} {n}": p.grad for stage in stages for n, p in stage.module.named_parameters()}
-        found |= {f"{stage.index} {n}": b for stage in stages for n, b in stage.module.named_buffers()}
-        return {**found, "random": torch.rand(2), **{f"loss {m}": x for m, x in stages[-1].take_losses().items()}}
-
-    assert unequal(stepped((0, 2)), stepped(())) == []
+    mine, expected = (two_steps(stages_of(2, 2), lambda seed: batch(seed=seed), ahead) for ahead in ((0, 2), ()))
+    assert unequal(mine, expected) == []

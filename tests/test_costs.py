@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedc.cli import main
 from schedc.compiler import analyse
 from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
@@ -149,6 +151,16 @@ def test_a_file_in_a_unit_of_its_own_gives_all_times() -> None:
     assert missing("[ops]\nW = 0.5\n", "zbh1") == []
     assert missing("[ops]\nW = 0.5\n", "zbh1", "F=2") == []
     assert missing("", "zbh1", "F=2") == []
+
+
+def test_every_command_says_what_a_file_leaves_out(tmp_path: Path) -> None:
+    """Of many sizes as of one, and of backwards that a search may split."""
+    path = tmp_path / "whole.toml"
+    path.write_text(GOOD + "[ops]\nF = 3\nB = 6\n")
+    for line in ("check zbh1 --sweep P==2,M==4", "show zbh1", "tune 1f1b --split -D P=2 -D M=2 --effort 1"):
+        result = CliRunner().invoke(main, [*line.split(), "--cost-file", str(path)])
+        assert result.exit_code == 1, line
+        assert "S410" in result.output + str(result.exception), line
 
 
 def test_times_of_pairs_stand_for_their_halves(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import schedc
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import simulate
 from schedc.cli import main
+from schedc.compiler import analyse
 from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.emit.run_trace import measured, read_run
@@ -28,7 +29,7 @@ from schedc.ir.program import InstructionKind, Program, computation
 from schedc_runtime import Pipeline, run
 from schedc_runtime.executor import Interval
 from schedc_runtime.names import label
-from schedc_runtime.trace import Intervals, chrome_trace, compare, measured_costs
+from schedc_runtime.trace import Intervals, chrome_trace, compare, measured_costs, provenance
 
 
 def as_measured(program: Program, costs: Costs) -> dict[int, list[Interval]]:
@@ -62,6 +63,23 @@ def test_costs_measured_on_a_simulated_step_predict_it(schedule: str, tmp_path: 
     path = tmp_path / "measured.toml"
     path.write_text(dump_costs(measured))
     assert simulate(computation(program)[0], load_costs(path)).makespan == pytest.approx(result.predicted)
+
+
+def test_what_did_not_run_by_itself_is_not_given(tmp_path: Path) -> None:
+    """1F1B has no I and no W; late ZB-H1 splits on some stages only, and the others get the median of these."""
+    for schedule, kinds in (("1f1b", "FB"), ("zbh1_late", "FIWB")):
+        program = schedc.compile(schedule, P=4, M=8)
+        intervals = as_measured(program, Costs(F=2.0, I=3.0, W=1.0, B=5.0))
+        costs = measured_costs(program, [intervals])
+        assert costs.given == frozenset(kinds), "no message was timed"
+        path = tmp_path / "measured.toml"
+        path.write_text("".join(f"# {line}\n" for line in provenance(program, [intervals])) + dump_costs(costs))
+        keys = [line.partition(" = ")[0] for line in path.read_text().splitlines() if " = [" in line]
+        assert sorted(keys) == sorted(kinds)
+        analyse(schedule, {"P": 4, "M": 8}, load_costs(path))
+    without = sorted({*range(4)} - {*program.stage[program.kind == InstructionKind.I].tolist()})
+    assert without
+    assert f"I of stage{'s' * (len(without) > 1)} {', '.join(map(str, without))}: the median of" in path.read_text()
 
 
 def test_standing_for_a_message_inside_a_cell_is_no_time_of_the_cell() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from schedc.analysis.claims import STATUSES, Status, check_claims
 from schedc.analysis.legality import check_schedule
 from schedc.cost.costs import Costs
+from schedc.cost.given import check_given
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.choose import has_policy
@@ -143,6 +144,7 @@ def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs) -> Outcome:
     if findings := check_schedule(schedule):
         return Outcome(sizes, False, tuple(findings))
     try:
+        check_given(costs, schedule)
         results = check_claims(tree.claims, schedule, costs, follows_costs=has_policy(tree))
     except DiagnosticError as error:
         return Outcome(sizes, False, error.diagnostics)

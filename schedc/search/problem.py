@@ -18,6 +18,7 @@ import numpy.typing as npt
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs, StageCosts
+from schedc.cost.given import check_given
 from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int32, Schedule
 from schedc.search.split import split_backwards
@@ -111,6 +112,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
     caps: [P] memory that a rank may hold, in the unit of ``costs.activation``, or None for no cap.
     """
     schedule = _searched(seed, freedom)
+    check_given(costs, schedule)
     known = Dependencies.of(schedule)
     of_stage = costs.resolved(schedule.stages)
     spent = durations(known, of_stage)
