@@ -49,5 +49,5 @@ def _finding(costs: Costs, schedule: Schedule, kind: OpKind, row: int) -> Diagno
     first = f"{op.stage}{name}{op.microbatch}"
     message = f"the costs give no {name}, and `{schedule.name}` has ops of that kind, first {first}"
     both = "B, or I and W" if kind is OpKind.B else name
-    help = f"write {both}, measure with `schedc calibrate {schedule.name}`, or say it here: `--cost {name}=NUMBER`"
+    help = f"write {both}, measure with `schedc calibrate`, or say it here: `--cost {name}=NUMBER`"
     return problem("S410", message, costs.source, "ops", help=help)
