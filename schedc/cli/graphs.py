@@ -29,7 +29,7 @@ _REMEDY = "install graphviz (apt-get install graphviz, brew install graphviz)"
 
 
 class GraphName(click.Choice[str]):
-    """A name of a graph; what stands in its place where SCHEDULE follows ``--graph`` is told so."""
+    """A name of a graph. Where SCHEDULE follows ``--graph`` in its place, the error tells the right order."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:

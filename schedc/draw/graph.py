@@ -36,7 +36,7 @@ def new_graph(name: str, title: Sequence[str], direction: str = "LR") -> Digraph
     graph = Digraph(name)
     graph.attr(
         label=lines(title), labelloc="t", labeljust="l", rankdir=direction, newrank="true", fontname=_FONT,
-        fontcolor=LIGHT.text, bgcolor=LIGHT.paper,
+        fontcolor=LIGHT.text, bgcolor=LIGHT.paper, pad="0.1", margin="0",
     )  # fmt: skip
     graph.attr("node", **_NODES)
     graph.attr("edge", arrowsize="0.6", fontname=_FONT, fontsize="10", fontcolor=LIGHT.text, **VALUE)

@@ -129,6 +129,7 @@ def _bytes(specs: Iterable[TensorSpec]) -> int:
 
 
 def _some(rows: list[str], what: str) -> list[str]:
-    return (
-        rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS - 1], f"and {len(rows) - _MOST_ROWS + 1} more {what}"]
-    )
+    """The rows, or the first of them and how many are left out."""
+    shown_rows = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
+    left = len(rows) - len(shown_rows)
+    return [*shown_rows, *([f"and {left} more {what}"] if left else [])]
