@@ -23,7 +23,7 @@ _TIMEOUT = 90.0
 
 def run_attempts(attempts: list[dict[str, Any]]) -> list[list[Any]]:
     """For each attempt, one after the other, what each rank returned: ``["returned", value]``, ``["raised", class,
-    text]`` or ``["died", status]``.
+    text]`` or ``["died", status]``. A case that raises SystemExit returns None, and its process ends as scripts do.
 
     attempts: their ``case`` (``module:function``), ``ranks``, ``arguments``, and an ``environment`` beside RANK and
     WORLD_SIZE, with the address of a store.
@@ -61,7 +61,7 @@ def _attempt(number: int, attempt: dict[str, Any], case: Any) -> list[Any]:
         if not text:
             os.kill(pid, 9)
         _, status = os.waitpid(pid, 0)
-        answers.append(json.loads(text) if text else ["died", status])
+        answers.append(json.loads(text) if text and not status else ["died", status])
     return answers
 
 
@@ -84,6 +84,9 @@ def _fork(number: int, rank: int, attempt: dict[str, Any], case: Any) -> tuple[i
     os.environ |= {name: str(value) for name, value in attempt["environment"].items()}
     try:
         answer = ["returned", case(number, rank, **attempt["arguments"])]
+    except SystemExit:
+        os.write(writing, json.dumps(["returned", None]).encode())
+        raise
     except Exception as error:
         answer = ["raised", type(error).__name__, str(error), traceback.format_exc()]
     os.write(writing, json.dumps(answer).encode())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 
 from schedc.compiler import compile as compile_schedule
 from schedc_runtime import Pipeline, join
+from schedc_runtime.errors import PeerFailure
+
+kept: Pipeline | None = None
 
 
 def trainer(attempt: int, rank: int, fault: str = "", own: bool = False, steps: int = 3) -> list[float]:
@@ -87,6 +92,57 @@ def several(attempt: int, rank: int) -> list[list[float]]:
             pipe.close()
     dist.barrier()
     return losses
+
+
+def one_list(attempt: int, rank: int) -> list[str]:
+    """Rank 1 of four is killed in the second step; what this rank raises."""
+    torch.set_num_threads(1)
+    join()
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    program = compile_schedule("1f1b", P=4, M=4)
+    pipe = Pipeline(model, program, loss_fn=nn.functional.mse_loss, timeout=20)
+    pipe.step(*batch())
+    if rank == 1:
+        pipe.partition.modules[1].register_forward_hook(lambda *_: _kill())
+    try:
+        pipe.step(*batch())
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def broken(attempt: int, rank: int) -> list[str]:
+    """All connections of rank 1 to others break, though nobody died; what this rank raises."""
+    torch.set_num_threads(1)
+    join()
+    pipe = pipeline(rank, "", timeout=20)
+    pipe.step(*batch())
+    if rank == 1:
+        pipe.partition.modules[1].register_forward_hook(lambda *_: _break_connections())
+    try:
+        pipe.step(*batch())
+    except PeerFailure as error:
+        return [type(error).__name__, error.rank, str(error)]
+    return []
+
+
+def leaving(attempt: int, rank: int) -> None:
+    """Train and leave as a script that ends, with pipeline and group open."""
+    global kept
+    torch.set_num_threads(1)
+    join()
+    kept = pipeline(rank, "", timeout=20)
+    kept.step(*batch())
+    raise SystemExit
+
+
+def _break_connections() -> None:
+    """Shut down every connection but those with the store."""
+    store = int(os.environ["MASTER_PORT"])
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.getpeername()[1] != store:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def store_lost(attempt: int, rank: int) -> list[str]:

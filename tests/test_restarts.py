@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
@@ -26,10 +27,11 @@ def outcomes() -> dict[str, list[list[Any]]]:
         attempt("trainer", 2, agent | {"TORCHELASTIC_RESTART_COUNT": number // 3}, fault=fault)
         for number, fault in enumerate(FAULTS)
     ]
-    attempts += [attempt("several", 3, own_store()), attempt("store_lost", 2, own_store())]
+    others = {"several": (3, own_store()), "store_lost": (2, own_store()), "one_list": (4, agent), "broken": (2, agent)}
+    others["leaving"] = (2, agent)
+    attempts += [attempt(case, *where) for case, where in others.items()]
     done = run_attempts(attempts)
-    count = len(FAULTS)
-    return {"trainer": done[:count], "several": done[count], "store_lost": done[count + 1]}
+    return {"trainer": done[: len(FAULTS)], **dict(zip(others, done[len(FAULTS) :], strict=True))}
 
 
 def attempt(case: str, ranks: int, environment: dict[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -79,6 +81,33 @@ def test_the_death_of_the_rank_that_held_the_store_is_told(outcomes: dict[str, l
     assert text.startswith("rank 0 (pid ")
     assert "is dead" in text
     assert float(seconds) < 10, "not after the timeout of 20 s"
+
+
+def test_one_survivor_lists_all_ranks_and_the_others_refer_to_it(outcomes: dict[str, list[Any]]) -> None:
+    first, dead, third, fourth = outcomes["one_list"]
+    assert dead == ["died", 9]
+    texts = [text for _, (kind, text) in (first, third, fourth) if kind == "PeerFailure"]
+    assert len(texts) == 3
+    assert len({text.splitlines()[0].partition(":")[0] for text in texts}) == 1, "all name the same rank"
+    (whole,) = (text for text in texts if "where every rank stands:" in text)
+    assert [line.split()[1] for line in whole.splitlines()[-4:]] == ["0", "1", "2", "3"]
+    for cause, reference, *_ in map(str.splitlines, texts):
+        assert "it was in step 2 at 1F0 --> 1f1b.sched:" in cause
+        assert reference in whole or re.fullmatch("the error of rank [023] lists where every rank stood", reference)
+
+
+def test_a_broken_connection_is_no_timeout(outcomes: dict[str, list[Any]]) -> None:
+    assert [(kind, rank) for _, (kind, rank, _) in outcomes["broken"]] == [("PeerFailure", f"rank {n}") for n in (1, 0)]
+    texts = [text for _, (*_, text) in outcomes["broken"]]
+    for text in texts:
+        assert re.match("rank [01] lost the connection with rank [01] in step 2 at ", text)
+        assert "dead" not in text
+    assert sum("where every rank stands:" in text for text in texts) == 1
+
+
+def test_a_trainer_that_closes_nothing_ends_well(outcomes: dict[str, list[Any]]) -> None:
+    """A thread inside the store would abort the process when the interpreter ends."""
+    assert outcomes["leaving"] == [["returned", None]] * 2
 
 
 def test_nobody_takes_an_old_proposal_for_the_new_one() -> None:

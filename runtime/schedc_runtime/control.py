@@ -51,12 +51,13 @@ class Failure(NamedTuple):
     text: str
 
 
-def told_by(failure: Failure) -> RuntimeFault:
-    """What another rank's report means here."""
+def told_by(failure: Failure, name: str) -> RuntimeFault:
+    """What another rank's report means to rank ``name``; of a connection that broke, the other end is its peer."""
     if failure.kind is Kind.ERROR:
         return PeerFailure(failure.rank, f"{failure.rank} failed, and with it the step:\n{failure.text}")
     text = f"{failure.text}\nthe error of {failure.reporter} lists where every rank stood"
-    return PeerFailure(failure.rank, text) if failure.kind is Kind.PEER else StepTimeout(text)
+    rank = failure.reporter if failure.rank == name else failure.rank
+    return PeerFailure(rank, text) if failure.kind is Kind.PEER else StepTimeout(text)
 
 
 class Control:
@@ -110,7 +111,8 @@ class Control:
             self.presence.read.append(f"round/{self._round - 1}/{self.process}")
         if _LOST.encode() in answers:
             lost = self.names[answers.index(_LOST.encode())]
-            raise told_by(self._failure(wait=_CAUSE) or Failure(Kind.ERROR, lost, lost, "it has not said why"))
+            failure = self._failure(wait=_CAUSE) or Failure(Kind.ERROR, lost, lost, "it has not said why")
+            raise told_by(failure, self.name)
         return [json.loads(answer) for answer in answers]
 
     def publish(self, text: str) -> None:
@@ -130,10 +132,10 @@ class Control:
         Of several ranks that come here one looks at all of them and reports, in its own error; the others refer to it.
         """
         if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
-            return told_by(failure)
+            return told_by(failure, self.name)
         first = self._ask(lambda store: store.add("reporters", 1) == 1, True)
         if not first and (failure := self._failure(wait=_REPORT + 3 * self._interval, even_if_dead=True)) is not None:
-            return told_by(failure)
+            return told_by(failure, self.name)
         gone = self.presence.ended()
         troubles = self.presence.troubles()
         text = "\n".join(troubles) or view
@@ -192,7 +194,7 @@ class Control:
             except dist.DistStoreError:
                 late = [process for process, key in enumerate(keys) if not self._store.check([key])]
                 if (failure := self._failure(wait=0.0)) is not None:
-                    raise told_by(failure) from None
+                    raise told_by(failure, self.name) from None
                 names = ", ".join(self.names[process] for process in late)
                 if set(late) & set(self.presence.ended()):
                     raise self.diagnose(f"{self.name} waited for {names} at {what}", broken=True) from None
