@@ -106,7 +106,7 @@ def test_a_broken_connection_is_no_timeout(outcomes: dict[str, list[Any]]) -> No
 
 
 def test_a_trainer_that_closes_nothing_ends_well(outcomes: dict[str, list[Any]]) -> None:
-    """A thread inside the store would abort the process when the interpreter ends."""
+    """The thread that reports to the store ends before the interpreter does."""
     assert outcomes["leaving"] == [["returned", None]] * 2
 
 
