@@ -40,7 +40,7 @@ class Presence:
         self, store: Any, process: int, names: Sequence[str], interval: float, describe: Callable[[Position], str]
     ) -> None:
         self.names, self.process = names, process
-        self.progress = Progress()
+        self.progress = Progress(shared=store is not None)
         self.read: deque[str] = deque()
         """Keys of the store that everyone has read; the thread deletes them, off the step's path."""
         self._store, self._interval, self._describe = store, interval, describe

@@ -37,11 +37,11 @@ def mark(row: int, part: int) -> int:
 class Progress:
     """This rank's page. ``word[0]`` is the `mark` of the instruction that runs, or -1.
 
-    descriptor: of the page, for others to map; -1 where the system cannot share memory in this way.
+    shared: whether others are to read it. descriptor: of the page, for them to map; -1 where nobody can.
     """
 
-    def __init__(self) -> None:
-        self.descriptor = _shared(_SIZE)
+    def __init__(self, shared: bool = True) -> None:
+        self.descriptor = _shared(_SIZE) if shared else -1
         self._memory = mmap.mmap(self.descriptor, _SIZE)
         words = memoryview(self._memory)[:_ACTIVITY].cast("q")
         self.word, self._words = words[:1], words
