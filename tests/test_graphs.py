@@ -170,7 +170,9 @@ def test_without_dot_the_source_is_printed_with_the_remedy(tmp_path: Path, monke
 
 def test_a_dot_that_cannot_draw_the_format_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "dot"
-    program.write_text("#!/bin/sh\necho 'Format not recognized' >&2\nexit 1\n", encoding="utf-8")
+    program.write_text(
+        "#!/bin/sh\nwhile read line; do :; done\necho 'Format not recognized' >&2\nexit 1\n", encoding="utf-8"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     for form in ("png", "svg"):
