@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser pictures trainers demo test check dist bench figures clean
+.PHONY: setup browser pictures trainers demo test sweep check dist bench figures clean
 
 setup: $(READY)
 
@@ -36,6 +36,9 @@ demo: setup  ## compile dualpipev and train a small transformer with it on 4 loc
 
 test: setup  ## the whole suite, with the long sweeps in their reduced form
 	$(BIN)/python -m pytest
+
+sweep: setup  ## the long sweeps in full; the suite runs them reduced
+	SCHEDC_SWEEP=full $(BIN)/python -m pytest -m sweep
 
 check: setup  ## what CI demands besides the tests: style and types
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,16 @@ RUNTIME_MAY_USE = (
     "schedc.plan",
     "schedc.draw.graph",
 )
+
+
+DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_document_lists_these_layers() -> None:
+    order, runtime = re.findall(r"^`([^`]*<-[^`]*)`.*\n.*`schedc_runtime -> ([^`]*)`", DOCUMENT, re.M)[0]
+    listed = [{f"schedc.{name}" for name in layer.split(", ")} for layer in order.split(" <- ")]
+    assert listed == [set(members) for members in LAYERS if members != ("schedc.__main__",)]
+    assert {f"schedc.{name.removeprefix('schedc.')}" for name in runtime.split(", ")} == set(RUNTIME_MAY_USE)
 
 
 def module_name(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 from claim_oracle import Grid, grid, in_domain, rank_variables, symbols_named, symbols_of, truth
 from random_claims import Maker, features, parsed, programs
 from random_schedules import random_schedule, with_recomputation
+from sweeps import swept
 
 from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
@@ -27,9 +27,7 @@ from schedc.ir.schedule import Schedule
 from schedc.library import open_schedule
 from schedc.syntax import tree
 
-FULL = os.environ.get("SCHEDC_SWEEP") == "full"
-CLAIMS = 10_000 if FULL else 180
-CLAIMS_EACH = 20 if FULL else 6
+CLAIMS, CLAIMS_EACH = swept((10_000, 20), (180, 6))
 
 
 def facts_of(schedule: Schedule) -> Facts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from sweeps import swept
 
 from schedc.analysis.exact.cone import Cone, Vector, dot, reduced
 
-CONES = 4000 if os.environ.get("SCHEDC_SWEEP") == "full" else 150
+CONES = swept(4000, 150)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from orders import published
+from sweeps import swept
 
 from schedc.analysis.claims import check_claims
 from schedc.compiler import legal_schedule
@@ -272,9 +273,12 @@ PLAIN: dict[str, Callable[[int, int, int], list[str]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_rule_in_plain_python(name: str) -> None:
-    ranks = (2, 4, 6, 8, 10) if name in ("dualpipe", "chimera") else (1, 2, 3, 4, 5, 8)
+    ranks = swept(range(1, 17), (1, 2, 3, 4, 5, 8))
+    if name in ("dualpipe", "chimera"):
+        ranks = swept(range(2, 17, 2), (2, 4, 6, 8, 10))
     for P in ranks:
         least = 2 * P if name.startswith("dualpipe") else P if name == "chimera" else 1
         step = {"dualpipe": 2, "chimera": P}.get(name, 1)
@@ -321,8 +325,8 @@ def test_rules_with_a_third_size(third: int) -> None:
 def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
     third = next((p.name for p in TREES[name].parameters if p.role in ("chunks", "segments", "count")), "")
     values = (lambda P: (P, P + P // 2, 2 * P)) if third == "limit" else lambda P: (1, 2, 3)
-    for P in range(2, 17, 2) if name == "chimera" else (1, 2, 3, 4, 5, 8):
-        for M in sorted({1, 2, 3, 4, 5, 7, 8, 10, 15, 16, P}):
+    for P in range(2, 17, 2) if name == "chimera" else swept(tuple(range(1, 17)), (1, 2, 3, 4, 5, 8)):
+        for M in swept(list(range(1, 33)), sorted({1, 2, 3, 4, 5, 7, 8, 10, 15, 16, P})):
             for value in values(P) if third else (0,):
                 sizes = {"P": P, "M": M, **({third: value} if third else {})}
                 if (schedule := unless_refused(name, sizes)) is not None:
@@ -339,6 +343,7 @@ def unless_refused(name: str, sizes: dict[str, int]) -> Schedule | None:
         return None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", names())
 def test_every_legal_size_is_complete_and_its_claims_hold(name: str) -> None:
     tried = Counter[str]()

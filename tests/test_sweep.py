@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sweeps import swept
 
 from schedc.analysis.size_range import sizes_in
 from schedc.analysis.sweep import sweep
 from schedc.cli import main
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
-from schedc.library import open_schedule
+from schedc.library import names, open_schedule
 
 # Complete at every size but those with more than 2 ranks and an odd number of microbatches above 4.
 FAILING = """sched 1
@@ -115,9 +116,19 @@ def test_of_a_plan_its_schedule_is_spoken_of_and_that_is_said(arguments: list[st
     assert CliRunner().invoke(main, [arguments[0], "1f1b", *arguments[1:]]).stderr == ""
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zbh1", "dualpipev", "interleaved_1f1b"])
+def test_the_switch_of_the_long_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, chosen in (("", "reduced"), ("full", "full")):
+        monkeypatch.setenv("SCHEDC_SWEEP", value)
+        assert swept("full", "reduced") == chosen
+    monkeypatch.setenv("SCHEDC_SWEEP", "1")
+    with pytest.raises(ValueError, match="set it to full"):
+        swept("full", "reduced")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept(names(), ["1f1b", "zbh1", "dualpipev", "interleaved_1f1b"]))
 def test_library_schedules_hold_in_a_range(name: str) -> None:
     tree = open_schedule(name)
-    result = sweep(tree, list(sizes_in("P<=5, M<=12", tree, {})), Costs(), processes=1)
+    result = sweep(tree, list(sizes_in(swept("P<=16, M<=64", "P<=5, M<=12"), tree, {})), Costs(), processes=1)
     assert result.failed == 0
     assert result.tried >= 8

@@ -22,8 +22,8 @@ S5: tuple[Code, ...] = (
     Code(
         "S501",
         "a claim does not hold",
-        "A claim speaks of all costs at the given sizes: every cost above 0, p2p at least 0 (0 where the claim does not "
-        "name it), FB between max(F, B) and F + B, and B = I + W where the order has an I. The counterexample is "
+        "A claim speaks of all costs at the given sizes: every cost above 0, p2p at least 0 (0 where the claim does "
+        "not name it), FB between max(F, B) and F + B, and B = I + W where the order has an I. The counterexample is "
         "simulated and shown with both sides of the claim. Most published formulas hold under a condition only: say it "
         "with `when`. `bubble` counts from the start of the step to its end, `span_bubble` from a rank's first op to "
         "its last.",

@@ -52,10 +52,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Cutting:
-    """groups: the segments. exchanges: the cuts that are exchanges, with their names. light: nodes to be copied.
-
-    order: keys by which segments and exchanges together are sorted, topologically.
-    """
+    """groups: the segments. exchanges: the cuts that are exchanges, with their names. light: nodes to be copied."""
 
     groups: tuple[Group, ...]
     exchanges: tuple[tuple[str, Cut], ...]
