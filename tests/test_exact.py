@@ -236,6 +236,16 @@ def test_decimals_are_what_is_written() -> None:
     assert set(costs) == {"F", "B"}
 
 
+def test_costs_that_people_are_shown_are_in_the_domain() -> None:
+    """FB < 2 leaves no whole numbers: those nearest to the refuting vector have FB < I + W."""
+    facts = at_sizes("dualpipev", P=2, M=4)
+    refuting("bubble > 41 + I when FB < 2", facts)
+    (result,) = check_claims([parsed("bubble > 41 + I when FB < 2")], facts.schedule)
+    assert result.counterexample is not None
+    costs = result.counterexample.costs
+    assert costs["I"] + costs["W"] <= costs["FB"] < 2
+
+
 @pytest.mark.parametrize(
     ("claim", "status"),
     [

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.exact.cone import Vector
+from schedc.analysis.exact.cone import Vector, dot
 from schedc.analysis.exact.decide import Refuted
 from schedc.analysis.exact.space import ONE, Space
 from schedc.analysis.exact.statement import Comparison, Statement, holds_at
@@ -35,19 +35,24 @@ def small_vectors(space: Space, condition: Statement, linear: Statement) -> Iter
 
 def near_vectors(space: Space, refuted: Refuted) -> Iterator[list[Vector]]:
     """The refuting vector in whole numbers, small sums of the rays around it, and the vector itself."""
-    yield list(_rounded(space, refuted.vector))
+    yield [vector for vector in _rounded(space, refuted.vector) if _within(space, vector)]
     sums = _sums(refuted.cone.rays[:_MOST_RAYS])
     yield [tuple(row) for row in _ordered(sums[_inside(space, sums)])[:_BATCH].tolist()]
     yield [refuted.vector]
 
 
 def _rounded(space: Space, vector: Vector) -> Iterator[Vector]:
-    """The vector with whole numbers as costs, where it has a unit of constants."""
+    """The vector with whole numbers as costs, where it has a unit of constants; it may leave the space."""
     if space.constant:
         *costs, unit = vector
         for up in (0, unit - 1):
             least = (max((c + up) // unit, int(s != "p2p")) for s, c in zip(space.symbols, costs, strict=True))
             yield (*least, 1)
+
+
+def _within(space: Space, vector: Vector) -> bool:
+    values = ((bound, dot(bound.form, vector)) for bound in space.bounds)
+    return all(value > 0 or (value == 0 and not bound.strict) for bound, value in values)
 
 
 def _grid(space: Space) -> npt.NDArray[np.int64]:
