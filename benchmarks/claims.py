@@ -1,0 +1,123 @@
+"""How fast the claims of the library are decided for all costs, at one size and at every size of a range.
+
+One size: each claim by itself, the schedule and its dependencies known, as `schedc check` decides it after everything
+else. ``ms_per_claim`` is the mean over all claims at P=8 M=32 and ``ms_of_slowest`` the largest; ``s_per_claim`` is the
+largest at P=64 M=512, without the schedules that a policy orders: elaborating those takes minutes there. Each is the
+best of ``--turns``, after a first turn in which numba compiles. Other sizes are at their defaults.
+
+Every size: ``sweep_cpu_s`` is user and system time of elaborating all schedules at all legal sizes with 2 <= P <= 16
+and M <= 64 and of deciding all of their claims, in one process; ``statuses`` says how many decisions gave what. It
+fails where a claim is refuted or cannot be decided. ``--ranks`` and ``--microbatches`` make the range smaller.
+
+    python benchmarks/claims.py [--json] [--turns 3] [--ranks 16] [--microbatches 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from typing import Any
+
+from schedc.analysis import compiled
+from schedc.analysis.claims import check_claims
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.size_range import sizes_in
+from schedc.analysis.sweep import REFUSED
+from schedc.diagnostics import DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.elaborate.choose import has_policy
+from schedc.library import names, open_schedule
+
+
+def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policies: bool) -> list[dict[str, Any]]:
+    """CPU seconds of every claim of the library.
+
+    repeats: decisions timed together, since reading the clock of the CPU takes milliseconds on some machines.
+    """
+    rows = []
+    for name in names():
+        tree = open_schedule(name)
+        if has_policy(tree) and not policies:
+            continue
+        schedule = elaborate(tree, {"P": ranks, "M": microbatches})
+        known = Dependencies.of(schedule)
+        for claim in tree.claims:
+            best, status = float("inf"), ""
+            for turn in range(turns + 1):
+                start = time.process_time()
+                for _ in range(repeats):
+                    (result,) = check_claims([claim], schedule, dependencies=known, follows_costs=has_policy(tree))
+                best = min(best, (time.process_time() - start) / repeats) if turn else best
+                status = result.status
+            rows.append({"schedule": name, "claim": claim.text, "status": status, "cpu_s": best})
+    return rows
+
+
+def at_every_size(ranks: int, microbatches: int) -> dict[str, Any]:
+    """CPU seconds of elaborating and of deciding, the number of sizes, and of decisions by status."""
+    statuses, sizes, elaborating, deciding = Counter[str](), 0, 0.0, 0.0
+    for name in names():
+        tree, policy = open_schedule(name), has_policy(open_schedule(name))
+        for size in sizes_in(f"P >= 2, P <= {ranks}, M <= {microbatches}", tree, {}):
+            start = time.process_time()
+            try:
+                schedule = elaborate(tree, size)
+            except DiagnosticError as error:
+                if {d.code for d in error.diagnostics} <= REFUSED:
+                    continue
+                raise
+            middle = time.process_time()
+            results = check_claims(tree.claims, schedule, follows_costs=policy)
+            elaborating, deciding = elaborating + middle - start, deciding + time.process_time() - middle
+            sizes += 1
+            statuses.update(result.status for result in results)
+            if wrong := next((r for r in results if r.status not in ("proved", "vacuous", "order")), None):
+                raise SystemExit(f"{name} at {size}: `{wrong.claim}` is {wrong.status}: {wrong.why}")
+    return {
+        "sizes": sizes,
+        "decisions": statuses.total(),
+        "statuses": dict(statuses),
+        "elaborating_cpu_s": elaborating,
+        "deciding_cpu_s": deciding,
+        "sweep_cpu_s": elaborating + deciding,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--turns", type=int, default=3, help="the best of so many is taken")
+    parser.add_argument("--ranks", type=int, default=16, help="most ranks of the sweep")
+    parser.add_argument("--microbatches", type=int, default=64, help="most microbatches of the sweep")
+    arguments = parser.parse_args()
+    numba = compiled.kernels(float("inf")) is not None
+    small = at_one_size(8, 32, arguments.turns, repeats=4, policies=True)
+    large = at_one_size(64, 512, arguments.turns, repeats=1, policies=False)
+    swept = at_every_size(arguments.ranks, arguments.microbatches)
+    figures = {
+        "ms_per_claim": 1000 * sum(row["cpu_s"] for row in small) / len(small),
+        "ms_of_slowest": 1000 * max(row["cpu_s"] for row in small),
+        "s_per_claim": max(row["cpu_s"] for row in large),
+    }
+    if arguments.json:
+        rows = {"P=8 M=32": small, "P=64 M=512": large}
+        print(json.dumps({"instrument": "user + system time", "numba": numba, **figures, **swept, "rows": rows}))
+        return
+    for title, rows in (("P=8 M=32", small), ("P=64 M=512", large)):
+        slowest = max(rows, key=lambda row: row["cpu_s"])
+        mean = sum(row["cpu_s"] for row in rows) / len(rows)
+        print(
+            f"{title}: {len(rows)} claims, {1000 * mean:.1f} ms of CPU each, at most {1000 * slowest['cpu_s']:.1f} ms "
+            f"(`{slowest['claim']}` of {slowest['schedule']})"
+        )
+    told = ", ".join(f"{count} {status}" for status, count in swept["statuses"].items())
+    print(
+        f"{swept['sizes']} sizes to P={arguments.ranks} M={arguments.microbatches}: {swept['decisions']} decisions "
+        f"({told}) in {swept['deciding_cpu_s']:.1f} s of CPU, beside {swept['elaborating_cpu_s']:.1f} s of elaborating"
+    )
+
+
+if __name__ == "__main__":
+    main()
