@@ -19,7 +19,7 @@ from schedc.cost.costs import Costs
 from schedc.draw.svg import draw_svg
 from schedc.elaborate import elaborate
 from schedc.emit.torch_csv import to_torch_csv
-from schedc.ir.arrays import as_index, bincount, reduceat, repeat
+from schedc.ir.arrays import as_index, bincount, distinct, reduceat, repeat
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.program import Program
 from schedc.ir.verify import verify
@@ -104,6 +104,14 @@ def test_the_helpers_take_any_integers_and_numpys_own_do_not() -> None:
     assert bincount(counts, minlength=4).tolist() == [1, 1, 1, 0]
     assert reduceat(np.add, np.arange(4), np.array([0, 3], np.int64)).tolist() == [3, 3]
     assert as_index(counts).dtype == np.int32
+
+
+@pytest.mark.parametrize("limit", [9, 1000])
+def test_distinct_codes_are_those_of_unique(limit: int) -> None:
+    codes = np.random.default_rng(1).choice([0, 2, 3, 8], 50)
+    for ours, theirs in zip(distinct(codes, limit), np.unique(codes, return_inverse=True), strict=True):
+        assert ours.tolist() == theirs.tolist()
+    assert [part.size for part in distinct(codes[:0], 0)] == [0, 0]
 
 
 def test_nothing_but_the_helpers_calls_what_refuses_wide_indexes() -> None:

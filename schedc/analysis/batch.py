@@ -14,7 +14,7 @@ from schedc.analysis.ratios import Floats, idle, ratios, span_ratios
 from schedc.cost.batch import CostBatch, CostRows
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import bincount, reduceat
+from schedc.ir.arrays import bincount, distinct, reduceat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64
 
@@ -83,7 +83,7 @@ def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats
     backward = second[pairs]
     full = schedule.kind[backward] == OpKind.B
     code[pairs] = kinds * rows + (row[first[pairs]] * np.int64(2) + full) * rows + row[backward]
-    found, classes = np.unique(code, return_inverse=True)
+    found, classes = distinct(code, kinds * rows + 2 * rows * rows)
     duration = np.empty((found.size, costs.F.shape[1]))
     single = found < kinds * rows
     by_kind = np.concatenate([getattr(costs, kind.name) for kind in OpKind])

@@ -23,12 +23,12 @@ from schedc.source import Source
 def to_torch_csv(schedule: Schedule) -> str:
     """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
     no_recomputation(schedule, "torch's schedule CSV")
-    texts = [
-        f"{stage}{LETTERS[kind]}{microbatch}"
-        for kind, stage, microbatch in zip(
-            schedule.kind.tolist(), schedule.stage.tolist(), schedule.microbatch.tolist(), strict=True
-        )
-    ]
+    # strings are made once for each stage and kind and for each microbatch: a schedule has far more ops than these
+    ops = np.array([f"{stage}{letter}" for stage in range(schedule.stages) for letter in LETTERS], object)
+    numbers = np.array([str(microbatch) for microbatch in range(schedule.microbatches)], object)
+    texts = (
+        ops[schedule.stage.astype(np.int64) * len(LETTERS) + schedule.kind] + numbers[schedule.microbatch]
+    ).tolist()
     for first in np.flatnonzero(_starts_pair(schedule)).tolist():
         texts[first] = f"({texts[first]};{texts[first + 1]})OVERLAP_F_B"
         texts[first + 1] = ""

@@ -34,3 +34,17 @@ def reduceat(ufunc: np.ufunc, values: npt.NDArray[Any], starts: Integers, axis: 
 def as_index(values: Integers | list[int] | int) -> npt.NDArray[np.intp]:
     """The values in the type of numpy's indexes, copied only where they have another."""
     return np.asarray(values).astype(np.intp, copy=False)
+
+
+def distinct(codes: npt.NDArray[np.integer[Any]], limit: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct codes, ascending, and for each code its position among them; codes lie in 0 ..< ``limit``.
+
+    `numpy.unique` sorts; for a limit no larger than the number of codes, marking them is faster.
+    """
+    if limit > codes.size:
+        found, position = np.unique(codes, return_inverse=True)
+        return found.astype(np.int64), position.astype(np.int64)
+    occurs = np.zeros(limit, bool)
+    occurs[codes] = True
+    number = np.cumsum(occurs, dtype=np.int64) - 1
+    return np.flatnonzero(occurs).astype(np.int64), number[codes]

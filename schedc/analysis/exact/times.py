@@ -20,7 +20,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.exact.cone import Cone, Vector, dot, minus
 from schedc.analysis.exact.space import Space
 from schedc.analysis.timeline import run_durations
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import bincount, distinct
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
 
@@ -277,7 +277,7 @@ def simulations_on(dependencies: Dependencies, space: Space, cone: Cone) -> list
     kind = dependencies.schedule.kind
     pairs, first = dependencies.pairs, kind[dependencies.first].astype(np.int64)
     second = np.where(pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
-    found, classes = np.unique(first * (len(OpKind) + 1) + second, return_inverse=True)
+    found, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
     codes = [divmod(int(code), len(OpKind) + 1) for code in found]
     latency = space.form("p2p")
 
