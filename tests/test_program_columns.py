@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import random
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,10 +69,33 @@ def test_loops_are_loaded_when_the_work_left_to_numpy_has_cost_as_much(monkeypat
     monkeypatch.setattr(compiled, "_loaded", [])
     monkeypatch.setattr(compiled, "_left_to_numpy", [0.0])
     monkeypatch.setattr(compiled, "load", lambda: loops)
+    monkeypatch.setattr(compiled, "_compile_seconds", lambda: 0.0)
     assert [compiled.kernels(seconds) for seconds in (0.1, 0.2, 0.05)] == [None, None, None]
     assert compiled.kernels(0.1) is loops
     assert compiled.kernels(1e-5) is None
     assert compiled.kernels(1e-3) is loops
+
+
+def test_loops_without_machine_code_wait_for_as_much_work_as_compiling_costs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loops = compiled.Kernels(None, None, None, None)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_compile_seconds", compiled._compile_seconds.__wrapped__)
+    monkeypatch.setattr(compiled, "_loaded", [])
+    monkeypatch.setattr(compiled, "_left_to_numpy", [0.0])
+    monkeypatch.setattr(compiled, "load", lambda: loops)
+    assert compiled.kernels(5.0) is None
+    (tmp_path / "analysis").mkdir()
+    kept = tmp_path / "analysis" / "compiled.ends-1.nbi"
+    kept.write_bytes(b"")
+    os.utime(kept, (0, 0))
+    assert compiled.kernels(0.0) is None, "older than the source"
+    os.utime(kept)
+    assert compiled.kernels(0.0) is loops
+    kept.unlink()
+    monkeypatch.setattr(compiled, "_loaded", [])
+    assert compiled.kernels(9.0) is loops
 
 
 # Columns that are read late.

@@ -6,15 +6,20 @@ add and compare the same float64 values in the same order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _IMPORT_SECONDS = 0.4
 """What importing numba and loading the compiled loops costs: less work than this is left to numpy."""
+
+_COMPILE_SECONDS = 13.0
+"""What compiling them costs, once on a machine: numba keeps the machine code on disk."""
 
 _CALL_SECONDS = 1e-4
 """The same once they are loaded."""
@@ -52,10 +57,27 @@ def kernels(numpy_seconds: float) -> Kernels | None:
     if _loaded:
         return _loaded[0] if numpy_seconds >= _CALL_SECONDS else None
     _left_to_numpy[0] += numpy_seconds
-    if _left_to_numpy[0] < _IMPORT_SECONDS:
+    if _left_to_numpy[0] < _IMPORT_SECONDS:  # most processes: they need not look for machine code
+        return None
+    if _left_to_numpy[0] < _IMPORT_SECONDS + _compile_seconds():
         return None
     _loaded.append(load())
     return _loaded[0]
+
+
+@cache
+def _compile_seconds() -> float:
+    """What the loops still have to be compiled for: nothing, if machine code of this file is on disk.
+
+    Where numba keeps it elsewhere, because this folder cannot be written, it is taken to be there.
+    """
+    source = Path(__file__)
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(chosen) if chosen else source.parent / "__pycache__"
+    if not chosen and not os.access(folder if folder.exists() else source.parent, os.W_OK):
+        return 0.0
+    newest = max((file.stat().st_mtime for file in folder.glob(f"**/{source.stem}.*.nbi")), default=0.0)
+    return 0.0 if newest >= source.stat().st_mtime else _COMPILE_SECONDS
 
 
 @cache
