@@ -40,7 +40,7 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("option", "code", "said"),
     [
-        ("f=1", "S401", "known here: B, F,"),
+        ("f=1", "S401", "did you mean `F`?"),
         ("pending=1", "S401", "did you mean `pending_weight`?"),
         ("F", "S403", "write KEY=VALUE"),
         ("F=", "S402", "not a number"),
