@@ -23,7 +23,7 @@ trainers: build/trainers/.ready  ## for tests/test_trainers.py, which is skipped
 build/trainers/.ready: constraints.txt | setup
 	rm -rf build/trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trainers -c constraints.txt \
-	  torchtitan nemo-automodel tyro docstring-parser dill spmd-types
+	  torchtitan nemo-automodel tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
 pictures:  ## for tests/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
