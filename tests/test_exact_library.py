@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 from claim_oracle import grid, symbols_of
 from random_claims import features
 from random_schedules import random_schedule, with_recomputation
+from sweeps import swept
 
 from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
@@ -24,8 +24,8 @@ from schedc.elaborate.choose import has_policy
 from schedc.ir.schedule import Schedule
 from schedc.library import names, open_schedule
 
-FULL = os.environ.get("SCHEDC_SWEEP") == "full"
-RANGE = "P >= 2, P <= 16, M <= 64" if FULL else "P >= 2, P <= 3, M <= 4"
+RANGE = swept("P >= 2, P <= 16, M <= 64", "P >= 2, P <= 3, M <= 4")
+CHAINS_RANGE = swept("P >= 2, P <= 8, M <= 24", "P >= 3, P <= 4, M >= 4, M <= 8")
 
 
 def legal(name: str, text: str) -> Iterator[Schedule]:
@@ -56,7 +56,7 @@ def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:
 def test_one_chain_leads_to_the_start_of_every_rank(name: str) -> None:
     """So that the span of a rank is convex in the costs: the start that it subtracts is one sum of them."""
     seen = 0
-    for schedule in legal(name, "P >= 2, P <= 8, M <= 24" if FULL else "P >= 3, P <= 4, M >= 4, M <= 8"):
+    for schedule in legal(name, CHAINS_RANGE):
         _, (part,) = simulations(schedule)
         assert None not in part.chains
         assert "two chains to a start" not in features(schedule)
