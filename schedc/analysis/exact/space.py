@@ -32,6 +32,7 @@ class Space:
     split: whether B is I + W, as it is where the order has an I; else B is a symbol of its own.
     constant: whether there is a last coordinate `ONE`.
     narrowed: what the vectors satisfy besides.
+    equal: whether F, I and W are one cost, called F.
 
     Every cost is greater than 0, p2p at least 0, and FB between max(F, B) and F + B.
     """
@@ -40,6 +41,7 @@ class Space:
     split: bool
     constant: bool = False
     narrowed: tuple[Bound, ...] = ()
+    equal: bool = False
 
     @classmethod
     def of(cls, dependencies: Dependencies, named: Sequence[str] | frozenset[str] | set[str] = ()) -> Space:
@@ -65,6 +67,8 @@ class Space:
 
     def form(self, cost: str) -> Vector:
         """The coefficients of a cost, or of `ONE`; all 0 for a latency that is not spoken of."""
+        if self.equal and cost in ("I", "W"):
+            return self.form("F")
         if cost == "B" and self.split:
             return tuple(a + b for a, b in zip(self.form("I"), self.form("W"), strict=True))
         return tuple(int(name == cost) for name in self.coordinates)
@@ -93,7 +97,7 @@ class Space:
     @property
     def texts(self) -> tuple[str, ...]:
         """The space as comparisons, to be printed."""
-        tied = ("B == I + W",) if self.split else ()
+        tied = (*(("F == I", "I == W") if self.equal else ()), *(("B == I + W",) if self.split else ()))
         still = () if "p2p" in self.symbols else ("p2p == 0",)
         return (*(bound.text for bound in self.bounds if bound.text), *tied, *still)
 

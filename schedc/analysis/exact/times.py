@@ -27,13 +27,14 @@ from schedc.ir.schedule import Int64
 Quantity = tuple[str, int]
 """A time: its name, and the rank that it is of, or -1 where it is one of all ranks.
 
-makespan: the last end. idle: minus the work of the rank with least work, so that bubble = makespan + idle.
+makespan: the last end. idle: minus the work of the rank with least work. bubble: the sum of these two.
 start, end: when a rank's first cell starts and when its last ends. work: what a rank computes.
 span: the largest end - start of a rank; span_bubble: the largest end - start - work.
 """
 
 MAKESPAN: Quantity = ("makespan", -1)
 IDLE: Quantity = ("idle", -1)
+BUBBLE: Quantity = ("bubble", -1)
 SPAN: Quantity = ("span", -1)
 SPAN_BUBBLE: Quantity = ("span_bubble", -1)
 
@@ -223,6 +224,9 @@ class Times:
     def form(self, quantity: Quantity, vector: Vector) -> Vector:
         """A linear form that the time has at ``vector`` and, on the cone, nowhere exceeds."""
         known, work = self.simulations.dependencies, self.simulations.work
+        if quantity == BUBBLE:
+            parts = zip(self.form(MAKESPAN, vector), self.form(IDLE, vector), strict=True)
+            return tuple(a + b for a, b in parts)
         (at,) = self.simulations.edges([vector])
         name, rank = quantity[0], self._value(quantity, at, vector)[1]
         if name == "idle":
@@ -248,6 +252,8 @@ class Times:
             return at.end[rank], rank
         if name == "work":
             return dot(self.simulations.work[rank], vector), rank
+        if name == "bubble":
+            return max(at.end) - min(self._worked(vector)), -1
         if name == "makespan":
             values = at.end
         elif name == "idle":
@@ -258,6 +264,14 @@ class Times:
             values = [e - s - w for s, e, w in zip(at.start, at.end, self._worked(vector), strict=True)]
         most = max(values)
         return most, values.index(most)
+
+    def even(self, quantity: Quantity, vector: Vector) -> bool:
+        """Whether all ranks have the same bubble, at all costs, or the same span bubble at a vector."""
+        if quantity == BUBBLE:
+            return len(set(self.simulations.work)) == 1
+        (at,) = self.simulations.edges([vector])
+        work = self._worked(vector)
+        return len({e - s - w for s, e, w in zip(at.start, at.end, work, strict=True)}) == 1
 
     def _worked(self, vector: Vector) -> list[int]:
         distinct = {form: dot(form, vector) for form in set(self.simulations.work)}

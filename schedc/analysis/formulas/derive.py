@@ -1,40 +1,36 @@
-"""`derive`: everything that `schedc report` says about a schedule, as formulas that held wherever they were tried."""
+"""`derive`: everything that `schedc report` says about a schedule, as formulas that are proved at every size tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.dependencies import Bools
+from schedc.analysis.exact.space import Space
+from schedc.analysis.exact.times import Times
+from schedc.analysis.formulas.conditions import pieces_of
 from schedc.analysis.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
-from schedc.analysis.formulas.domains import Domain, domains_of
+from schedc.analysis.formulas.domains import random_vectors, spaces_of, typical
 from schedc.analysis.formulas.fit import Table
 from schedc.analysis.formulas.grid import Grid, Size, columns, size_grid
-from schedc.analysis.formulas.measure import COUNTS, TIMES, TOTALS, Floats, counts, linear_forms, times
-from schedc.analysis.formulas.pieces import (
-    Example,
-    Failure,
-    Piece,
-    Samples,
-    Untried,
-    coverage,
-    find_pieces,
-    left_out,
-    verify_piece,
-)
+from schedc.analysis.formulas.measure import COUNTS, TIMES, TOTALS, Measured, counts, measured, times_at
+from schedc.analysis.formulas.pieces import Example, Failure, Names, Piece, Untried
+from schedc.analysis.formulas.proof import At, complete_in, left_out, prove
+from schedc.analysis.formulas.regimes import find_regimes
+from schedc.analysis.formulas.regions import Region
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import repeat
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree
 
-_SEED = 20240110
-_VECTORS, _MORE, _MANY, _FRESH, _TIES = 40, 96, 1000, 128, 32
-"""Cost vectors for forms, for conditions (simulated and not), and for verification (generic, and with many ties)."""
+MOST_PIECES = 40
+"""A time with more linear pieces at one size is not described by formulas."""
+
+_EXAMPLES = 60
+"""Cost vectors at which values that no piece speaks of are looked for."""
 
 LEAST_SIZES = 12
-_SMALL = 4
 
 DEFINITIONS: dict[str, str] = {
     "bubble": "makespan less the time that a rank computes",
@@ -50,18 +46,22 @@ DEFINITIONS: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class TimeResult:
-    """A time in one domain of costs: pieces that were verified, those that were not, and what is covered.
+    """A time over the costs of one space: pieces that are proved at the sizes looked at, and those that are not kept.
 
-    covered: share of the samples at held-out sizes that some piece speaks of; 1 where nothing is left out.
-    example: one of the other samples.
+    complete: regions of sizes in which the time is the largest of the printed forms, at every size that was looked at
+    and for all costs; none where something is left out everywhere.
+    sizes: how many were looked at. example: a value that no piece speaks of, if one was met.
+    why: why there are no pieces, where the time was not taken apart.
     """
 
     quantity: str
-    domain: Domain
+    space: Space
     pieces: tuple[Piece, ...]
     failures: tuple[Failure | Untried, ...]
-    covered: float
+    complete: tuple[Region, ...]
+    sizes: int
     example: Example | None
+    why: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +87,23 @@ class Derivation:
 
 
 def derive(tree: ScheduleTree, progress: Callable[[int, int], None] | None = None) -> Derivation:
-    """Fit formulas of times and counts, and verify them at sizes and costs that they were not fitted to.
+    """Formulas of times and counts, each decided at all sizes looked at: those of the fit, and others.
 
     Deterministic. ``progress`` is told how many of how many measurements are done. Raises `DiagnosticError`: what is
     wrong at the first size tried if no size is legal, S503 if too few are.
     """
     grid = size_grid(tree)
     _require_sizes(tree, grid)
-    every = (*grid.fitted, *grid.held_out)
-    domains = domains_of([size.cells for size in every])
-    total, done = len(domains) * len(every), 0
+    spaces = spaces_of([size.cells for size in (*grid.fitted, *grid.held_out)])
+    total, done = len(spaces) * len(TIMES) * (len(grid.fitted) + 1), 0
 
-    def tick() -> None:
+    def tick(count: int = 1) -> None:
         nonlocal done
-        done += 1
+        done += count
         if progress:
             progress(done, total)
 
-    found = [result for number, domain in enumerate(domains) for result in _times(grid, domain, number, tick)]
+    found = [result for space in spaces for result in _times(grid, space, tick)]
     return Derivation(tree, grid, tuple(found), _counts(grid))
 
 
@@ -121,61 +120,77 @@ def _require_sizes(tree: ScheduleTree, grid: Grid) -> None:
 # Times.
 
 
-def _times(grid: Grid, domain: Domain, number: int, tick: Callable[[], None]) -> list[TimeResult]:
-    rng = np.random.default_rng([_SEED, number])
-    vectors, more = domain.vectors(rng, _VECTORS), domain.vectors(rng, _MORE)
-    fresh = np.concatenate([domain.vectors(rng, _FRESH), domain.vectors(rng, _TIES, _SMALL)])
-    many = domain.vectors(rng, _MANY)
-    forms, extra, held_out = [], [], []
-    for size in grid.fitted:
-        forms.append(linear_forms(size.cells, domain, vectors))
-        extra.append(times(size.cells, domain, more))
-        tick()
-    for size in grid.held_out:
-        held_out.append(times(size.cells, domain, fresh))
-        tick()
-    table = columns(grid.fitted, grid.names)
-    results = []
-    for quantity in TIMES:
-        values, even, form, exact = (
-            np.stack([getattr(f[quantity], part) for f in forms]) for part in ("values", "even", "forms", "exact")
-        )
-        samples = Samples(table, vectors, values, even, form, exact)
-        again = _without_forms(table, more, [e[quantity] for e in extra])
-        both = Samples(
-            table,
-            np.concatenate([vectors, more]),
-            np.concatenate([values, again.values], axis=1),
-            np.concatenate([even, again.even], axis=1),
-            again.forms,
-            again.exact,
-        )
-        tests = _without_forms(columns(grid.held_out, grid.names), fresh, [h[quantity] for h in held_out])
-        results.append(
-            _verified(quantity, grid, domain, find_pieces(samples, both, many, domain, _names(grid)), tests, table)
-        )
-    return results
+def _times(grid: Grid, space: Space, tick: Callable[..., None]) -> Iterator[TimeResult]:
+    fitted, held_out = ([times_at(size.cells, space) for size in some] for some in (grid.fitted, grid.held_out))
+    for name in TIMES:
+        if None in fitted or None in held_out:
+            tick(len(fitted) + 1)
+            yield _unknown(name, space, grid, "it is not convex in the costs")
+        else:
+            yield _time(name, grid, space, [t for t in fitted if t], [t for t in held_out if t], tick)
 
 
-def _names(grid: Grid) -> tuple[str, str, tuple[str, ...]]:
-    return grid.ranks, grid.microbatches, grid.others
+def _unknown(name: str, space: Space, grid: Grid, why: str) -> TimeResult:
+    return TimeResult(name, space, (), (), (), len(grid.fitted) + len(grid.held_out), None, why)
 
 
-def _without_forms(table: Table, vectors: Int64, measured: Sequence[tuple[Floats, Bools]]) -> Samples:
-    values, even = np.stack([m[0] for m in measured]), np.stack([m[1] for m in measured])
-    nothing = np.zeros((len(measured), 0))
-    return Samples(table, vectors, values, even, nothing, nothing.astype(bool))
-
-
-def _verified(
-    quantity: str, grid: Grid, domain: Domain, pieces: list[Piece], tests: Samples, fitted: Table
+def _time(
+    name: str,
+    grid: Grid,
+    space: Space,
+    fitted: Sequence[Times],
+    held_out: Sequence[Times],
+    tick: Callable[..., None],
 ) -> TimeResult:
-    names = grid.ranks, grid.microbatches
-    outcomes = [verify_piece(piece, tests, domain, *names, fitted) for piece in pieces]
-    good = tuple(o for o in outcomes if isinstance(o, Piece))
-    failures = tuple(o for o in outcomes if isinstance(o, Failure | Untried))
-    example = left_out(good, tests, domain, *names)
-    return TimeResult(quantity, domain, good, failures, coverage(good, tests, *names), example)
+    rows = _measured(name, grid, space, fitted, tick)
+    tick()
+    if isinstance(rows, str):
+        return _unknown(name, space, grid, rows)
+    names: Names = grid.ranks, grid.microbatches, grid.others
+    table, other = columns(grid.fitted, grid.names), columns(grid.held_out, grid.names)
+    latency = "p2p" in space.symbols  # the formulas of few microbatches would fill pages
+    regimes = find_regimes(rows, table, names, remainders=not latency)
+    sizes = [At(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
+    sizes += [At(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
+    kept: list[Piece] = []
+    failures: list[Failure | Untried] = []
+    for piece in (piece for regime in regimes for piece in pieces_of(regime, rows, table, names)):
+        outcome = prove(piece, sizes, table, names)
+        if isinstance(outcome, Piece):
+            kept.append(outcome)
+        elif outcome is not None:
+            failures.append(outcome)
+    complete = tuple(regime.region for regime in regimes if complete_in(regime, kept, sizes, names))
+    example = left_out(kept, sizes, random_vectors(space, _EXAMPLES, seed=1), names)
+    kept.sort(key=lambda piece: (not _typical(piece, space, names), -piece.share))
+    return TimeResult(name, space, tuple(kept), tuple(failures), complete, len(sizes), example)
+
+
+def _measured(
+    name: str, grid: Grid, space: Space, fitted: Sequence[Times], tick: Callable[..., None]
+) -> list[Measured] | str:
+    """A time in all its pieces at every size of the fit; or why not. The largest size, which has most, goes first."""
+    order = sorted(range(len(fitted)), key=lambda row: -len(grid.fitted[row].cells))
+    found: dict[int, Measured] = {}
+    for row in order:
+        size = grid.fitted[row]
+        pieces = measured(fitted[row], space, TIMES[name], MOST_PIECES)
+        if pieces is None:
+            tick(len(order) - len(found))
+            at = ", ".join(f"{parameter} = {value}" for parameter, value in size.values.items())
+            return f"it has more than {MOST_PIECES} linear pieces at {at}"
+        found[row] = pieces
+        tick()
+    return [found[row] for row in range(len(fitted))]
+
+
+def _typical(piece: Piece, space: Space, names: Names) -> bool:
+    """Whether it holds at typical costs on a few ranks with many microbatches."""
+    ranks, microbatches, others = names
+    size = {ranks: np.array([8]), microbatches: np.array([64]), **dict.fromkeys(others, np.array([2]))}
+    if not piece.region.of(size, ranks, microbatches)[0]:
+        return False
+    return all((condition.at(size)[0] @ typical(space) >= 0).all() for condition in piece.conditions)
 
 
 # Counts.
@@ -190,7 +205,7 @@ def _counts(grid: Grid) -> tuple[CountResult, ...]:
 def _count(name: str, grid: Grid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
     for largest in (False, True):
         targets, known = _rows(name, grid.fitted, fitted, grid.names, largest)
-        if (pieces := find_counts(targets, known, *_names(grid))) or name in TOTALS:
+        if (pieces := find_counts(targets, known, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:
             break
     targets, table = _rows(name, grid.held_out, held_out, grid.names, largest)
     outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, known) for piece in pieces]

@@ -17,8 +17,8 @@ Table = Mapping[str, Int64]
 """[n] columns by name: the sizes and, where a rank is meant, ``r``."""
 
 LARGEST_DENOMINATOR = 24
-SPARE = 1.4
-"""How many times more rows than coefficients a fit needs: the others confirm it."""
+SPARE = 2
+"""How many times as many rows as coefficients a fit needs: the others confirm it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,28 +46,30 @@ Monomial = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """Quasi-polynomials of sizes, one for each of some symbols: ``terms[monomial][symbol]``. One symbol for a count."""
+    """Quasi-polynomials of sizes, one for each of some symbols: ``terms[monomial][symbol]``. One symbol for a count.
+
+    width: number of symbols. A form without terms is 0.
+    """
 
     terms: tuple[tuple[Monomial, tuple[Fraction, ...]], ...]
+    width: int = 1
 
     def at(self, table: Table) -> Floats:
         """[n, symbols] the coefficients at every row."""
         rows = len(next(iter(table.values())))
-        width = len(self.terms[0][1]) if self.terms else 1
-        total = np.zeros((rows, width))
+        total = np.zeros((rows, self.width))
         for monomial, factors in self.terms:
             total += monomial_values(monomial, table)[:, None] * np.array([float(f) for f in factors])
         return total
 
     def minus(self, other: Form) -> Form:
         mine, theirs = dict(self.terms), dict(other.terms)
-        width = len((self.terms or other.terms)[0][1])
-        zero = (Fraction(0),) * width
+        zero = (Fraction(0),) * self.width
         merged = {
             monomial: tuple(a - b for a, b in zip(mine.get(monomial, zero), theirs.get(monomial, zero), strict=True))
             for monomial in (*mine, *(m for m in theirs if m not in mine))
         }
-        return Form(tuple((m, factors) for m, factors in merged.items() if any(factors)))
+        return Form(tuple((m, factors) for m, factors in merged.items() if any(factors)), self.width)
 
 
 def beyond(forms: Sequence[Form], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
@@ -178,7 +180,7 @@ def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: 
     if not np.array_equal(design.astype(np.int64) @ whole, np.rint(target).astype(np.int64) * scale):
         return None
     terms = zip(monomials, (tuple(row) for row in fractions), strict=True)
-    return Form(tuple((m, row) for m, row in terms if any(row)))
+    return Form(tuple((m, row) for m, row in terms if any(row)), target.shape[1])
 
 
 def _independent(monomials: list[Monomial], table: Table) -> tuple[list[Monomial], Floats]:

@@ -1,71 +1,69 @@
-"""What a schedule takes at one size: times as exact linear forms in the costs, and counts of each rank."""
+"""What a schedule takes at one size: times in all their linear pieces, and counts of each rank."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.batch import Outcomes, simulate_batch
-from schedc.analysis.dependencies import Bools, Dependencies
-from schedc.analysis.formulas.domains import Domain
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.exact.cone import Cone, Vector, dot
+from schedc.analysis.exact.pieces import Epigraph, linear_pieces
+from schedc.analysis.exact.space import Space
+from schedc.analysis.exact.times import BUBBLE, SPAN_BUBBLE, Quantity, Times, times_on
 from schedc.analysis.memory import measure_memory
 from schedc.ir.schedule import Int64
 
 Floats = npt.NDArray[np.float64]
 
-TIMES = ("bubble", "span_bubble")
+TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
 _PEAKS = ("peak_activations", "peak_activations_between", "peak_pending_weight")
 COUNTS = (*_PEAKS, "messages_sent")
 TOTALS = ("messages", "busiest_link")
 
 
+def times_at(cells: Dependencies, space: Space) -> Times | None:
+    """The times of one size; None where they are not convex in the costs of the space.
+
+    That is so where an overlapped pair has an I, or where two chains of cells lead to the start of a rank.
+    """
+    parts = times_on(cells, space, space.cone, range(cells.schedule.ranks))
+    return parts[0][1] if len(parts) == 1 else None
+
+
 @dataclass(frozen=True, eq=False)
-class Forms:
-    """One time, largest over the ranks, under K cost vectors.
+class Measured:
+    """One time at one size in all its linear pieces.
 
-    values: [K]. forms: [K, symbols] how often each cost counts on the critical path (for a bubble: less what the
-    rank computes), so that value = form . vector. exact: [K] whether that equation was found to hold; it fails where
-    two critical paths of different forms are equally long. even: [K] whether all ranks have the same value.
+    space: the costs; epigraph: of the time over them.
     """
 
-    values: Floats
-    forms: Floats
-    exact: Bools
-    even: Bools
+    space: Space
+    times: Times
+    quantity: Quantity
+    epigraph: Epigraph
+
+    @cached_property
+    def pieces(self) -> dict[Vector, Cone]:
+        """Every linear form that the time has, with where it has it."""
+        return self.epigraph.regions
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """[pieces, symbols]"""
+        return np.array(list(self.pieces), np.float64)
+
+    def value(self, vector: Vector) -> int:
+        return max(dot(form, vector) for form in self.pieces)
 
 
-def linear_forms(cells: Dependencies, domain: Domain, vectors: Int64) -> dict[str, Forms]:
-    """The times of `TIMES` at one size, by name.
-
-    A time is a maximum (or a difference of maxima) of sums over paths, so around a generic cost vector it is one
-    linear form with integer coefficients: the counts on the critical path. They are read off as the change when one
-    cost grows by 1, exact because all costs are integers that doubles hold; form . vector = value confirms them.
-    """
-    count, symbols = vectors.shape
-    steps = np.concatenate([np.zeros((1, symbols), np.int64), np.eye(symbols, dtype=np.int64)])
-    outcomes = simulate_batch(cells, domain.costs((vectors[:, None] + steps).reshape(-1, symbols)))
-    return {name: _forms(_by_rank(outcomes, name).reshape(-1, count, symbols + 1), vectors) for name in TIMES}
-
-
-def _forms(values: Floats, vectors: Int64) -> Forms:
-    largest = values.max(axis=0)
-    base, forms = largest[:, 0], largest[:, 1:] - largest[:, :1]
-    even = (values == largest).all(axis=(0, 2))
-    return Forms(base, forms, (forms * vectors).sum(axis=1) == base, even)
-
-
-def times(cells: Dependencies, domain: Domain, vectors: Int64) -> dict[str, tuple[Floats, Bools]]:
-    """[K] the times of `TIMES`, largest over the ranks, and whether they are the same on all, at one size."""
-    outcomes = simulate_batch(cells, domain.costs(vectors))
-    by_rank = {name: _by_rank(outcomes, name) for name in TIMES}
-    return {name: (v.max(axis=0), (v == v.max(axis=0)).all(axis=0)) for name, v in by_rank.items()}
-
-
-def _by_rank(outcomes: Outcomes, name: str) -> Floats:
-    """[P, K]"""
-    return np.asarray(getattr(outcomes, name), np.float64)
+def measured(times: Times, space: Space, quantity: Quantity, most: int) -> Measured | None:
+    """All linear pieces of a time; None where there are more than ``most``."""
+    bounds = [bound.form for bound in space.bounds[space.dimension :]]
+    epigraph = linear_pieces(times, quantity, space.cone, bounds, most)
+    return None if epigraph is None else Measured(space, times, quantity, epigraph)
 
 
 def counts(cells: Dependencies) -> dict[str, Int64]:

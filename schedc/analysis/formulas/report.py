@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from schedc.analysis.formulas.counts import CountFailure, CountPiece
 from schedc.analysis.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
-from schedc.analysis.formulas.grid import columns
+from schedc.analysis.formulas.grid import Grid, columns
 from schedc.analysis.formulas.pieces import Example, Failure, Piece, Untried
 from schedc.analysis.formulas.text import (
     atoms_of,
@@ -23,7 +24,6 @@ from schedc.elaborate.choose import has_policy
 SCHEMA, VERSION = "schedc.report", 1
 
 _EVERY, _LARGEST = "every rank", "largest over the ranks"
-_WHOLE = 0.9999
 _SHOWN = 4
 """Formulas that were not kept that the text tells, per quantity."""
 
@@ -31,10 +31,13 @@ _SHOWN = 4
 def to_json(derivation: Derivation) -> dict[str, Any]:
     """One object.
 
-    ``quantities``: for each its ``definition``; ``costs``, the conditions under which costs were drawn (times only);
-    ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank`` (of which ranks), ``when`` (all
-    conditions, of sizes and costs) and ``tested`` (values at held-out sizes that it gave); ``complete``: whether the
-    pieces leave nothing out; if not, ``example``: sizes and costs that they leave out, and the ``simulated`` value;
+    ``quantities``: for each its ``definition`` and ``pieces``, each with ``formula`` (as a claim could say it),
+    ``latex``, ``rank`` (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at
+    how many sizes it is proved for all costs that satisfy them, and the largest value of each parameter there.
+    Times have a ``domain``, the costs that they speak of as comparisons; their pieces a ``share``: of the domain, what
+    satisfies the conditions, at the size where that is least. ``complete``: whether nothing is left out, at the sizes
+    that satisfy one of ``complete_when``, each a list of comparisons; ``sizes``: how many were looked at.
+    ``example``: sizes and costs that the pieces leave out, and the ``simulated`` value; ``why``: why there are none.
     ``unknown``: formulas that were fitted and not kept, each with its ``counterexample``, or with ``untried``: sizes
     that it depends on and was not tried above, and how far it was fitted. ``order``: the costs that chose it, if any.
     """
@@ -56,21 +59,24 @@ def to_json(derivation: Derivation) -> dict[str, Any]:
 
 
 def _time(derivation: Derivation, result: TimeResult) -> dict[str, Any]:
-    domain = result.domain
+    grid, space = derivation.grid, result.space
     return {
         "quantity": result.quantity,
         "definition": DEFINITIONS[result.quantity],
-        "latency": "p2p" in domain.symbols,
-        "costs": list(domain.conditions),
+        "latency": "p2p" in space.symbols,
+        "domain": list(space.texts),
         "pieces": [_time_piece(derivation, result, piece) for piece in result.pieces],
-        "complete": result.covered > _WHOLE,
+        "complete": bool(result.complete),
+        "complete_when": [list(region.conditions(grid.ranks, grid.microbatches)) for region in result.complete],
+        "sizes": result.sizes,
         "example": _left_out(result.example),
+        "why": result.why,
         "unknown": [_time_failure(result, failure) for failure in result.failures],
     }
 
 
 def _time_piece(derivation: Derivation, result: TimeResult, piece: Piece) -> dict[str, Any]:
-    grid, symbols = derivation.grid, result.domain.symbols
+    grid, symbols = derivation.grid, result.space.symbols
     expr = expression(piece.form, symbols)
     table = columns((*grid.fitted, *grid.held_out), grid.names)
     sides = [condition(form, symbols, table) for form in piece.conditions]
@@ -78,11 +84,13 @@ def _time_piece(derivation: Derivation, result: TimeResult, piece: Piece) -> dic
         "formula": text(expr),
         "latex": latex(expr, atoms_of(piece.form)),
         "rank": _EVERY if piece.even else _LARGEST,
-        "when": [
+        "conditions": [
             *piece.region.conditions(grid.ranks, grid.microbatches),
             *(f"{text(less)} <= {text(more)}" for less, more in sides),
         ],
-        "tested": piece.tested,
+        "proved_sizes": piece.proved,
+        "largest": dict(piece.largest or {}),
+        "share": float(piece.share),
     }
 
 
@@ -97,7 +105,7 @@ def _untried(failure: Untried) -> dict[str, Any]:
 
 
 def _time_failure(result: TimeResult, failure: Failure | Untried) -> dict[str, Any]:
-    formula = text(expression(failure.form, result.domain.symbols))
+    formula = text(expression(failure.form, result.space.symbols))
     if isinstance(failure, Untried):
         return {"formula": formula, **_untried(failure)}
     return {
@@ -129,8 +137,18 @@ def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece)
         "formula": count_text(piece),
         "latex": count_latex(piece),
         "rank": where or ("rank r" if any(atom.rank for atom in atoms_of(*piece.forms)) else _EVERY),
-        "when": list(piece.region.conditions(grid.ranks, grid.microbatches)),
-        "tested": piece.tested,
+        "conditions": list(piece.region.conditions(grid.ranks, grid.microbatches)),
+        **_counted_at(piece, grid),
+    }
+
+
+def _counted_at(piece: CountPiece, grid: Grid) -> dict[str, Any]:
+    """The sizes at which a count was compared: there it holds whatever the costs."""
+    table = columns((*grid.fitted, *grid.held_out), grid.names)
+    inside = piece.region.of(table, grid.ranks, grid.microbatches)
+    return {
+        "proved_sizes": int(inside.sum()),
+        "largest": {name: int(column[inside].max()) for name, column in table.items()},
     }
 
 
@@ -149,13 +167,14 @@ def _count_failure(failure: CountFailure | Untried) -> dict[str, Any]:
 
 def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
     """The report of `to_json` as text, its formulas as LaTeX if wanted."""
-    names = ", ".join(
-        [facts["parameters"]["ranks"], facts["parameters"]["microbatches"], *facts["parameters"]["others"]]
-    )
+    parameters = facts["parameters"]
+    names = ", ".join([parameters["ranks"], parameters["microbatches"], *parameters["others"]])
     lines = [
-        f"{facts['schedule']}({names}), {facts['parameters']['ranks']} >= 2: fitted at {facts['sizes_fitted']} sizes, "
-        f"verified at {facts['sizes_held_out']} others",
-        "times per chunk" + (", one p2p per message" if any(q.get("latency") for q in facts["quantities"]) else ""),
+        f"{facts['schedule']}({names}), {parameters['ranks']} >= 2: fitted at {facts['sizes_fitted']} sizes, "
+        f"decided at these and {facts['sizes_held_out']} others",
+        "times per chunk"
+        + (", one p2p per message" if any(q.get("latency") for q in facts["quantities"]) else "")
+        + "; in brackets: the sizes at which a piece is proved for all costs, not beyond, and its least share of them",
     ]
     if facts["order"]:
         lines.append(f"all of the order for {facts['order']}: other costs would choose other orders")
@@ -164,21 +183,40 @@ def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _described(quantity: dict[str, Any], as_latex: bool) -> list[str]:
+def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
     latency = " with latency" if quantity.get("latency") else ""
-    costs = f" [costs: {', '.join(quantity['costs'])}]" if quantity.get("costs") else ""
-    lines = [f"{quantity['quantity']}{latency}: {quantity['definition']}{costs}"]
+    yield f"{quantity['quantity']}{latency}: {quantity['definition']}"
+    if quantity.get("domain"):
+        yield f"    costs: {', '.join(quantity['domain'])}"
     shown = [f"${piece['latex']}$" if as_latex else piece["formula"] for piece in quantity["pieces"]]
     width = max(map(len, shown), default=0)
     for formula, piece in zip(shown, quantity["pieces"], strict=True):
-        when = f"  when {' and '.join(piece['when'])}" if piece["when"] else ""
-        lines.append(f"    {formula:<{width}}  ({piece['rank']}){when}")
-    if not quantity["complete"]:
-        said = "unknown elsewhere" if quantity["pieces"] else "unknown: no formula of the kinds tried gives it"
-        lines.append(f"    {said}{_such_as(quantity['example'])}")
+        when = f"  when {' and '.join(piece['conditions'])}" if piece["conditions"] else ""
+        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece)}]"
+    yield from _completeness(quantity)
     told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
-    lines += [f"    unknown: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN]]
-    return lines + [f"    unknown: {len(told) - _SHOWN} formulas more, which --json tells"] * (len(told) > _SHOWN)
+    yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN])
+    if len(told) > _SHOWN:
+        yield f"    not kept: {len(told) - _SHOWN} formulas more, which --json tells"
+
+
+def _proved(piece: dict[str, Any]) -> str:
+    largest = ", ".join(f"{name} <= {value}" for name, value in piece["largest"].items())
+    share = f"; {piece['share']:.1%}" if "share" in piece else ""
+    return f"{piece['proved_sizes']} sizes, {largest}{share}"
+
+
+def _completeness(quantity: dict[str, Any]) -> Iterator[str]:
+    """Whether the pieces are all that there is; of counts only what they leave out is told."""
+    for conditions in quantity.get("complete_when", ()):
+        where = " and ".join(conditions) or "all sizes"
+        yield f"    complete for {where}: it is the largest of these forms, for all costs, at every size looked at"
+    if quantity.get("why"):
+        yield f"    not known: {quantity['why']}"
+    elif quantity["example"] is not None:
+        yield f"    not known {'elsewhere' if quantity['pieces'] else 'at all'}{_such_as(quantity['example'])}"
+    elif not quantity["complete"]:
+        yield "    not known elsewhere"
 
 
 def _such_as(example: dict[str, Any] | None) -> str:
@@ -190,7 +228,7 @@ def _why(unknown: dict[str, Any]) -> str:
         said = f"{example['formula']:g} instead of {example['simulated']:g}"
         return f"fits, but not at {_where(example)}: {said}"
     sizes = " and ".join(f"{name} > {most}" for name, most in unknown["untried"].items())
-    return f"fits, but was not tried with {sizes}, and not fitted there"
+    return f"fits, but was not proved with {sizes}, and not fitted there"
 
 
 def _where(example: dict[str, Any]) -> str:
