@@ -1,4 +1,4 @@
-"""The sizes that formulas are fitted to, and those, larger and never fitted, that they are verified at."""
+"""The sizes that formulas are fitted to, and those, larger and never fitted, at which they are decided, too."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from schedc.elaborate.sizes import meets, role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
-_AS_MANY, _FITTED, _HELD_OUT = 12, 84, 48
+_AS_MANY, _FITTED, _HELD_OUT = 12, 84, 96
 _RANKS = range(2, 11)
-_LARGER_RANKS = (2, 3, 4, 5, 8, 11, 12, 13, 14, 16, 18, 22)
+_LARGER_RANKS = (*range(2, 17), 18, 20, 22)
 _OTHERS = (1, 2, 3, 4)
 _MOST_OPS = 20_000
 
@@ -88,10 +88,7 @@ def _as_many(ranks: int) -> Iterable[int]:
 
 
 def _more_microbatches(ranks: int) -> Iterable[int]:
-    few = (ranks // 2, ranks - 1, ranks + ranks // 2, 2 * ranks - 1)
-    return sorted(
-        {2, 4, *(m for m in few if m), *(k * ranks + j for k in (1, 2, 3, 4, 5, 6) for j in (-2, 0, 1, 3, 4))}
-    )
+    return sorted({*range(1, 4 * ranks), *(k * ranks + j for k in (4, 5, 6) for j in (-2, 0, 1, 3, 4))})
 
 
 def _candidates(

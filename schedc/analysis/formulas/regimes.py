@@ -56,21 +56,40 @@ def find_regimes(rows: Sequence[Measured], table: Table, names: Names, *, remain
 def _best(rows: Sequence[Measured], table: Table, names: Names, regions: Sequence[Region]) -> Regime | None:
     monomials = list(families(*names))
     best: tuple[float, Regime] | None = None
-    for region in regions:
+    for number, region in enumerate(regions):
         chosen = inside(region, table, names)
         if len(chosen) < _LEAST_SIZES or (best is not None and region.texts and len(chosen) == len(rows)):
             continue
-        part, columns = [rows[i] for i in chosen], {name: column[chosen] for name, column in table.items()}
+        part, columns = _rows(rows, table, chosen)
         forms = _forms(part, columns, monomials)
         if not forms:
             continue
         explained = _explained(part, columns, forms)
         regime = Regime(region, forms, explained == 1.0)
-        if best is None or regime.complete or explained > best[0] + _BETTER:
-            best = explained, regime
         if regime.complete:
-            break
+            return _widened(regime, rows, table, names, regions[:number])
+        if best is None or explained > best[0] + _BETTER:
+            best = explained, regime
     return None if best is None else best[1]
+
+
+def _widened(regime: Regime, rows: Sequence[Measured], table: Table, names: Names, wider: Sequence[Region]) -> Regime:
+    """The regime in the first region of sizes that holds its own, and in which its forms are all pieces, too.
+
+    Directions that are followed over a region may pass from one piece to another at a few of its sizes.
+    """
+    own = set(inside(regime.region, table, names))
+    for region in wider:
+        chosen = inside(region, table, names)
+        part, columns = _rows(rows, table, chosen)
+        below = own < set(chosen) and all(_below(form, part, columns) for form in regime.forms)
+        if below and _explained(part, columns, regime.forms) == 1.0:
+            return Regime(region, regime.forms, True)
+    return regime
+
+
+def _rows(rows: Sequence[Measured], table: Table, chosen: Sequence[int]) -> tuple[list[Measured], Table]:
+    return [rows[i] for i in chosen], {name: column[list(chosen)] for name, column in table.items()}
 
 
 def _explained(rows: Sequence[Measured], table: Table, forms: Sequence[Form]) -> float:
