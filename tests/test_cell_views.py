@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedc.analysis.formulas.derive import derive
+from schedc.analysis.formulas.grid import size_grid
 from schedc.cell import Half, Lane, cell_program, stage_shape
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.play import play
@@ -65,7 +66,7 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
 
 
 def test_report_tells_what_cells_hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    formulas = derive(open_family("1f1b"))
+    formulas = derive(open_family("1f1b"), grid=size_grid(open_family("1f1b"), 12, 4))
     monkeypatch.setattr("schedc.analysis.formulas.derive.derive", lambda tree, progress: formulas)
     facts = json.loads(told("report", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))
     checked = json.loads(told("check", "1f1b", *SIZES, "--cost-file", FLAT, "--json"))["cells"]

@@ -14,15 +14,21 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeps import swept
 
 from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.exact.pieces import volume
+from schedc.analysis.exact.space import Space
+from schedc.analysis.exact.times import BUBBLE
 from schedc.analysis.formulas.counts import RANK, find_counts
-from schedc.analysis.formulas.derive import derive
-from schedc.analysis.formulas.domains import Domain
+from schedc.analysis.formulas.derive import DEFINITIONS, derive
+from schedc.analysis.formulas.domains import random_vectors, spaces_of
 from schedc.analysis.formulas.fit import Form, families, fit, monomial_values, size_atom
-from schedc.analysis.formulas.measure import linear_forms
-from schedc.analysis.formulas.pieces import Failure, Piece, Samples, verify_piece
+from schedc.analysis.formulas.grid import Grid, size_grid
+from schedc.analysis.formulas.measure import TIMES, measured, times_at
+from schedc.analysis.formulas.pieces import Failure, Piece, Untried
+from schedc.analysis.formulas.proof import At, complete_at, prove
 from schedc.analysis.formulas.regions import REGIONS
 from schedc.analysis.formulas.report import to_json, to_text
 from schedc.analysis.memory import measure_memory
@@ -31,19 +37,25 @@ from schedc.cli import main
 from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
-from schedc.library import open_schedule
+from schedc.library import names, open_schedule
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
 
 
 @cache
+def grid_of(name: str) -> Grid:
+    tree = open_schedule(name)
+    return swept(lambda: size_grid(tree), lambda: size_grid(tree, 50, 16))()
+
+
+@cache
 def facts(name: str) -> dict[str, Any]:
-    return to_json(derive(open_schedule(name)))
+    return to_json(derive(open_schedule(name), grid=grid_of(name)))
 
 
 def pieces(name: str, quantity: str, **wanted: Any) -> list[dict[str, Any]]:
-    """The pieces of a quantity; ``latency`` and ``costs`` choose among those of the same name."""
+    """The pieces of a quantity; ``latency`` and ``domain`` choose among those of the same name."""
     found = [
         q
         for q in facts(name)["quantities"]
@@ -69,6 +81,7 @@ PUBLISHED = [
     ("1f1b", "bubble", "(P-1)*(F+B)", set()),
     ("interleaved_1f1b", "bubble", "(P-1)*(F+B)", {"M >= P"}),
     ("zbh1", "bubble", "(P-1)*(F+I-W)", {"M >= P", "W <= F", "W <= I"}),
+    ("zbh2", "span_bubble", "(P-1)*(F+I-2*W)", {"M >= 2*P", "W <= F", "2*W <= F + I"}),  # more than is published
     ("dualpipe", "bubble", "(P/2-1)*(FB+F-2*W)", {"W <= I", "I*(P - 2) <= F*P"}),
 ]
 
@@ -77,14 +90,30 @@ PUBLISHED = [
 def test_bubbles_are_the_published_ones(name: str, quantity: str, expected: str, conditions: set[str]) -> None:
     first = pieces(name, quantity, latency=False)[0]
     assert equal(first["formula"], expected), first
-    assert set(first["when"]) <= conditions, first
-    assert first["tested"] >= 30
+    assert set(first["conditions"]) <= conditions, first
+    assert first["proved_sizes"] >= 30
+    assert first["largest"]["P"] >= 16
+    assert 0 < first["share"] <= 1
+
+
+EQUAL = ["F > 0", "F == I", "I == W", "B == I + W", "p2p == 0"]
 
 
 def test_zbv_has_no_span_bubble_at_equal_costs() -> None:
-    costs = ["F == I, I == W"]
-    assert pieces("zbv", "span_bubble", costs=costs)[0]["formula"] == "0"
-    assert equal(pieces("zbv", "bubble", costs=costs)[0]["formula"], "(P-1)*F")
+    assert pieces("zbv", "span_bubble", domain=EQUAL)[0]["formula"] == "0"
+    assert equal(pieces("zbv", "bubble", domain=EQUAL)[0]["formula"], "(P-1)*F")
+
+
+def test_every_time_of_zbv_is_known_for_many_microbatches() -> None:
+    for latency, count in ((False, 8), (True, 10)):
+        (bubble,) = (
+            q
+            for q in facts("zbv")["quantities"]
+            if (q["quantity"], q.get("latency")) == ("bubble", latency) and q["domain"] != EQUAL
+        )
+        assert bubble["complete"]
+        assert ["M >= 2*P"] in bubble["complete_when"]
+        assert sum("M >= 2*P" in piece["conditions"] for piece in bubble["pieces"]) == count
 
 
 def test_latencies_are_those_of_the_zero_bubble_paper() -> None:
@@ -97,20 +126,19 @@ def test_latencies_are_those_of_the_zero_bubble_paper() -> None:
 
 def test_dualpipes_latencies_follow_the_rounds_of_its_microbatches() -> None:
     found = pieces("dualpipe", "bubble", latency=True)
-    assert len(found) == 4
     for sizes in ({"P": 16, "M": 54}, {"P": 20, "M": 40}):
         P, M = sizes.values()
         schedule = legal_schedule(open_schedule("dualpipe"), sizes)
         costs = Costs(F=50.0, I=50.0, W=40.0, FB=130.0, p2p=2.0)
         said = 2 * (M - (M - 4) // P + 3 * P // 2 - 4) + (P - 2) * (50 + 130 - 80) // 2
         assert simulate(schedule, costs).bubble.max() == said
-    assert found[0]["formula"] == "p2p*(-((M - 4)//P) + M + 3*P/2 - 4) + (P - 2)*(F + FB - 2*W)/2"
+    assert "p2p*(-((M - 4)//P) + M + 3*P/2 - 4) + (P - 2)*(F + FB - 2*W)/2" in [piece["formula"] for piece in found]
 
 
 def test_v_mins_bubble_is_that_of_the_reference() -> None:
     """4P-7 chunk times where 3 divides P, else 4P-5."""
-    (piece,) = pieces("vmin", "bubble", costs=["F == I, I == W"])
-    assert piece["when"] == ["M >= P"]
+    (piece,) = pieces("vmin", "bubble", domain=EQUAL)
+    assert piece["conditions"] == ["M >= P"]
     values = [eval(piece["formula"], {"P": P, "F": 1}) for P in range(3, 40)]
     assert values == [4 * P - (5 if P % 3 else 7) for P in range(3, 40)]
 
@@ -135,25 +163,88 @@ def test_counts(name: str, quantity: str, formulas: list[str]) -> None:
     assert [piece["formula"] for piece in pieces(name, quantity)] == formulas
 
 
-def test_every_formula_of_a_time_is_a_claim_that_holds_far_away() -> None:
-    """An independent check: by the claims of the language, at a size beyond every one that formulas come from."""
-    for name, sizes in (("zbh1", {"P": 19, "M": 47}), ("dualpipe", {"P": 18, "M": 44}), ("zbv", {"P": 17, "M": 40})):
-        schedule = legal_schedule(open_schedule(name), sizes)
-        claims = [
-            f"expect {q['quantity']} == {piece['formula']} when {' and '.join([*costs(q), *piece['when']]) or '1 == 1'}"
-            for q in facts(name)["quantities"]
-            if q.get("latency") is False
-            for piece in q["pieces"]
-        ]
-        text = "schedule x(P: ranks, M: microbatches) {\n" + "\n".join(claims) + "\n}"
-        (tree,) = parse(Source("claims", text)).schedules
-        results = check_claims(tree.claims, schedule)
-        assert [r.claim for r in results if r.holds is False] == []
-        assert sum(r.holds is True for r in results) >= 4
+def claims_of(name: str) -> ScheduleTree:
+    """Every formula of a time as a claim of the language: its domain and its conditions as what it holds under."""
+    claims = [
+        f"expect {q['quantity']} == {piece['formula']} when {' and '.join([*q['domain'], *piece['conditions']])}"
+        for q in facts(name)["quantities"]
+        if "domain" in q
+        for piece in q["pieces"]
+    ]
+    tree = open_schedule(name)
+    parameters = ", ".join(f"{p.name}: {p.role}" for p in tree.parameters)
+    (tree,) = parse(Source("claims", f"schedule x({parameters}) {{\n" + "\n".join(claims) + "\n}")).schedules
+    return tree
 
 
-def costs(quantity: dict[str, Any]) -> list[str]:
-    return [part for text in quantity["costs"] for part in text.split(", ")]
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept(names(), ["zbh2", "dualpipe", "zbv"]))
+def test_every_formula_of_a_time_is_a_claim_that_is_proved_elsewhere(name: str) -> None:
+    """At sizes outside of the fit, by the claims of the language; the full sweep has 200 of them of each schedule."""
+    claims, tree = claims_of(name).claims, open_schedule(name)
+    seen = {tuple(size.values.values()) for size in grid_of(name).fitted}
+    rng = np.random.default_rng(len(name))
+    proved = dict.fromkeys((claim.text for claim in claims), 0)
+    left = swept(200, 6)
+    while left:
+        P = int(rng.integers(2, swept(18, 12)))
+        sizes = {"P": P, "M": int(rng.integers(1, 5 * P))}
+        sizes |= {p.name: int(rng.integers(1, 5)) for p in tree.parameters if p.role not in ("ranks", "microbatches")}
+        if tuple(sizes.values()) in seen:
+            continue
+        try:
+            schedule = legal_schedule(tree, sizes)
+        except DiagnosticError:
+            continue
+        left -= 1
+        for result in check_claims(claims, schedule):
+            assert result.status in ("proved", "vacuous"), (
+                sizes,
+                result.claim,
+                result.condition,
+                result.counterexample,
+            )
+            proved[result.claim] += result.status == "proved"
+    assert sum(map(bool, proved.values())) >= len(proved) // 3, proved
+
+
+# What the report said before formulas were decided for all costs, and what the simulation gives.
+FALSE = [
+    ("vhalf", {"P": 14, "M": 32}, "bubble", {"F": 4, "I": 1, "W": 4}, 251, 257),
+    ("vhalf", {"P": 4, "M": 8}, "bubble", {"F": 10, "I": 10, "W": 10, "p2p": 1}, 74, 76),
+    ("dualpipe", {"P": 4, "M": 8}, "span_bubble", {"F": 10, "I": 10, "W": 12, "FB": 22, "p2p": 1}, 17, 18),
+    ("dualpipev_nosplit", {"P": 8, "M": 26}, "bubble", {"F": 21, "I": 20, "W": 20, "FB": 61, "p2p": 2}, 686, 687),
+    ("dualpipev", {"P": 2, "M": 4}, "span_bubble", {"F": 12, "I": 10, "W": 12, "FB": 22, "p2p": 1}, 14, 16),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "quantity", "values", "said", "truth"), FALSE, ids=lambda x: str(x)[:12])
+def test_no_printed_piece_says_what_was_false(
+    name: str, sizes: dict[str, int], quantity: str, values: dict[str, int], said: float, truth: float
+) -> None:
+    cells = Dependencies.of(legal_schedule(open_schedule(name), sizes))
+    space = spaces_of([cells])[-1 if "p2p" in values else 0]
+    times = times_at(cells, space)
+    assert times is not None
+    assert times.values(TIMES[quantity], [tuple(values[s] for s in space.symbols)]) == [truth]
+    known = measured(times, space, TIMES[quantity], most=100)
+    assert known is not None
+    assert known.value(tuple(values[s] for s in space.symbols)) == truth != said
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_report_of_every_schedule_is_made(name: str) -> None:
+    """Of fewer sizes than the command looks at; what it says of them is proved all the same."""
+    tree = open_schedule(name)
+    report = to_json(derive(tree, grid=swept(lambda: size_grid(tree), lambda: size_grid(tree, 14, 5))()))
+    assert {q["quantity"] for q in report["quantities"]} == set(DEFINITIONS)
+    for quantity in report["quantities"]:
+        for piece in quantity["pieces"]:
+            assert {"formula", "conditions", "proved_sizes", "largest"} <= piece.keys()
+        for unknown in quantity["unknown"]:
+            assert (unknown["counterexample"] is None) == bool(unknown.get("untried"))
+        assert quantity["complete"] or quantity["example"] or quantity["why"] or quantity["pieces"]
+    assert report["schedule"] in to_text(report)
 
 
 def tree_of(body: str, sizes: str = "P: ranks = 4, M: microbatches = 8") -> ScheduleTree:
@@ -184,15 +275,7 @@ def test_what_no_formula_of_ours_describes_is_unknown() -> None:
     schedule = legal_schedule(tree, {name: example["sizes"][name] for name in ("P", "M")})
     measured = measure_memory(schedule).peak_activations
     assert measured.max() == example["simulated"]
-    assert f"unknown: no formula of the kinds tried gives it, such as {example['simulated']:g} at" in to_text(report)
-
-
-def test_whatever_is_unknown_comes_with_a_value_or_a_reason() -> None:
-    for name in ("zbv", "vmin", "zb_greedy", "looped_bfs"):
-        for quantity in facts(name)["quantities"]:
-            assert quantity["complete"] == (quantity["example"] is None), (name, quantity["quantity"])
-            for unknown in quantity["unknown"]:
-                assert (unknown["counterexample"] is None) == bool(unknown.get("untried"))
+    assert f"not known at all, such as {example['simulated']:g} at" in to_text(report)
 
 
 def test_what_few_ranks_allow_is_not_taken_for_a_formula() -> None:
@@ -205,9 +288,9 @@ def test_what_few_ranks_allow_is_not_taken_for_a_formula() -> None:
     report = to_json(derive(tree))
     for quantity in report["quantities"]:
         for piece in quantity["pieces"]:
-            if piece["when"][:1] != ["P == 2"]:
+            if piece["conditions"][:1] != ["P == 2"]:
                 assert "P" not in piece["formula"], (quantity["quantity"], piece)
-    assert "fits, but was not tried with P > 4, and not fitted there" in to_text(report)
+    assert "fits, but was not proved with P > 4, and not fitted there" in to_text(report)
 
 
 def test_what_an_order_rests_on_is_said() -> None:
@@ -215,48 +298,69 @@ def test_what_an_order_rests_on_is_said() -> None:
     assert "all of the order for unit costs" in to_text(facts("zb_greedy"))
 
 
-def test_a_refuted_formula_comes_with_a_true_counterexample() -> None:
-    """ZB-V has regimes that depend on sizes and costs together; what the fit got wrong there is told, not printed."""
+def test_a_formula_that_is_not_kept_comes_with_a_true_counterexample() -> None:
+    """DualPipeV's pieces with latency fit at small sizes and fail at few larger ones."""
     refuted = [
-        (q, u)
-        for q in facts("zbv")["quantities"]
-        if q.get("latency") is False
-        for u in q["unknown"]
-        if q["costs"] == []
+        (quantity, unknown)
+        for quantity in facts("dualpipev")["quantities"]
+        if "domain" in quantity
+        for unknown in quantity["unknown"]
+        if unknown["counterexample"]
     ]
-    assert refuted
     for quantity, unknown in refuted:
         example = unknown["counterexample"]
-        assert unknown["formula"] not in [p["formula"] for p in quantity["pieces"]]
-        values = {key: float(value) for key, value in example["costs"].items()}
-        schedule = legal_schedule(open_schedule("zbv"), example["sizes"])
-        measured = getattr(simulate(schedule, Costs(**values)), quantity["quantity"]).max()  # type: ignore[arg-type]
-        assert measured == example["simulated"] != example["formula"]
-    assert "unknown:" in to_text(facts("zbv"))
+        costs = Costs(**{key: float(value) for key, value in example["costs"].items()})  # type: ignore[arg-type]
+        schedule = legal_schedule(open_schedule("dualpipev"), example["sizes"])
+        measured = getattr(simulate(schedule, costs), quantity["quantity"]).max()
+        assert measured == pytest.approx(example["simulated"], rel=1e-4)
+        assert example["simulated"] != example["formula"]
+    assert refuted
+    assert "not kept:" in to_text(facts("dualpipev"))
 
 
 # The parts.
 
 
-def test_a_wrong_formula_is_refuted_with_a_counterexample() -> None:
+def test_a_wrong_piece_is_refuted_and_a_right_one_proved() -> None:
     one, P = Fraction(1), size_atom("P")
-    wrong = Form((((P,), (one, one)),))  # P (F + B), for gpipe's (P - 1)(F + B)
-    domain = Domain(("F", "B"))
-    vectors = domain.vectors(np.random.default_rng(1), 40)
-    cells = [Dependencies.of(legal_schedule(open_schedule("gpipe"), {"P": p, "M": 4})) for p in (2, 3)]
-    found = [linear_forms(c, domain, vectors)["bubble"] for c in cells]
-    table = {"P": np.array([2, 3]), "M": np.array([4, 4])}
-    stacked = (np.stack([getattr(f, name) for f in found]) for name in ("values", "even", "forms", "exact"))
-    samples = Samples(table, vectors, *stacked)
-    outcome = verify_piece(Piece(wrong, REGIONS[0], (), True, 1.0), samples, domain, "P", "M")
+    table = {"P": np.array([2, 3, 4, 5] * 3), "M": np.array([4] * 4 + [5] * 4 + [9] * 4)}
+    space = Space(("F", "B"), split=False)
+    at = []
+    for row, (p, m) in enumerate(zip(table["P"].tolist(), table["M"].tolist(), strict=True)):
+        times = times_at(Dependencies.of(legal_schedule(open_schedule("gpipe"), {"P": p, "M": m})), space)
+        assert times is not None
+        at.append(At(table, row, space, times, TIMES["bubble"]))
+    small = {name: column[:8] for name, column in table.items()}
+    parameters = ("P", "M", ())
+    wrong = Form((((P,), (one, one)),), 2)  # P (F + B), for gpipe's (P - 1)(F + B)
+    outcome = prove(Piece(wrong, REGIONS[0], ()), at, small, parameters)
     assert isinstance(outcome, Failure)
-    assert outcome.sizes == {"P": 2, "M": 4}
     F, B = outcome.costs["F"], outcome.costs["B"]
-    assert (outcome.said, outcome.measured) == (2 * (F + B), F + B)
-    right = Form((((P,), (one, one)), ((), (-one, -one))))
-    assert isinstance(verify_piece(Piece(right, REGIONS[0], (), True, 1.0), samples, domain, "P", "M"), Piece)
-    few = samples.rows(np.array([False, False]))
-    assert verify_piece(Piece(right, REGIONS[0], (), True, 1.0), few, domain, "P", "M") is None
+    assert (outcome.sizes, outcome.said, outcome.measured) == ({"P": 2, "M": 4}, 2 * (F + B), F + B)
+    right = Form((((P,), (one, one)), ((), (-one, -one))), 2)
+    proved = prove(Piece(right, REGIONS[0], ()), at, {"P": np.array([2]), "M": np.array([4])}, parameters)
+    assert isinstance(proved, Piece)
+    assert (proved.proved, proved.largest, proved.share, proved.even) == (12, {"P": 5, "M": 9}, 1, True)
+    assert isinstance(prove(Piece(right, REGIONS[0], ()), at, table, parameters), Untried)
+    assert prove(Piece(right, REGIONS[0], ()), at[:2], small, parameters) is None
+    assert complete_at([right], at[0])
+    assert not complete_at([wrong], at[0])
+    assert not complete_at([Form((((), (one, one)),), 2)], at[1])
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipev", "vmin"])
+def test_the_pieces_of_a_time_fill_all_costs_and_are_it(name: str) -> None:
+    """Volumes in fractions, and random cost vectors that the pieces were not made from."""
+    cells = Dependencies.of(legal_schedule(open_schedule(name), {"P": 6, "M": 14}))
+    for space in spaces_of([cells]):
+        times = times_at(cells, space)
+        assert times is not None
+        vectors = random_vectors(space, 40, seed=3)
+        for quantity in TIMES.values():
+            known = measured(times, space, quantity, most=100)
+            assert known is not None
+            assert sum(map(volume, known.pieces.values())) == volume(space.cone)
+            assert [known.value(vector) for vector in vectors] == times.values(quantity, vectors)
 
 
 @given(st.lists(st.integers(-6, 6), min_size=8, max_size=8))
@@ -289,11 +393,10 @@ def test_forms_are_counts_on_the_critical_path() -> None:
     """By another way: following `bound_by` back from the last op."""
     schedule = legal_schedule(open_schedule("zbh1"), {"P": 5, "M": 9})
     cells = Dependencies.of(schedule)
-    domain = Domain(("F", "I", "W", "p2p"))
-    vectors = domain.vectors(np.random.default_rng(7), 12)
-    forms = linear_forms(cells, domain, vectors)["bubble"]
-    assert forms.exact.all()
-    for vector, form in zip(vectors.tolist(), forms.forms.tolist(), strict=True):
+    space = spaces_of([cells])[-1]
+    times = times_at(cells, space)
+    assert times is not None
+    for vector in random_vectors(space, 12, seed=7):
         F, I, W, p2p = map(float, vector)  # noqa: E741
         timeline = simulate(schedule, Costs(F=F, I=I, W=W, p2p=p2p), cells)
         counted, cell = np.zeros(4), int(np.argmax(timeline.end))
@@ -302,6 +405,7 @@ def test_forms_are_counts_on_the_critical_path() -> None:
             before = int(timeline.bound_by[cell])
             counted[3] += before >= 0 and cells.rank[before] != cells.rank[cell]
             cell = before
+        form = times.form(BUBBLE, vector)
         assert counted.tolist() == [form[0] + 9, form[1] + 9, form[2] + 9, form[3]]
 
 
@@ -309,7 +413,7 @@ def test_the_command_prints_json_and_text_and_latex() -> None:
     told = json.loads(CliRunner().invoke(main, ["report", "gpipe", "--json"]).stdout)
     assert (told["schema"], told["version"], told["schedule"]) == ("schedc.report", 1, "gpipe")
     assert next(p["formula"] for q in told["quantities"] for p in q["pieces"]) == "(B + F)*(P - 1)"
-    assert "(B + F)*(P - 1)  (every rank)" in to_text(told)
+    assert "(B + F)*(P - 1)  (every rank)  [" in to_text(told)
     assert r"$\left(B + F\right) \left(P - 1\right)$" in to_text(told, as_latex=True)
     assert CliRunner().invoke(main, ["report", "no_such"]).exit_code == 2
 

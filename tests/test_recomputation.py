@@ -17,8 +17,9 @@ from random_schedules import random_schedule, with_recomputation
 from schedc.analysis.batch import simulate_batch
 from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.formulas.domains import domains_of
-from schedc.analysis.formulas.measure import linear_forms
+from schedc.analysis.exact.times import BUBBLE
+from schedc.analysis.formulas.domains import spaces_of
+from schedc.analysis.formulas.measure import times_at
 from schedc.analysis.inside import price
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
@@ -365,12 +366,11 @@ def test_commands_tell_its_share_and_leave_out_the_csv(tmp_path: Path) -> None:
 
 def test_formulas_have_its_symbol() -> None:
     cells = Dependencies.of(one_f_one_b(P=4, M=8)[1])
-    domain, latency = domains_of([cells])
-    assert (domain.symbols, latency.symbols) == (("F", "B", "R"), ("F", "B", "R", "p2p"))
-    costs = np.array([[900, 1700, 500]])
-    bubble = linear_forms(cells, domain, costs)["bubble"]
-    assert bubble.exact.all()
-    assert bubble.forms.tolist() == [[3, 3, 0]]  # (P-1)*(F+B): nothing of R, which is hidden
+    space, latency = spaces_of([cells])
+    assert (space.symbols, latency.symbols) == (("F", "B", "R"), ("F", "B", "R", "p2p"))
+    times = times_at(cells, space)
+    assert times is not None
+    assert times.form(BUBBLE, (900, 1700, 500)) == (3, 3, 0)  # (P-1)*(F+B): nothing of R, which is hidden
 
 
 def test_instructions_are_counted_among_the_cells() -> None:

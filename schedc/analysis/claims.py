@@ -140,8 +140,17 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
         wrong = Diagnostic("S502", message, Label(error.node.span, str(error)), source=trials.schedule.source)
         return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
     result = replace(result, applies=given.applies, aside=given.aside, domain=_domain(verdict.space, names))
-    if result.status == "proved" and follows_costs:
-        return replace(result, status="order", why="a policy: other costs may choose another order")
+    return _of_one_order(result) if follows_costs else result
+
+
+def _of_one_order(result: ClaimResult) -> ClaimResult:
+    """The result for a `policy`: nothing was decided about the orders that other costs choose."""
+    why = "a policy: other costs may choose another order"
+    if result.status == "proved":
+        return replace(result, status="order", why=why)
+    if result.status == "refuted" and result.diagnostic:
+        note = "the order is the one that the policy chose at the given costs"
+        return replace(result, why=why, diagnostic=replace(result.diagnostic, notes=(*result.diagnostic.notes, note)))
     return result
 
 

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
     """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
 
-    They are fitted to exact critical paths at many sizes and verified at sizes and costs that they were not fitted to;
-    what fails there is reported as unknown, with the counterexample. Of a plan, those of its schedule.
+    They are fitted to all linear pieces of the times at many sizes, and decided for all costs at these sizes and at
+    others: each is printed with the sizes at which it is proved. What fails is told with the counterexample. Of a plan,
+    those of its schedule.
 
-    Formulas hold at all sizes and costs. With a cost file that has a table [cell] it tells too, at one size, what
+    Formulas speak of all sizes and costs. With a cost file that has a table [cell] it tells too, at one size, what
     communication is exposed and hidden, per kind of cell and for the step.
     """
     from schedc.analysis.formulas.derive import derive

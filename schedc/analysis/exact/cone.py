@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from operator import mul
 
 Vector = tuple[int, ...]
 """A ray, a point, or the coefficients of a linear form: one integer per coordinate."""
 
 
 def dot(form: Sequence[int], vector: Sequence[int]) -> int:
-    return sum(a * b for a, b in zip(form, vector, strict=True))
+    return sum(map(mul, form, vector))
 
 
 def minus(first: Sequence[int], second: Sequence[int]) -> Vector:

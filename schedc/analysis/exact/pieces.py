@@ -65,6 +65,16 @@ class Epigraph:
         tight = tuple(self.cone.tight[i] for i in chosen)
         return Cone(self.cone.dimension - 1, rays, tight, self.cone.rows) if full else None
 
+    def neighbours(self, form: Vector) -> set[Vector]:
+        """The pieces that share a border with a piece, of one dimension less than the costs have."""
+        full = _rank(self.points)
+        mine = self._tight(form)
+        found = {other: [x for x, height in mine if dot(other, x) == height] for other in self.regions if other != form}
+        return {other for other, shared in found.items() if len(shared) >= full - 1 and _rank(shared) == full - 1}
+
+    def _tight(self, form: Vector) -> list[tuple[Vector, int]]:
+        return [(x, z) for x, z in zip(self.points, self.heights, strict=True) if dot(form, x) == z]
+
     @cached_property
     def regions(self) -> dict[Vector, Cone]:
         """The pieces, each with where it is the largest."""
@@ -127,26 +137,23 @@ def _rank(rows: Sequence[Vector]) -> int:
 
 def volume(cone: Cone) -> Fraction:
     """The volume of the points whose coordinates sum to 1, times a constant of the dimension; 0 of a flat cone."""
-    return _volume(cone, tuple(range(len(cone.rays))), ())
+    borders = [sum(1 << i for i, tight in enumerate(cone.tight) if tight >> row & 1) for row in range(cone.rows)]
+    return _volume(cone, [border for border in borders if border], (1 << len(cone.rays)) - 1, ())
 
 
-def _volume(cone: Cone, rays: tuple[int, ...], apexes: tuple[int, ...]) -> Fraction:
-    """That of a face of the cone, which some rays span, joined with apexes: a triangulation by pulling rays."""
-    if len(apexes) == cone.dimension - 1 and len(rays) == 1:
-        return _simplex([cone.rays[i] for i in (*apexes, *rays)])
-    if not rays or len(apexes) >= cone.dimension:
+def _volume(cone: Cone, borders: Sequence[int], face: int, apexes: tuple[int, ...]) -> Fraction:
+    """That of a face of the cone joined with apexes: a triangulation by pulling one ray after the other.
+
+    face, borders: the rays of the face and of each half-space's border, as bits.
+    """
+    first = (face & -face).bit_length() - 1
+    if face == 1 << first:
+        return _simplex([cone.rays[i] for i in (*apexes, first)]) if len(apexes) == cone.dimension - 1 else Fraction(0)
+    if len(apexes) >= cone.dimension - 1:
         return Fraction(0)
-    first, total = rays[0], Fraction(0)
-    facets: dict[tuple[int, ...], None] = {}
-    for row in range(cone.rows):
-        if not cone.tight[first] >> row & 1:
-            face = tuple(i for i in rays if cone.tight[i] >> row & 1)
-            if face:
-                facets[face] = None
-    for face in facets:
-        if not any(set(face) < set(other) for other in facets):
-            total += _volume(cone, face, (*apexes, first))
-    return total
+    facets = {face & border for border in borders if not border >> first & 1} - {0}
+    largest = [f for f in facets if not any(f & other == f != other for other in facets)]
+    return sum((_volume(cone, borders, facet, (*apexes, first)) for facet in largest), Fraction(0))
 
 
 def _simplex(rays: Sequence[Vector]) -> Fraction:

@@ -1,1 +1,1 @@
-"""Formulas of times, memory and messages: measured exactly at many sizes, fitted, and verified at others."""
+"""Formulas of times, memory and messages: exact at many sizes, fitted, and decided for all costs at each."""

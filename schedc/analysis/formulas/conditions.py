@@ -38,34 +38,35 @@ def pieces_of(regime: Regime, rows: Sequence[Measured], table: Table, names: Nam
     samples = random_vectors(space, _VECTORS, seed=len(part))
     found = []
     for form in regime.forms:
-        others = [_reduced(form.minus(other), columns) for other in regime.forms if other != form]
-        candidates = [c for c in dict.fromkeys(others) if c.terms]
+        conditions: tuple[Form, ...] | None
         if regime.complete:
-            conditions: tuple[Form, ...] | None = _needed(tuple(candidates), part, columns)
+            conditions = _against(form, _neighbours(form, regime.forms, part, columns), columns)
         else:
-            candidates = list(dict.fromkeys([*_plain(space), *candidates]))
-            conditions = _searched(form, candidates, part, columns, samples)
+            others = _against(form, regime.forms, columns)
+            conditions = _searched(form, list(dict.fromkeys([*_plain(space), *others])), part, columns, samples)
         if conditions is not None:
             found.append(Piece(form, regime.region, conditions))
     return found
 
 
+def _against(form: Form, others: Sequence[Form], table: Table) -> tuple[Form, ...]:
+    """That no other form exceeds a form, each once and as plain as it can be said."""
+    conditions = (_reduced(form.minus(other), table) for other in others if other != form)
+    return tuple(condition for condition in dict.fromkeys(conditions) if condition.terms)
+
+
+def _neighbours(form: Form, others: Sequence[Form], rows: Sequence[Measured], table: Table) -> list[Form]:
+    """The forms whose pieces share a border with that of a form, at any size: no others bound it."""
+    vectors = {other: [coefficients(other, table, row)[0] for row in range(len(rows))] for other in others}
+    beside = [
+        measured.epigraph.neighbours(vectors[form][row]) if vectors[form][row] in measured.pieces else set()
+        for row, measured in enumerate(rows)
+    ]
+    return [other for other in others if any(vectors[other][row] in near for row, near in enumerate(beside))]
+
+
 def _cone(space: Space, conditions: Sequence[Form], table: Table, row: int) -> Cone:
     return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
-
-
-def _needed(conditions: tuple[Form, ...], rows: Sequence[Measured], table: Table) -> tuple[Form, ...]:
-    """The conditions without those that follow from the others, at all sizes; those on sizes and costs go first."""
-    for condition in sorted(conditions, key=lambda c: not _of_sizes(c)):
-        rest = tuple(c for c in conditions if c != condition)
-        if all(_follows(condition, rest, measured, table, row) for row, measured in enumerate(rows)):
-            conditions = rest
-    return conditions
-
-
-def _follows(condition: Form, rest: Sequence[Form], measured: Measured, table: Table, row: int) -> bool:
-    vector, _ = coefficients(condition, table, row)
-    return all(dot(vector, ray) >= 0 for ray in _cone(measured.space, rest, table, row).rays)
 
 
 def _of_sizes(condition: Form) -> bool:

@@ -66,7 +66,7 @@ class TimeResult:
 
 @dataclass(frozen=True, eq=False)
 class CountResult:
-    """A count: pieces that were verified (none if it is unknown), those that were not, a value that none speaks of."""
+    """A count: pieces that gave every value, formulas that did not, and a value that no piece speaks of."""
 
     quantity: str
     pieces: tuple[CountPiece, ...]
@@ -86,13 +86,16 @@ class Derivation:
     counts: tuple[CountResult, ...]
 
 
-def derive(tree: ScheduleTree, progress: Callable[[int, int], None] | None = None) -> Derivation:
+def derive(
+    tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: Grid | None = None
+) -> Derivation:
     """Formulas of times and counts, each decided at all sizes looked at: those of the fit, and others.
 
-    Deterministic. ``progress`` is told how many of how many measurements are done. Raises `DiagnosticError`: what is
+    Deterministic. ``progress`` is told how many of how many measurements are done. grid: the sizes, by default
+    those of `size_grid`. Raises `DiagnosticError`: what is
     wrong at the first size tried if no size is legal, S503 if too few are.
     """
-    grid = size_grid(tree)
+    grid = grid or size_grid(tree)
     _require_sizes(tree, grid)
     spaces = spaces_of([size.cells for size in (*grid.fitted, *grid.held_out)])
     total, done = len(spaces) * len(TIMES) * (len(grid.fitted) + 1), 0

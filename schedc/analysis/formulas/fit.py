@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import combinations
+from math import lcm
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +63,12 @@ class Form:
         for monomial, factors in self.terms:
             total += monomial_values(monomial, table)[:, None] * np.array([float(f) for f in factors])
         return total
+
+    @cached_property
+    def whole(self) -> tuple[int, tuple[tuple[Monomial, tuple[int, ...]], ...]]:
+        """(scale, terms): the terms in whole numbers, times a scale."""
+        scale = lcm(*(f.denominator for _, factors in self.terms for f in factors))
+        return scale, tuple((monomial, tuple(int(f * scale) for f in factors)) for monomial, factors in self.terms)
 
     def minus(self, other: Form) -> Form:
         mine, theirs = dict(self.terms), dict(other.terms)

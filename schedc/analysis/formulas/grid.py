@@ -18,7 +18,8 @@ from schedc.elaborate.sizes import meets, role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
-_AS_MANY, _FITTED, _HELD_OUT = 12, 84, 96
+_AS_MANY = 12
+FITTED, HELD_OUT = 84, 96
 _RANKS = range(2, 11)
 _LARGER_RANKS = (*range(2, 17), 18, 20, 22)
 _OTHERS = (1, 2, 3, 4)
@@ -59,8 +60,8 @@ def columns(sizes: Iterable[Size], names: Iterable[str]) -> dict[str, Int64]:
     return {name: np.array([size.values[name] for size in listed], np.int64) for name in names}
 
 
-def size_grid(tree: ScheduleTree) -> Grid:
-    """Up to `_FITTED` and `_HELD_OUT` legal sizes, chosen by a fixed shuffle of the candidates.
+def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Grid:
+    """Up to ``fit`` and ``more`` legal sizes, chosen by a fixed shuffle of the candidates.
 
     Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
     """
@@ -71,10 +72,10 @@ def size_grid(tree: ScheduleTree) -> Grid:
     fitted = _legal(tree, few, _AS_MANY, set(), illegal)
     seen = {tuple(size.values.values()) for size in fitted}
     near = _candidates(ranks.name, microbatches.name, others, _RANKS, _microbatches)
-    fitted += _legal(tree, near, _FITTED, seen, illegal)
+    fitted += _legal(tree, near, fit, seen, illegal)
     seen = {tuple(size.values.values()) for size in fitted}
     far = _candidates(ranks.name, microbatches.name, others, _LARGER_RANKS, _more_microbatches)
-    held_out = _legal(tree, far, _HELD_OUT, seen, illegal)
+    held_out = _legal(tree, far, more, seen, illegal) if fitted else []
     names = tuple(p.name for p in others)
     return Grid(ranks.name, microbatches.name, names, tuple(fitted), tuple(held_out), tuple(illegal))
 

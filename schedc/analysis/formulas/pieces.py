@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from math import gcd, prod
+from typing import Any
 
 from schedc.analysis.exact.cone import Cone, Vector, reduced
 from schedc.analysis.exact.space import Space
-from schedc.analysis.formulas.fit import Form, Table, monomial_values
+from schedc.analysis.formulas.fit import Form, Table
 from schedc.analysis.formulas.regions import Region
 
 Names = tuple[str, str, tuple[str, ...]]
@@ -73,13 +74,14 @@ class Example:
 
 def coefficients(form: Form, table: Table, row: int) -> tuple[Vector, int]:
     """(integers, scale): the coefficients of the costs at one size, times a scale."""
-    at = {name: column[row : row + 1] for name, column in table.items()}
-    total = [Fraction(0)] * form.width
-    for monomial, factors in form.terms:
-        value = int(monomial_values(monomial, at)[0])
+    sizes: Any = sizes_of(table, row)  # the atoms of monomials take numbers as they take columns
+    scale, terms = form.whole
+    total = [0] * form.width
+    for monomial, factors in terms:
+        value = prod(int(atom.value(sizes)) for atom in monomial)
         total = [t + value * f for t, f in zip(total, factors, strict=True)]
-    scale = lcm(*(t.denominator for t in total))
-    return tuple(int(t * scale) for t in total), scale
+    common = gcd(scale, *total)
+    return tuple(t // common for t in total), scale // common
 
 
 def sizes_of(table: Table, row: int) -> dict[str, int]:
