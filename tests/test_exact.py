@@ -85,7 +85,7 @@ class Oracle:
         if result.status != "refuted" or result.counterexample is None:
             return f"refuted, but {result.status} for people"
         costs = {s: cost for s, cost in result.counterexample.costs.items() if s in space.symbols}
-        shown = {s: Fraction(cost).limit_denominator(10**7) for s, cost in costs.items()}
+        shown = {s: Fraction(cost).limit_denominator(10**8) for s, cost in costs.items()}
         unit = lcm(*(cost.denominator for cost in shown.values()))
         return self._not_refuted(claim, {s: int(cost * unit) for s, cost in shown.items()}, unit)
 
