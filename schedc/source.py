@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 
@@ -44,7 +44,7 @@ class Source:
 
     name: str
     text: str
-    path: str = ""
+    path: str = field(default="", compare=False)
 
     @property
     def place(self) -> str:

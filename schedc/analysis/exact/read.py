@@ -50,14 +50,13 @@ class Reader:
 
     sizes: values of the parameters; variables: those of the names that index metrics, the rank.
     counts: by metric, [P] numbers that no cost changes. work: [P] what each rank computes, a form of the space, or None
-    where it is no linear form. alike: whether all ranks compute equally much, whatever the costs.
+    where it is no linear form.
     """
 
     space: Space
     sizes: Mapping[str, int]
     counts: Mapping[str, Sequence[int]]
     work: Sequence[Vector | None]
-    alike: bool
     variables: Mapping[str, int]
 
     @property
@@ -134,7 +133,7 @@ class Reader:
         if node.id in self.counts:
             return ((True, self.number(max(self.counts[node.id]))),)
         if node.id in METRICS:
-            return ((True, self._metric(node, node.id)),)
+            return ((True, self._metric(node.id)),)
         raise NoValue(node, f"`{node.id}` means nothing in a claim")
 
     def _index(self, node: tree.Index) -> Cases:
@@ -151,7 +150,7 @@ class Reader:
             if node.name in self.counts:
                 result.append((True, self.number(self.counts[node.name][rank])))
             else:
-                result.append((True, self._metric_of(node, node.name, rank)))
+                result.append((True, self._metric_of(node.name, rank)))
         return tuple(result)
 
     def _form(self, form: Vector) -> Affine:
@@ -160,7 +159,7 @@ class Reader:
     def _time(self, quantity: Quantity, count: int = 1) -> Affine:
         return Affine((0,) * self.space.dimension, ((quantity, count),))
 
-    def _metric(self, node: tree.Expr, name: str) -> Number:
+    def _metric(self, name: str) -> Number:
         """A metric as the largest over the ranks."""
         if name == "makespan":
             return self._time(MAKESPAN)
@@ -168,21 +167,17 @@ class Reader:
             return self._time(MAKESPAN).plus(self._time(IDLE))
         if name == "span_bubble":
             return self._time(SPAN_BUBBLE)
-        whole, work = MAKESPAN, self._mean_work()
-        if name == "span_bubble_ratio":
-            if not self.alike:
-                raise NotLinear(node, "`span_bubble_ratio` where ranks compute differently much")
-            whole, work = SPAN, self._work(0)
-        return Ratio(self._time(whole).plus(work, -1), self._time(whole))
+        whole = self._time(SPAN if name == "span_bubble_ratio" else MAKESPAN)
+        return Ratio(whole.plus(self._mean_work(), -1), whole)
 
-    def _metric_of(self, node: tree.Expr, name: str, rank: int) -> Number:
+    def _metric_of(self, name: str, rank: int) -> Number:
         """A metric of one rank; those that are one number for all ranks are that."""
         if name == "bubble":
             return self._time(MAKESPAN).plus(self._work(rank), -1)
         if name == "span_bubble":
             span = self._time(("end", rank)).plus(self._time(("start", rank)), -1)
             return span.plus(self._work(rank), -1)
-        return self._metric(node, name)
+        return self._metric(name)
 
     def _work(self, rank: int) -> Affine:
         form = self.work[rank]

@@ -98,15 +98,13 @@ def _statements(
     """(condition, claim): each for every rank that its variables may stand for."""
     works = [simulations.work for _, simulations in simulations_on(facts.dependencies, space, space.cone)]
     work = [forms[0] if len(set(forms)) == 1 else None for forms in zip(*works, strict=True)]
-    alike = all(len(set(forms)) == 1 for forms in works)
 
     def for_ranks(node: tree.Expr | None) -> Statement:
         if node is None:
             return True
         ranks = range(facts.schedule.ranks if variables else 1)
         readers = (
-            Reader(space, facts.schedule.sizes, facts.counts, work, alike, dict.fromkeys(variables, rank))
-            for rank in ranks
+            Reader(space, facts.schedule.sizes, facts.counts, work, dict.fromkeys(variables, rank)) for rank in ranks
         )
         return join("and", tuple(reader.statement(node) for reader in readers))
 
