@@ -171,18 +171,23 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
     dependencies, costs = found.known, found.costs
     written = dependencies if found.written is None else found.written
     schedule = dependencies.schedule
+    memory = measure_memory(schedule, costs, dependencies)
+    claims = check_claims(
+        tree.claims,
+        written.schedule,
+        costs,
+        dependencies=written,
+        memory=memory if written is dependencies else None,
+        follows_costs=_follows_costs(tree, sizes),
+    )
     return Analysis(
         tree,
         schedule,
         costs,
         dependencies,
         simulate(schedule, costs, dependencies),
-        measure_memory(schedule, costs, dependencies),
-        tuple(
-            check_claims(
-                tree.claims, written.schedule, costs, dependencies=written, follows_costs=_follows_costs(tree, sizes)
-            )
-        ),
+        memory,
+        tuple(claims),
         _inside(dependencies, costs),
         None if found.written is None else simulate(written.schedule, costs, written),
     )

@@ -16,7 +16,7 @@ from schedc.analysis.claims import check_claims
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.exact.cone import dot
 from schedc.analysis.exact.space import Space
-from schedc.analysis.exact.times import Edges, Simulations, simulations_on
+from schedc.analysis.exact.times import Edges, Kinds, Simulations, simulations_on
 from schedc.analysis.size_range import sizes_in
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
@@ -41,7 +41,7 @@ def legal(name: str, text: str) -> Iterator[Schedule]:
 def simulations(schedule: Schedule) -> tuple[Space, list[Simulations]]:
     known = Dependencies.of(schedule)
     space = Space.of(known, {"p2p"})
-    return space, [part for _, part in simulations_on(known, space, space.cone)]
+    return space, [part for _, part in simulations_on(Kinds.of(known), space, space.cone)]
 
 
 def vectors(schedule: Schedule, count: int) -> list[tuple[int, ...]]:

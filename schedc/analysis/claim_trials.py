@@ -12,7 +12,7 @@ import numpy as np
 from schedc.analysis.batch import Outcomes, simulate_batch
 from schedc.analysis.claim_values import COMPARISONS, Environment, evaluate, mentioned, walk
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import measure_memory
+from schedc.analysis.memory import Memory, measure_memory
 from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
@@ -33,17 +33,18 @@ Vectors = tuple[Costs, ...]
 class Trials:
     """A legal schedule, on which claims are tried.
 
-    given: the costs of the user.
+    given: the costs of the user. measured: the memory of the schedule, where it is known.
     """
 
     schedule: Schedule
     dependencies: Dependencies
     given: Costs
+    measured: Memory | None = None
 
     @cached_property
     def counts(self) -> dict[str, Any]:
         """[P] the metrics that no cost changes, by name."""
-        memory = measure_memory(self.schedule, None, self.dependencies)
+        memory = self.measured or measure_memory(self.schedule, None, self.dependencies)
         found = {name: getattr(memory, name) for name in COUNTS - {"ops"}}
         return {**found, "ops": np.diff(self.schedule.rank_start)}
 

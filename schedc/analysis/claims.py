@@ -14,6 +14,7 @@ from schedc.analysis.exact.cone import Vector
 from schedc.analysis.exact.examples import near_vectors, small_vectors
 from schedc.analysis.exact.space import Space
 from schedc.analysis.exact.verdict import Facts, Verdict, decide_claim
+from schedc.analysis.memory import Memory
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
@@ -104,6 +105,7 @@ def check_claims(
     costs: Costs | None = None,
     *,
     dependencies: Dependencies | None = None,
+    memory: Memory | None = None,
     follows_costs: bool = False,
 ) -> list[ClaimResult]:
     """Decide every claim on a legal schedule, for all costs; and look at the given costs, if it speaks of them.
@@ -112,13 +114,14 @@ def check_claims(
     FB between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does not name p2p speaks of
     p2p = 0. A claim that is no comparison of sums of times and costs is tried at up to `VECTORS` cost vectors instead.
 
+    memory: the peaks of the schedule, where they are known.
     follows_costs: whether other costs would have chosen another order (`policy`).
 
     The metrics are those of `Timeline` and `Memory`, and ``ops``. Without an index a metric is the largest over the
     ranks; with a name that nothing else has, ``bubble[r]``, the claim is about every rank.
     """
     known = dependencies or Dependencies.of(schedule)
-    trials = Trials(schedule, known, costs or Costs())
+    trials = Trials(schedule, known, costs or Costs(), memory)
     counted = COUNTS & {name for claim in claims for name in _names(claim)}
     facts = Facts(known, {name: trials.counts[name].tolist() for name in sorted(counted)})
     return [_check(claim, trials, facts, follows_costs) for claim in claims]
@@ -133,7 +136,7 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
     costs = frozenset(names & set(COST_SYMBOLS))
     try:
         verdict = decide_claim(claim, facts, costs, rank_variables(claim))
-        given = _at_given_costs(claim, trials, names)
+        given = _at_given_costs(claim, trials, names, verdict)
         result = _decided(claim, verdict, trials, given) if verdict.status != "open" else _tried(claim, verdict, trials)
     except NoValue as error:
         message = f"`{claim.text}` has no value at {_sizes(trials.schedule)}"
@@ -171,12 +174,16 @@ class _Given:
     fails: int | None = None
 
 
-def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str]) -> _Given:
+def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], verdict: Verdict) -> _Given:
     vector = scalars(trials.given)
     if aside := trials.why_not_given(names):
         return _Given(vector, False, aside)
-    if not trials.satisfying(claim, (vector,)):
+    # the domain has no costs of 0, the only ones at which a claim can fail that is proved
+    within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol != "p2p")
+    if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
         return _Given(vector, False, "the condition does not hold at these costs")
+    if verdict.status == "proved" and within:
+        return _Given(vector, True, "")
     failed = trials.failing(claim, (vector,))
     return _Given(vector, True, "", failed[1] if failed else None)
 

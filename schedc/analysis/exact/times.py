@@ -283,30 +283,42 @@ class Times:
         return form
 
 
-def simulations_on(dependencies: Dependencies, space: Space, cone: Cone) -> list[tuple[Cone, Simulations]]:
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """The cells of a schedule by what they compute.
+
+    classes: [cells] the kind of each; codes: of each kind, its op and the backward that overlaps it, if there is one.
+    """
+
+    dependencies: Dependencies
+    classes: Int64
+    codes: tuple[tuple[OpKind, OpKind | None], ...]
+
+    @classmethod
+    def of(cls, dependencies: Dependencies) -> Kinds:
+        kind = dependencies.schedule.kind
+        first = kind[dependencies.first].astype(np.int64)
+        second = np.where(dependencies.pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
+        found, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
+        codes = [divmod(int(code), len(OpKind) + 1) for code in found]
+        return cls(dependencies, classes, tuple((OpKind(a), OpKind(b - 1) if b else None) for a, b in codes))
+
+
+def simulations_on(kinds: Kinds, space: Space, cone: Cone) -> list[tuple[Cone, Simulations]]:
     """The cone, cut where an overlapped pair with an I changes which of its terms is the longest, and its simulations.
 
     Such a pair takes max(FB - W, F, I) (`schedc.cost.costs.StageCosts.pair`): linear in each part, not in all.
     """
-    kind = dependencies.schedule.kind
-    pairs, first = dependencies.pairs, kind[dependencies.first].astype(np.int64)
-    second = np.where(pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
-    found, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
-    codes = [divmod(int(code), len(OpKind) + 1) for code in found]
-    latency = space.form("p2p")
 
-    def durations(split_pair: Vector) -> tuple[Vector, ...]:
-        return tuple(_duration(space, OpKind(a), OpKind(b - 1) if b else None, split_pair) for a, b in codes)
+    def simulations(split_pair: Vector) -> Simulations:
+        durations = tuple(_duration(space, first, second, split_pair) for first, second in kinds.codes)
+        return Simulations(kinds.dependencies, kinds.classes, durations, space.form("p2p"))
 
-    if not any(b and OpKind(b - 1) == OpKind.I for _, b in codes):
-        return [(cone, Simulations(dependencies, classes, durations(()), latency))]
+    if not any(second == OpKind.I for _, second in kinds.codes):
+        return [(cone, simulations(()))]
     terms = [minus(space.form("FB"), space.form("W")), space.form("F"), space.form("I")]
-    parts = []
-    for longest in terms:
-        part = cone.cut_all(minus(longest, other) for other in terms if other is not longest)
-        if part.rays:
-            parts.append((part, Simulations(dependencies, classes, durations(longest), latency)))
-    return parts
+    parts = ((cone.cut_all(minus(term, other) for other in terms if other is not term), term) for term in terms)
+    return [(part, simulations(longest)) for part, longest in parts if part.rays]
 
 
 def _duration(space: Space, kind: OpKind, second: OpKind | None, split_pair: Vector) -> Vector:
@@ -331,14 +343,12 @@ def linear_parts(times: Times, quantity: Quantity, cone: Cone) -> list[tuple[Con
     return parts
 
 
-def times_on(
-    dependencies: Dependencies, space: Space, cone: Cone, ranks: Iterable[int] = ()
-) -> list[tuple[Cone, Times]]:
+def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, Times]]:
     """Parts that cover the cone, with the times on each. ranks: those whose starts a statement speaks of."""
     result = []
-    for part, simulations in simulations_on(dependencies, space, cone):
+    for part, simulations in simulations_on(kinds, space, cone):
         starts = {rank: simulations.chains[rank] for rank in ranks}
-        count = dependencies.rank_start.size - 1
+        count = kinds.dependencies.schedule.ranks
         known: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
         for rank, form in starts.items():
             if form is None:

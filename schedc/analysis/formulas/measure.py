@@ -12,7 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.exact.cone import Cone, Vector, dot
 from schedc.analysis.exact.pieces import Epigraph, linear_pieces
 from schedc.analysis.exact.space import Space
-from schedc.analysis.exact.times import BUBBLE, SPAN_BUBBLE, Quantity, Times, times_on
+from schedc.analysis.exact.times import BUBBLE, SPAN_BUBBLE, Kinds, Quantity, Times, times_on
 from schedc.analysis.memory import measure_memory
 from schedc.ir.schedule import Int64
 
@@ -29,7 +29,7 @@ def times_at(cells: Dependencies, space: Space) -> Times | None:
 
     That is so where an overlapped pair has an I, or where two chains of cells lead to the start of a rank.
     """
-    parts = times_on(cells, space, space.cone, range(cells.schedule.ranks))
+    parts = times_on(Kinds.of(cells), space, space.cone, range(cells.schedule.ranks))
     return parts[0][1] if len(parts) == 1 else None
 
 
