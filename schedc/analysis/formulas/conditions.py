@@ -15,7 +15,7 @@ from schedc.analysis.exact.space import Space
 from schedc.analysis.formulas.domains import random_vectors
 from schedc.analysis.formulas.fit import Floats, Form, Table
 from schedc.analysis.formulas.measure import Measured
-from schedc.analysis.formulas.pieces import Names, Piece, coefficients, inside
+from schedc.analysis.formulas.pieces import Names, Piece, coefficients, costs_of, inside
 from schedc.analysis.formulas.regimes import Regime
 
 _MOST_CONDITIONS = 7
@@ -63,10 +63,6 @@ def _neighbours(form: Form, others: Sequence[Form], rows: Sequence[Measured], ta
         for row, measured in enumerate(rows)
     ]
     return [other for other in others if any(vectors[other][row] in near for row, near in enumerate(beside))]
-
-
-def _cone(space: Space, conditions: Sequence[Form], table: Table, row: int) -> Cone:
-    return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
 
 
 def _of_sizes(condition: Form) -> bool:
@@ -121,14 +117,14 @@ def _searched(
         if not wrong:
             return conditions
         for row, ray in wrong:
-            points[row] += _around(ray, _cone(rows[row].space, conditions, table, row))
+            points[row] += _around(ray, costs_of(conditions, rows[row].space, table, row))
     return None
 
 
 def _wrong_rays(form: Form, conditions: Sequence[Form], measured: Measured, table: Table, row: int) -> list[Vector]:
     """Rays of the costs that satisfy the conditions at which the form is not the time."""
     vector, scale = coefficients(form, table, row)
-    cone = _cone(measured.space, conditions, table, row)
+    cone = costs_of(conditions, measured.space, table, row)
     return [ray for ray in cone.rays if dot(vector, ray) != scale * measured.value(ray)]
 
 

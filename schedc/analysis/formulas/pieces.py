@@ -35,10 +35,6 @@ class Piece:
     largest: Mapping[str, int] | None = None
     share: Fraction = Fraction(0)
 
-    def costs_at(self, space: Space, table: Table, row: int) -> Cone:
-        """The cone of the costs that satisfy the conditions at one size."""
-        return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in self.conditions)
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -82,6 +78,11 @@ def coefficients(form: Form, table: Table, row: int) -> tuple[Vector, int]:
         total = [t + value * f for t, f in zip(total, factors, strict=True)]
     common = gcd(scale, *total)
     return tuple(t // common for t in total), scale // common
+
+
+def costs_of(conditions: Sequence[Form], space: Space, table: Table, row: int) -> Cone:
+    """The costs that satisfy conditions at one size."""
+    return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
 
 
 def sizes_of(table: Table, row: int) -> dict[str, int]:

@@ -22,11 +22,13 @@ from schedc.analysis.formulas.pieces import (
     Piece,
     Untried,
     coefficients,
+    costs_of,
     inside,
     readable,
     sizes_of,
 )
 from schedc.analysis.formulas.regimes import Regime
+from schedc.analysis.formulas.regions import Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class At:
     def values(self, vectors: Sequence[Vector]) -> list[int]:
         return self.times.values(self.quantity, vectors)
 
+    def inside(self, region: Region, names: Names) -> bool:
+        """Whether the size is one of a region."""
+        here = {name: column[self.row : self.row + 1] for name, column in self.table.items()}
+        return bool(region.of(here, *names[:2])[0])
+
 
 @dataclass(frozen=True)
 class _Proof:
@@ -62,7 +69,7 @@ def prove(piece: Piece, sizes: Sequence[At], fitted: Table, names: Names) -> Pie
     """
     proofs: list[tuple[At, _Proof]] = []
     for at in sizes:
-        if not piece.region.of({n: c[at.row : at.row + 1] for n, c in at.table.items()}, *names[:2])[0]:
+        if not at.inside(piece.region, names):
             continue
         outcome = _prove_at(piece, at)
         if isinstance(outcome, Failure):
@@ -88,7 +95,7 @@ _LEAST = 8
 
 
 def _prove_at(piece: Piece, at: At) -> _Proof | Failure:
-    cone = piece.costs_at(at.space, at.table, at.row)
+    cone = costs_of(piece.conditions, at.space, at.table, at.row)
     vector, scale = at.coefficients(piece.form)
     share = volume(cone) / volume(at.space.cone) if cone.rays else Fraction(0)
     if not share:
@@ -167,20 +174,17 @@ def complete_at(forms: Sequence[Form], at: At) -> bool:
 def complete_in(regime: Regime, kept: Sequence[Piece], sizes: Sequence[At], names: Names) -> bool:
     """Whether the kept pieces of a regime leave nothing out, at any size of its region that was looked at."""
     forms = [piece.form for piece in kept if piece.region is regime.region]
-    there = [
-        at for at in sizes if regime.region.of({n: c[at.row : at.row + 1] for n, c in at.table.items()}, *names[:2])[0]
-    ]
+    there = [at for at in sizes if at.inside(regime.region, names)]
     return bool(forms) and bool(there) and all(complete_at(forms, at) for at in there)
 
 
 def left_out(pieces: Sequence[Piece], sizes: Sequence[At], vectors: Sequence[Vector], names: Names) -> Example | None:
     """A value that no piece speaks of, at the smallest size that has one."""
     for at in sorted(sizes, key=lambda at: [int(at.table[name][at.row]) for name in names[:2]]):
-        here = {n: c[at.row : at.row + 1] for n, c in at.table.items()}
         cones = [
             [at.coefficients(condition)[0] for condition in piece.conditions]
             for piece in pieces
-            if piece.region.of(here, *names[:2])[0]
+            if at.inside(piece.region, names)
         ]
         for vector in vectors:
             if not any(all(dot(condition, vector) >= 0 for condition in conditions) for conditions in cones):
