@@ -168,7 +168,7 @@ def claims_of(name: str) -> ScheduleTree:
     claims = [
         f"expect {q['quantity']} == {piece['formula']} when {' and '.join([*q['domain'], *piece['conditions']])}"
         for q in facts(name)["quantities"]
-        if "domain" in q
+        if q["domain"]
         for piece in q["pieces"]
     ]
     tree = open_schedule(name)
@@ -240,7 +240,7 @@ def test_the_report_of_every_schedule_is_made(name: str) -> None:
     assert {q["quantity"] for q in report["quantities"]} == set(DEFINITIONS)
     for quantity in report["quantities"]:
         for piece in quantity["pieces"]:
-            assert {"formula", "conditions", "proved_sizes", "largest"} <= piece.keys()
+            assert {"formula", "conditions", "proved_sizes", "largest", "share"} <= piece.keys()
         for unknown in quantity["unknown"]:
             assert (unknown["counterexample"] is None) == bool(unknown.get("untried"))
         assert quantity["complete"] or quantity["example"] or quantity["why"] or quantity["pieces"]
@@ -303,7 +303,7 @@ def test_a_formula_that_is_not_kept_comes_with_a_true_counterexample() -> None:
     refuted = [
         (quantity, unknown)
         for quantity in facts("dualpipev")["quantities"]
-        if "domain" in quantity
+        if quantity["domain"]
         for unknown in quantity["unknown"]
         if unknown["counterexample"]
     ]

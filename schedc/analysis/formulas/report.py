@@ -31,13 +31,14 @@ _SHOWN = 4
 def to_json(derivation: Derivation) -> dict[str, Any]:
     """One object.
 
-    ``quantities``: for each its ``definition`` and ``pieces``, each with ``formula`` (as a claim could say it),
-    ``latex``, ``rank`` (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at
-    how many sizes it is proved for all costs that satisfy them, and the largest value of each parameter there.
-    Times have a ``domain``, the costs that they speak of as comparisons; their pieces a ``share``: of the domain, what
-    satisfies the conditions, at the size where that is least. ``complete``: whether nothing is left out, at the sizes
-    that satisfy one of ``complete_when``, each a list of comparisons; ``sizes``: how many were looked at.
-    ``example``: sizes and costs that the pieces leave out, and the ``simulated`` value; ``why``: why there are none.
+    ``quantities``: for each its ``definition`` and ``domain``: the costs that a time speaks of, as comparisons; none
+    for counts, which no cost changes. ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank``
+    (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at how many sizes it is
+    proved for all costs that satisfy them, and the largest value of each parameter there; ``share``: of the domain, what
+    satisfies the conditions, at the size where that is least.
+    ``complete``: whether nothing is left out, of times at the sizes that satisfy one of ``complete_when``, each a list
+    of comparisons; ``sizes``: how many were looked at. ``example``: sizes and costs that the pieces leave out, and the
+    ``simulated`` value; ``why``: why there are no pieces.
     ``unknown``: formulas that were fitted and not kept, each with its ``counterexample``, or with ``untried``: sizes
     that it depends on and was not tried above, and how far it was fitted. ``order``: the costs that chose it, if any.
     """
@@ -123,6 +124,7 @@ def _count(derivation: Derivation, result: CountResult) -> dict[str, Any]:
     return {
         "quantity": result.quantity,
         "definition": DEFINITIONS[result.quantity],
+        "domain": [],
         "pieces": [_count_piece(derivation, result, piece) for piece in result.pieces],
         "complete": result.example is None,
         "example": _left_out(result.example),
@@ -149,6 +151,7 @@ def _counted_at(piece: CountPiece, grid: Grid) -> dict[str, Any]:
     return {
         "proved_sizes": int(inside.sum()),
         "largest": {name: int(column[inside].max()) for name, column in table.items()},
+        "share": 1.0,
     }
 
 
@@ -186,13 +189,14 @@ def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
 def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
     latency = " with latency" if quantity.get("latency") else ""
     yield f"{quantity['quantity']}{latency}: {quantity['definition']}"
-    if quantity.get("domain"):
+    if quantity["domain"]:
         yield f"    costs: {', '.join(quantity['domain'])}"
+    costly = bool(quantity["domain"])
     shown = [f"${piece['latex']}$" if as_latex else piece["formula"] for piece in quantity["pieces"]]
     width = max(map(len, shown), default=0)
     for formula, piece in zip(shown, quantity["pieces"], strict=True):
         when = f"  when {' and '.join(piece['conditions'])}" if piece["conditions"] else ""
-        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece)}]"
+        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece, bool(quantity['domain']))}]"
     yield from _completeness(quantity)
     told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
     yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN])
@@ -200,9 +204,9 @@ def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
         yield f"    not kept: {len(told) - _SHOWN} formulas more, which --json tells"
 
 
-def _proved(piece: dict[str, Any]) -> str:
+def _proved(piece: dict[str, Any], costly: bool) -> str:
     largest = ", ".join(f"{name} <= {value}" for name, value in piece["largest"].items())
-    share = f"; {piece['share']:.1%}" if "share" in piece else ""
+    share = f"; {piece['share']:.1%}" if costly else ""
     return f"{piece['proved_sizes']} sizes, {largest}{share}"
 
 
