@@ -33,9 +33,9 @@ def to_json(derivation: Derivation) -> dict[str, Any]:
 
     ``quantities``: for each its ``definition`` and ``domain``: the costs that a time speaks of, as comparisons; none
     for counts, which no cost changes. ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank``
-    (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at how many sizes it is
-    proved for all costs that satisfy them, and the largest value of each parameter there; ``share``: of the domain, what
-    satisfies the conditions, at the size where that is least.
+    (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at how many sizes it
+    is proved for all costs that satisfy them, and the largest value of each parameter there; ``share``: of the domain,
+    what satisfies the conditions, at the size where that is least.
     ``complete``: whether nothing is left out, of times at the sizes that satisfy one of ``complete_when``, each a list
     of comparisons; ``sizes``: how many were looked at. ``example``: sizes and costs that the pieces leave out, and the
     ``simulated`` value; ``why``: why there are no pieces.
@@ -196,7 +196,7 @@ def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
     width = max(map(len, shown), default=0)
     for formula, piece in zip(shown, quantity["pieces"], strict=True):
         when = f"  when {' and '.join(piece['conditions'])}" if piece["conditions"] else ""
-        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece, bool(quantity['domain']))}]"
+        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece, costly)}]"
     yield from _completeness(quantity)
     told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
     yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN])
