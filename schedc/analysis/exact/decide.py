@@ -16,10 +16,12 @@ from schedc.analysis.exact.statement import Comparison, Joined, Statement, close
 from schedc.analysis.exact.times import Quantity, Times
 
 MOST_CONES = 4000
+MOST_CELLS = 1_000_000_000
+"""What a decision may take: cones, and simulated cells of the schedule, over all cost vectors."""
 
 
 class TooMany(Exception):
-    """The statement is not decided with `MOST_CONES` cones."""
+    """The statement is not decided with `MOST_CONES` cones and `MOST_CELLS` simulated cells."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def decide(statement: Statement, cone: Cone, times: Times) -> Refuted | None:
     while waiting:
         part = waiting.pop()
         seen += 1
-        if seen > MOST_CONES:
+        if seen > MOST_CONES or times.simulations.cells > MOST_CELLS:
             raise TooMany
         point = part.interior
         there = {q: times.values(q, [point])[0] for q in quantities(statement)}

@@ -72,6 +72,11 @@ class Simulations:
         """How many vectors were simulated."""
         return len(self._edges.keys() | self._ends.keys())
 
+    @property
+    def cells(self) -> int:
+        """How many cells were simulated, over all vectors."""
+        return len(self) * len(self.dependencies)
+
     @cached_property
     def _longest(self) -> int:
         """No chain has more cells than there are levels."""
