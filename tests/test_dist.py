@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_the_wheel_holds_both_packages_and_the_library_and_nothing_else(built: Built) -> None:
     expected = {f"schedc/schedules/{name}.sched" for name in names()}
     for package, folder in PACKAGES.items():
-        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         expected |= {f"{package}/{path.relative_to(folder).as_posix()}" for path in files}
     assert {path for path in built.in_wheel if ".dist-info/" not in path} == expected
     assert expected >= {"schedc/py.typed", "schedc_runtime/py.typed", "schedc/syntax/grammar.lark"}
