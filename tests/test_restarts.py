@@ -14,7 +14,7 @@ from schedc_runtime.errors import StepTimeout
 from schedc_runtime.joining import meet
 
 FAULTS = ["before joining", "before building", "raise", "kill", "raise", ""]
-"""Of the attempts of one job; the last one trains to the end."""
+"""The attempts of one job; the last one trains to the end."""
 
 
 @pytest.fixture(scope="module")

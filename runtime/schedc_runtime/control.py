@@ -129,7 +129,7 @@ class Control:
         view: where this rank stood, and the error. broken: a connection broke, rather than a wait that took too long;
             peer: with whom, if it is known.
 
-        Of several ranks that come here one looks at all of them and reports, in its own error; the others refer to it.
+        If several ranks come here, one of them looks at all ranks and reports in its error; the others refer to it.
         """
         if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
             return told_by(failure, self.name)

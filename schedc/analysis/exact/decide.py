@@ -34,9 +34,9 @@ class Refuted:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Of a comparison's value on a cone, at each of its rays: no mean of the rays has less or more.
+    """Bounds of a comparison's value on a cone, at each of its rays; at a mean of rays, their means are bounds.
 
-    Where both are the same the value is the linear form ``exact``.
+    exact: the linear form that the value is where both bounds are the same at every ray; else None.
     """
 
     least: tuple[int, ...]
