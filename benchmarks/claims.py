@@ -2,7 +2,7 @@
 
 One size: each claim by itself, the schedule and its dependencies known, as `schedc check` decides it after everything
 else. ``ms_per_claim`` is the mean over all claims at P=8 M=32 and ``ms_of_slowest`` the largest; ``s_per_claim`` is the
-largest at P=64 M=512, without the schedules that a policy orders: elaborating those takes minutes there. Each is the
+largest at P=64 M=512, without the schedules that a policy orders: they take long to elaborate there. Each is the
 best of ``--turns``, after a first turn in which numba compiles. Other sizes are at their defaults.
 
 Every size: ``sweep_cpu_s`` is user and system time of elaborating all schedules at all legal sizes with 2 <= P <= 16
