@@ -17,7 +17,7 @@ from schedc_runtime import Pipeline
 from schedc_runtime.moe.router import Routing
 
 ROWS = 1
-"""Of a microbatch."""
+"""Rows of one microbatch."""
 
 
 def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 dense 1") -> Program:

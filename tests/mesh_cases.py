@@ -20,7 +20,7 @@ from schedc_runtime.moe.router import Routing
 from schedc_runtime.reference import Reference
 
 ROWS = 2
-"""Of a microbatch."""
+"""Rows of one microbatch."""
 
 
 def batch_of(mesh: Mesh, microbatches: int) -> tuple[Tensor, Tensor]:

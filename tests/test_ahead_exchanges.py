@@ -214,6 +214,6 @@ def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
 
 
 def test_bits_with_random_numbers() -> None:
-    """Of three microbatches in flight, two with an R."""
+    """Three microbatches are in flight; two have an R."""
     mine, expected = (two_steps(stages_of(2, 2), lambda seed: batch(seed=seed), ahead) for ahead in ((0, 2), ()))
     assert unequal(mine, expected) == []

@@ -154,7 +154,7 @@ def test_a_file_in_a_unit_of_its_own_gives_all_times() -> None:
 
 
 def test_every_command_says_what_a_file_leaves_out(tmp_path: Path) -> None:
-    """Of many sizes as of one, and of backwards that a search may split."""
+    """The refusal holds for a sweep as for one size, and for backwards that a search may split."""
     path = tmp_path / "whole.toml"
     path.write_text(GOOD + "[ops]\nF = 3\nB = 6\n")
     for line in ("check zbh1 --sweep P==2,M==4", "show zbh1", "tune 1f1b --split -D P=2 -D M=2 --effort 1"):

@@ -16,7 +16,7 @@ from schedc_runtime import Pipeline
 
 _WIDTH = 8
 _ROWS = 3
-"""Of a microbatch."""
+"""Rows of one microbatch."""
 
 
 def stage_module(index: int) -> nn.Module:
