@@ -179,7 +179,7 @@ def test_standard_input_may_be_an_order_or_hold_several_schedules() -> None:
         text = schedc("export", "zbh1", "--to", form).stdout
         assert "makespan 27," in schedc("check", "/dev/stdin", stdin=text).stdout
     assert schedc("diff", "-", "-", stdin=load("1f1b").text).exit_code == 0
-    several = (ROOT / "examples" / "plans.sched").read_text()
+    several = (ROOT / "examples" / "04_plan" / "layers.sched").read_text()
     result = schedc("check", "-", stdin=several)
     assert result.exit_code == 2
     name = re.findall(r"/dev/stdin:(\w+)", result.stderr)[0]

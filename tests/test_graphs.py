@@ -29,7 +29,7 @@ from schedc.library import open_schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 HOPS = str(ROOT / "examples" / "costs" / "hops.toml")
-PLAN = str(ROOT / "examples" / "dsv3.sched")
+PLAN = str(ROOT / "examples" / "04_plan" / "dsv3.sched")
 SVG = "{http://www.w3.org/2000/svg}"
 
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="no program dot: make pictures")

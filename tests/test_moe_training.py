@@ -128,7 +128,7 @@ def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     expert = ["--experts-over", "2", "--per-node", "1", "--method", "hierarchical", "--capacity", "1"]
     done = subprocess.run(
-        [*launcher, "examples/train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
+        [*launcher, "examples/05_train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

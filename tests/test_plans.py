@@ -248,7 +248,7 @@ schedule s(P: ranks = 1, M: microbatches = 1) { place linear   rank r { F  B } }
 """
     assert format_source(Source("x", loose)) == neat
     assert format_source(Source("x", neat)) == neat
-    shipped = Path(__file__).resolve().parent.parent / "examples" / "plans.sched"
+    shipped = Path(__file__).resolve().parent.parent / "examples" / "04_plan" / "layers.sched"
     assert format_source(Source("x", shipped.read_text())) == shipped.read_text()
 
 

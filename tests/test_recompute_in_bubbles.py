@@ -35,7 +35,7 @@ from schedc.plan.values import Level
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recompute_bubbles.sched"
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "04_plan" / "recompute_bubbles.sched"
 SIZED = "experts 8 top 2 width 128 hidden 256  tokens 64  topology nodes 1 x 2"
 
 

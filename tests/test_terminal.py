@@ -75,7 +75,7 @@ def test_a_small_schedule_in_letters() -> None:
 
 def test_a_peak_of_memory_is_told_apart_from_one_of_activations() -> None:
     """An activation that weighs 2 where it is held, and counts from its R: the column is not the number of them."""
-    path = Path(__file__).resolve().parent.parent / "examples" / "recompute_bubbles.sched"
+    path = Path(__file__).resolve().parent.parent / "examples" / "04_plan" / "recompute_bubbles.sched"
     text = CliRunner().invoke(main, ["show", f"{path}:bubbles", "--format", "term"]).stdout
     assert "peak activations 1 chunk, peak memory 2 to 8 in the unit of the costs" in " ".join(text.split())
     assert "  bubble  peak memory\n" in text

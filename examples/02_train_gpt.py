@@ -1,6 +1,6 @@
 """Train a small GPT with any schedule of the library, one process per rank.
 
-torchrun --nproc-per-node 4 examples/train_gpt.py --schedule dualpipev --microbatches 16
+torchrun --nproc-per-node 4 examples/02_train_gpt.py --schedule dualpipev --microbatches 16
 """
 
 from __future__ import annotations

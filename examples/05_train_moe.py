@@ -1,6 +1,6 @@
 """Train a small transformer in the shape of DeepSeek-V3, pipelined, its experts spread over ranks.
 
-torchrun --nproc-per-node 4 examples/train_moe.py --experts-over 2 --schedule dualpipev --overlap
+torchrun --nproc-per-node 4 examples/05_train_moe.py --experts-over 2 --schedule dualpipev --overlap
 
 Of the processes, ``--experts-over`` neighbours share the experts of their layers, each with a batch of its own;
 ``--ranks`` of these groups are a pipeline, by default all of them, and what is left over are further replicas.
