@@ -1,4 +1,4 @@
-"""What `schedc tune` gains, and how often 1F1B already is the best order in its memory (docs/tuning.md)."""
+"""What `schedc tune` gains, and how often 1F1B already is the best order in its memory (docs/guide/tuning.md)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "cells.md"
+EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "inside" / "cells.md"
 RUN = Step(Action.RUN, Half.FORWARD, 0)
 BACK = Step(Action.RUN, Half.BACKWARD, 0)
 WEIGHT = Step(Action.RUN, Half.WEIGHT, 0)

@@ -38,7 +38,9 @@ def schedc(*arguments: str, stdin: str | bytes | None = None) -> Result:
 
 
 def documented() -> list[tuple[int, str]]:
-    rows = re.findall(r"^\| (\d+) \|.*?\|([^|]*(?:'[^']*'[^|]*)*)\|$", (ROOT / "docs/commands.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| (\d+) \|.*?\|([^|]*(?:'[^']*'[^|]*)*)\|$", (ROOT / "docs/guide/commands.md").read_text(), re.M
+    )
     return [(int(status), command) for status, cell in rows for command in re.findall(r"`(schedc [^`]*)`", cell)]
 
 

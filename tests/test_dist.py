@@ -112,7 +112,7 @@ def test_licence_and_authors(built: Built) -> None:
     assert b"Apache License" in licence
     assert built.in_sdist["LICENSE"] == licence
     assert [content for path, content in built.in_wheel.items() if path.endswith("/licenses/LICENSE")] == [licence]
-    # One place for the licence: docs/packaging.md. A file with a header of its own would be the only one.
+    # One place for the licence: docs/reference/packaging.md. A file with a header of its own would be the only one.
     assert not [path for path, content in built.in_wheel.items() if path.endswith(".py") and b"SPDX-" in content]
 
 

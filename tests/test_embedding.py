@@ -44,7 +44,7 @@ def train_plainly(steps: int) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/runtime.md", 1)])
+@pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/guide/running.md", 1)])
 def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     first, *others = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     code = first + "".join(block for block in others if "partition.graph" in block)

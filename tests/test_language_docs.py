@@ -16,7 +16,7 @@ from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "language.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parent.parent / "docs" / "guide" / "language.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sched\n(.*?)```", TEXT, re.DOTALL)
 
 

@@ -385,11 +385,11 @@ def test_wrong_costs_are_wrong_usage(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["load"] == [1.4, 0.9]
 
 
-LAYERS_MD = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
+LAYERS_MD = (Path(__file__).parent.parent / "docs" / "reference" / "layers.md").read_text(encoding="utf-8")
 
 
 def console_examples() -> list[tuple[str, list[str]]]:
-    """Each command of docs/layers.md with the lines of its output that the page shows."""
+    """Each command of docs/reference/layers.md with the lines of its output that the page shows."""
     blocks = re.findall(r"```console\n(.*?)```", LAYERS_MD, re.DOTALL)
     parts = [part.splitlines() for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part]
     return [(lines[0], lines[1:]) for lines in parts]

@@ -145,7 +145,7 @@ def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path:
 
 
 def test_the_lines_of_the_document_run() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "experts.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "guide" / "experts.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -107,7 +107,7 @@ def test_stages_cost_the_sum_of_their_parts(  # type: ignore[no-untyped-def]
 
 
 def test_the_published_case(tmp_path: Path) -> None:
-    """docs/layers.md: 61 layers, 8 ranks of 2 chunks, 54 microbatches; the figures of `schedc layout`."""
+    """docs/reference/layers.md: 61 layers, 8 ranks of 2 chunks, 54 microbatches; the figures of `schedc layout`."""
     plan = "plan a = interleaved_1f1b(P = 8, M = 54, v = 2) { layers 61 pad 3 at last }"
     analysis = analyse(path_of(tmp_path, plan), {})
     assert analysis.timeline.makespan == 1368

@@ -190,7 +190,7 @@ def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Ite
         yield f"p2p: half of there and back between two processes, the median of {MESSAGES}."
     else:
         yield "p2p: not measured, as nothing was sent; 0 by default."
-    yield "R, FB and memory: not measured; see the defaults in docs/costs.md."
+    yield "R, FB and memory: not measured; see the defaults in docs/guide/costs.md."
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -72,7 +72,7 @@ def cost_arguments(command: F) -> F:
     wrapped = click.option(
         "--cost-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Costs as TOML (docs/costs.md); --cost overrides single values.",
+        help="Costs as TOML (docs/guide/costs.md); --cost overrides single values.",
     )(with_costs)
     return click.option(
         "--cost",

@@ -1,4 +1,4 @@
-"""What the shell can complete: names of schedules, their sizes, codes. Click writes the scripts (docs/editing.md)."""
+"""Completes names of schedules, sizes and codes in a shell; click writes the scripts (docs/guide/editing.md)."""
 
 from __future__ import annotations
 

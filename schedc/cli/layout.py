@@ -60,7 +60,7 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.option(
     "--cost-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same as TOML (docs/layers.md); --cost overrides single values.",
+    help="The same as TOML (docs/reference/layers.md); --cost overrides single values.",
 )
 @click.option(
     "--objective",

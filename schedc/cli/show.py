@@ -117,7 +117,7 @@ def show(
     misuses = (
         (graph and (other or kind or trace), "--graph is drawn alone, without --with, --cell and --trace"),
         (kind and (other or trace), "--cell is drawn alone, without --with and --trace"),
-        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/cells.md)"),
+        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/inside/cells.md)"),
         (stages and not kind and graph != CELLS, "--cell-stages needs --cell, or --graph cells"),
         (stages and graph and stages[0] != stages[1], "--cell-stages of a graph is one stage"),
         (other and form not in (HTML, TERM), "--with needs --format html or --format term"),

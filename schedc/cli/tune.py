@@ -79,7 +79,7 @@ def tune(
     """Search for a better order of SCHEDULE's ops under a cap on memory, with a proven lower bound.
 
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
-    SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/tuning.md).
+    SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/guide/tuning.md).
     """
     from schedc.compiler import failed_report, priced
     from schedc.diagnostics import DiagnosticError

@@ -26,7 +26,7 @@ S0: tuple[Code, ...] = (
         "unexpected word or sign",
         "The text has a form that the language does not know. The message says what could stand at the caret and what"
         " was found instead; parsing goes on at the next statement, so that one run shows several errors. The form of"
-        " every construct is in docs/language.md.",
+        " every construct is in docs/guide/language.md.",
         "repeat M {",
         "repat M {",
     ),

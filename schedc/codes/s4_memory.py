@@ -34,7 +34,7 @@ S4: tuple[Code, ...] = (
         "S405",
         "a cost file that cannot be used",
         'A cost file is a TOML text with schema = "schedc.costs/1". The message says whether it cannot be read, is '
-        "not TOML, or does not name that schema. `docs/costs.md` has an example.",
+        "not TOML, or does not name that schema. `docs/guide/costs.md` has an example.",
     ),
     Code(
         "S406",

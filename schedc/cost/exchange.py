@@ -2,7 +2,7 @@
 
 The figures are expectations for tokens whose experts are drawn uniformly: any ``top`` of ``experts`` different ones,
 or, with limited groups, any ``limit`` of ``groups`` and then any ``top`` of the experts in these. Copies of a token
-that leave its node are those of docs/plans.md: flat k(N-1)/N, all-gather N-1, one per node
+that leave its node are those of docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
 (N-1)(1 - C(E-E/N, k)/C(E, k)). A combine moves the same rows back, and a backward pass both again.
 """
 

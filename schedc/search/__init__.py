@@ -1,1 +1,1 @@
-"""Better orders of the same ops: searched under a cap on memory, with a proven lower bound (docs/tuning.md)."""
+"""Better orders of the same ops: searched under a cap on memory, with a proven lower bound (docs/guide/tuning.md)."""

@@ -53,7 +53,9 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
     path = str(node.target)
     parts: Sequence[Part] = block.segments()  # type: ignore[operator]
     if not parts:
-        raise PartitionError(f"`{path}`: segments() gives no part", "list every part of the block, see docs/overlap.md")
+        raise PartitionError(
+            f"`{path}`: segments() gives no part", "list every part of the block, see docs/inside/overlap.md"
+        )
     values: dict[str, Any] = {**dict(zip(_arguments(parts), node.args, strict=False)), **node.kwargs}
     calls = {part.call for part in parts}
     own = [*dict(block.named_children()), *dict(block.named_parameters(recurse=False))]
