@@ -13,11 +13,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,dev]'
 	touch $(READY)
 
-browser:  ## for tests/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
+browser:  ## for tests/compiler/draw/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 
-trainers: build/trainers/.ready  ## for tests/test_trainers.py, which is skipped without it: torchtitan and NeMo AutoModel
+trainers: build/trainers/.ready  ## for tests/compiler/interchange/test_trainers.py, which is skipped without it: torchtitan and NeMo AutoModel
 
 # Without their dependencies, which would move the pins above (NeMo AutoModel wants another transformers).
 build/trainers/.ready: constraints.txt | setup
@@ -26,7 +26,7 @@ build/trainers/.ready: constraints.txt | setup
 	  torchtitan nemo-automodel tyro docstring-parser typeguard dill spmd-types
 	touch $@
 
-pictures:  ## for tests/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
+pictures:  ## for tests/compiler/draw/test_pictures.py and test_graphs.py, which skip what lacks them: cairo and graphviz, as browser does
 	@{ command -v dot && $(BIN)/python -c 'import cairosvg'; } >/dev/null 2>&1 \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends libcairo2 graphviz; }
 

@@ -137,7 +137,7 @@ def rank_main(rank: int, repetitions: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from schedc_runtime.moe.group import ExpertGroup
+    from schedc_runtime.ranks.expert_group import ExpertGroup
 
     torch.set_num_threads(1)
     size = NODES * PER_NODE

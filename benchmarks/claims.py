@@ -20,15 +20,15 @@ import time
 from collections import Counter
 from typing import Any
 
-from schedc.analysis import compiled
-from schedc.analysis.claims import check_claims
+from schedc.analysis import numba_kernels as compiled
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.size_range import sizes_in
-from schedc.analysis.sweep import REFUSED
+from schedc.claims.check import check_claims
+from schedc.claims.size_range import sizes_in
+from schedc.claims.sweep import REFUSED
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.choose import has_policy
-from schedc.library import names, open_schedule
+from schedc.elaborate.fastest import has_policy
+from schedc.load.library import names, open_schedule
 
 
 def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policies: bool) -> list[dict[str, Any]]:

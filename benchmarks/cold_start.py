@@ -27,7 +27,7 @@ MODULES = (
     "schedc.cli",
     "schedc.compiler",
     "schedc.draw.svg",
-    "schedc.emit.torch_csv",
+    "schedc.interchange.torch_csv",
     "schedc.ir.json",
     "schedc.ir.text",
 )

@@ -5,7 +5,7 @@
 Four processes over gloo share the experts of a MoE transformer (DualPipeV on one pipeline rank, cells overlapped).
 Routing is drawn: each token takes k experts, without repetition, with probabilities of a Zipf law (exponent 1.0 or
 0.6) or equal ones; which experts are the popular ones is drawn too, per layer. Instrument: emulated device time (see
-`schedc_runtime.emulate`) over real collectives of small tensors:
+`schedc_runtime.measure.emulated_device`) over real collectives of small tensors:
 
     segments   the proportions of DeepSeek-V3's layer; the experts' share is proportional to the rows on the rank.
                Weight gradients of lent experts count with the input gradients, where they are computed
@@ -41,20 +41,20 @@ from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram, Half
 from schedc.cell.schedule import cell_program
-from schedc_runtime.binding import bind
-from schedc_runtime.boundary import infer_boundaries
-from schedc_runtime.cells import Micro
-from schedc_runtime.emulate import Device
-from schedc_runtime.executor import Executor
-from schedc_runtime.mesh import Mesh, neighbours
+from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.micro_steps import Micro
+from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot, counts_of
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Router, Routing
 from schedc_runtime.moe.shards import shard_experts
-from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.partition import partition
-from schedc_runtime.placing import new_stage, stages_on
-from schedc_runtime.stage import Stage
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.ranks.mesh import Mesh, neighbours
+from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import TorchTransport
 

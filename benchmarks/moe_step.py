@@ -7,11 +7,11 @@ has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed expe
 learns to count (sequences with random starts and strides). Every variant trains the same model on the same data: all
 optimizations off, each alone, all together.
 
-    step_ms    instrument: emulated device time (see `schedc_runtime.emulate`), from the begin of a step until the last
-               segment ends on the slowest rank; of the timed steps the shortest. Segments take the proportions of
-               DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward 20 + 18, 12, 20 + 26), experts
-               by the rows that they really got, padding included; exchanges by the bytes that they really sent to the
-               other node, at a speed at which a flat dispatch of uniform routing takes 16
+    step_ms    instrument: emulated device time (`schedc_runtime.measure.emulated_device`), from the begin of a step
+               until the last segment ends on the slowest rank; of the timed steps the shortest. Segments take the
+               proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward 20 + 18, 12, 20
+               + 26), experts by the rows that they really got, padding included; exchanges by the bytes that they
+               really sent to the other node, at a speed at which a flat dispatch of uniform routing takes 16
     loss       really computed: the mean of the last ten steps. same: whether the whole curve is, bit by bit, that of
                `off`; deviation: of the last ten steps' mean from that of `off`
     dropped    part of the choices of experts that a capacity dropped
@@ -43,12 +43,12 @@ from schedc.cell.costs import CellCosts, Times
 from schedc.cell.program import Half
 from schedc.plan import Capacity, Drop, ExpertPlan, Hot, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.cells import Micro
-from schedc_runtime.emulate import Device
-from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.execute.micro_steps import Micro
+from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Routing
-from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss
+from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.testing import pool
 
 RANKS, EXPERT_RANKS, MICROBATCHES = 2, 2, 8

@@ -2,8 +2,8 @@
 
     python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85]
 
-Instrument: emulated device time (see `schedc_runtime.emulate`). Segments and exchanges take the times of a table; the
-collectives that run underneath are real and asynchronous, over gloo.
+Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Segments and exchanges take the times of
+a table; the collectives that run underneath are real and asynchronous, over gloo.
 
 A step: four processes, a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a shared
 expert. The table has the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward:
@@ -52,8 +52,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
+from schedc.analysis.cell_pricing import price
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.inside import price
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
@@ -62,19 +62,19 @@ from schedc.cell.table import CellTable
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program, computation
 from schedc.plan import ExpertPlan
-from schedc_runtime.binding import bind
-from schedc_runtime.boundary import infer_boundaries
-from schedc_runtime.emulate import Device
-from schedc_runtime.executor import Executor
-from schedc_runtime.mesh import Mesh, neighbours
+from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.executor import Executor
+from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.shards import shard_experts
-from schedc_runtime.moe.transformer import MoEConfig, MoETransformer
 from schedc_runtime.partition import partition
-from schedc_runtime.placing import new_stage, stages_on
-from schedc_runtime.planned import cells_for
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.pipeline.apply_plan import cells_for
+from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.ranks.mesh import Mesh, neighbours
 from schedc_runtime.segments import SegmentedStage
-from schedc_runtime.stage import Stage
+from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import TorchTransport
 
@@ -119,7 +119,7 @@ def opened_early(program: CellProgram) -> CellProgram:
 MESSAGES: dict[str, Callable[[CellProgram], CellProgram]] = {
     "overlapped": at_the_ends, "early": opened_early, "inside": lambda program: program,
 }  # fmt: skip
-"""What cells do with their messages, by its name in `schedc.analysis.inside.Inside.idle`."""
+"""What cells do with their messages, by its name in `schedc.analysis.cell_pricing.Inside.idle`."""
 
 
 def rank_of_step(

@@ -4,8 +4,8 @@
 
 Four ranks, two nodes of two, share the experts, all in this process; float32. Bytes are those of storages that
 autograd and the runtime refer to when the backward of a microbatch begins, parameters left out, as
-`schedc_runtime.memory.counter` counts them; FLOPs are those of products, by torch.utils.flop_counter. Both are counts,
-not times: they are the same on any machine.
+`schedc_runtime.measure.held_bytes` counts them; FLOPs are those of products, by torch.utils.flop_counter. Both are
+counts, not times: they are the same on any machine.
 
 adaptive: one layer whose routing is drawn by Zipf's law with an exponent that falls to zero from step to step. Peak is
 the largest number of bytes that a rank holds of a microbatch. The cap is what a rank would hold with as many rows as
@@ -33,15 +33,15 @@ import schedc
 from schedc.cost import exchange
 from schedc.plan import ExpertPlan, Method
 from schedc.plan import Experts as Sizes
-from schedc.plan.facts import most_rows
-from schedc.plan.levels import adaptive_bytes, saving, whole_bytes
+from schedc.plan.recompute_bytes import adaptive_bytes, saving, whole_bytes
+from schedc.plan.row_counts import most_rows
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.memory.adaptive import arrivals
-from schedc_runtime.memory.counter import held
+from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.recompute.adaptive import arrivals
 
 WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
 TOKENS = 256

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.boundary import infer_boundaries
-from schedc_runtime.gpt import Block, GPTConfig
+from schedc_runtime.models.gpt import Block, GPTConfig
 from schedc_runtime.partition import partition
-from schedc_runtime.stage import Stage
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.stage.stage import Stage
 
 BLOCKS = 4
 BATCH = 2

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis import compiled
+from schedc.analysis import numba_kernels as compiled
 from schedc.analysis.batch import simulate_batch
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import simulate
@@ -26,7 +26,7 @@ from schedc.cost.batch import CostBatch
 from schedc.cost.costs import Costs
 from schedc.elaborate import elaborate
 from schedc.ir.schedule import Schedule
-from schedc.library import open_schedule
+from schedc.load.library import open_schedule
 
 CASES = {
     "1f1b": {"P": 8, "M": 64},

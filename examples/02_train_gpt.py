@@ -14,7 +14,7 @@ from torch import Tensor
 
 import schedc
 from schedc_runtime import Pipeline, join
-from schedc_runtime.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 
 
 def main() -> None:

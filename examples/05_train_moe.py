@@ -19,10 +19,10 @@ from torch import Tensor
 import schedc
 from schedc.plan import Capacity, Drop, ExpertPlan, Method
 from schedc_runtime import Pipeline, join
-from schedc_runtime.mesh import Mesh
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Routing
-from schedc_runtime.moe.transformer import MoEConfig, MoETransformer, multi_token_loss
+from schedc_runtime.ranks.mesh import Mesh
 
 
 def main() -> None:

@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from schedc.analysis.claims import ClaimResult, check_claims
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
+from schedc.claims.check import ClaimResult, check_claims
 from schedc.cost.costs import Costs
 from schedc.cost.given import check_given
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.choose import has_policy
-from schedc.freeze import thaw
+from schedc.elaborate.fastest import has_policy
 from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
-from schedc.library import Given, Plan
+from schedc.load.frozen import thaw
+from schedc.load.library import Given, Plan
 from schedc.passes.insert_communication import insert_communication
 from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
-    from schedc.analysis.inside import Inside
+    from schedc.analysis.cell_pricing import Inside
     from schedc.cell.table import CellTable
     from schedc.layout.parts import Layout
 
@@ -57,7 +57,7 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
     """Compile a schedule to one instruction stream per rank.
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
-        a text form; ``"file.sched:name"`` is one of several schedules, or a plan; or a `schedc.library.Text`.
+        a text form; ``"file.sched:name"`` is one of several schedules, or a plan; or a `schedc.load.library.Text`.
     costs: what orders the messages (of a plan: the costs of a layer); the order of compute depends on it only where
         the file says `policy`.
         Default: unit costs.
@@ -116,10 +116,10 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
 
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
-    from schedc.layout.planned import attach, layer_costs, layout_of, stage_costs
     from schedc.layout.writer import write_layout
-    from schedc.plan.bubbles import inside_of_backwards, placed
-    from schedc.plan.memory import check_memory
+    from schedc.plan.apply import attach, layer_costs, layout_of, stage_costs
+    from schedc.plan.peak_memory import check_memory
+    from schedc.plan.place_recomputation import inside_of_backwards, placed
     from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
@@ -145,7 +145,7 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
 
 def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedule, bubbles: bool) -> Costs:
     """The costs of stages with the table of their blocks; where there are Rs, or are to be, with their time by it."""
-    from schedc.cell_report import laid_out, with_recomputation
+    from schedc.plan.price_cells import laid_out, with_recomputation
 
     costs = replace(costs, cell=laid_out(cell, layout))
     recomputes = bubbles or has_recomputation(schedule)
@@ -204,7 +204,7 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
 def _inside(dependencies: Dependencies, costs: Costs) -> Inside | None:
     if costs.cell is None:
         return None
-    from schedc.cell_report import inside_of
+    from schedc.plan.price_cells import inside_of
 
     return inside_of(dependencies, costs)
 
@@ -270,7 +270,7 @@ def _attached(analysis: Analysis) -> dict[str, Any]:
     if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
         return {}
     from schedc.plan import plan_of
-    from schedc.plan.report import to_json
+    from schedc.report.plan import to_json
 
     return {"plan": to_json(plan_of(analysis.schedule), laid_out(analysis.tree, analysis.schedule))}
 
@@ -278,7 +278,7 @@ def _attached(analysis: Analysis) -> dict[str, Any]:
 def laid_out(tree: Plan, schedule: Schedule) -> Layout:
     """The layout of a schedule that was made from a plan, with its dense and MoE layers told apart."""
     from schedc.layout.parser import parse_layout
-    from schedc.layout.planned import dense_of
+    from schedc.plan.apply import dense_of
 
     return parse_layout(schedule.layout, dense=dense_of(tree.tree))
 
@@ -286,7 +286,7 @@ def laid_out(tree: Plan, schedule: Schedule) -> Layout:
 def _cells(analysis: Analysis) -> dict[str, Any]:
     if analysis.inside is None:
         return {}
-    from schedc.cell_report import cells_json
+    from schedc.plan.price_cells import cells_json
 
     return {"cells": cells_json(analysis.inside)}
 

@@ -13,7 +13,7 @@ import numpy as np
 from schedc.analysis.legality import check_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
-from schedc.library import Given, Plan, Text, open_named, open_schedule
+from schedc.load.library import Given, Plan, Text, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 
@@ -161,15 +161,15 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _faults(plan: Plan) -> list[Diagnostic]:
-    from schedc.layout.planned import check_plan
+    from schedc.plan.apply import check_plan
 
     return check_plan(plan.tree)
 
 
 def _read_csv(source: Source) -> Schedule:
-    from schedc.emit.check_lowered import check_lowered
-    from schedc.emit.torch_cells import read_cells
-    from schedc.emit.torch_csv import schedule_of
+    from schedc.interchange.check_lowered import check_lowered
+    from schedc.interchange.torch_cells import read_cells
+    from schedc.interchange.torch_csv import schedule_of
 
     cells = read_cells(source)
     schedule = schedule_of(cells, name=_name(source))

@@ -1,7 +1,7 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
-from schedc_runtime.joining import join
-from schedc_runtime.mesh import Mesh
-from schedc_runtime.pipeline import Pipeline
+from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.ranks.join import join
+from schedc_runtime.ranks.mesh import Mesh
 
 __all__ = ["Mesh", "Pipeline", "join"]

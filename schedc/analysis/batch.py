@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedc.analysis.compiled import COST, FRESH, RANK, Kernels, kernels
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.numba_kernels import COST, FRESH, RANK, Kernels, kernels
 from schedc.analysis.ratios import Floats, idle, ratios, span_ratios
 from schedc.cost.batch import CostBatch, CostRows
 from schedc.cost.costs import Costs
@@ -112,7 +112,7 @@ class _Steps:
 
     waits: [n, 2] steps of other ranks whose output one waits for, -1 where none; the only one is the first of the two.
     An output of the same rank is never later than that rank is free.
-    table: [n, 6] see `schedc.analysis.compiled`; its rows are not yet assigned.
+    table: [n, 6] see `schedc.analysis.numba_kernels`; its rows are not yet assigned.
     """
 
     waits: Int64
@@ -168,7 +168,7 @@ def _run_compiled(loops: Kernels, steps: _Steps, duration: Floats, latency: Floa
 
 
 def _run_levels(steps: _Steps, duration: Floats, latency: Floats, begin: Floats, end: Floats) -> None:
-    """What `schedc.analysis.compiled.advance` does, level by level: no two steps of a level are of one rank."""
+    """What `schedc.analysis.numba_kernels.advance` does, level by level: no two steps of a level are of one rank."""
     ranks, count = begin.shape[0], len(steps.table)
     nothing = ranks + count  # the row of what nobody waits for
     value = np.zeros((nothing + 1, latency.size))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.compiled import Kernels, kernels
+from schedc.analysis.numba_kernels import Kernels, kernels
 from schedc.ir.arrays import reduceat, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule

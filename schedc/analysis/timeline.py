@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.compiled import kernels
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schedc.cell.blocks import stage_shape
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.schedule import cell_program
+from schedc.cell.standard_blocks import stage_shape
 
 __all__ = [
     "Action",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from schedc.cell.issued import CellOf, Collective, Event, ExpertRanks, Place, Post, stream
-from schedc.cell.meeting import Act, stand_for_ever
+from schedc.cell.issue_order import CellOf, Collective, Event, ExpertRanks, Place, Post, stream
+from schedc.cell.rendezvous import Act, stand_for_ever
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.program import InstructionKind, Program
 
@@ -96,7 +96,7 @@ def _difference(
 
 
 def _stall(program: Program, streams: Mapping[Place, Sequence[Event | Post]]) -> list[Diagnostic]:
-    """S322: runs the streams under the strictest rules (`schedc.cell.meeting`)."""
+    """S322: runs the streams under the strictest rules (`schedc.cell.rendezvous`)."""
     places = list(streams)
     stuck = stand_for_ever([[Act(one.start, _thing(place, one)) for one in streams[place]] for place in places])
     if not stuck:

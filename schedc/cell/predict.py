@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
-from schedc.cell.play import play
 from schedc.cell.program import CellProgram
+from schedc.cell.simulate import play
 from schedc.cell.tasks import Tasks
 
 _ROUNDING = 1e-9
@@ -78,7 +78,7 @@ def predict(
     costs: CellCosts,
     backward_costs: CellCosts | None = None,
 ) -> Prediction:
-    """What a cell program takes under these costs, as `schedc.cell.play.play` runs it."""
+    """What a cell program takes under these costs, as `schedc.cell.simulate.play` runs it."""
     played = play(program, forward, backward, costs, backward_costs)
     busy, exposed = (
         [sum(span.time for span in spans if span.task.lane is lane) for lane in EXCHANGE_LANES]

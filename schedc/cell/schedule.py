@@ -7,12 +7,12 @@ from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.hand import chooser
-from schedc.cell.improve import improved, lower_bound, merit, varied
-from schedc.cell.lanes import MANNERS, Machine, Placed, Priority
+from schedc.cell.list_scheduler import MANNERS, Machine, Placed, Priority
+from schedc.cell.local_search import improved, lower_bound, merit, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.tasks import Tasks, tasks_of
+from schedc.cell.written_order import chooser
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 
 

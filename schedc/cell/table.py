@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from schedc.cell.blocks import METHODS, stage_shape
 from schedc.cell.costs import CellCosts, Times
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
-from schedc.cell.hand import EXCHANGES, SEGMENTS
+from schedc.cell.standard_blocks import METHODS, stage_shape
+from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
 
 ROLES = (*SEGMENTS, "dense")
@@ -25,7 +25,7 @@ class CellTable:
     """Times of cells and what the stages are made of.
 
     blocks: of every stage, or one entry for all of them; each a row of ``dense`` and ``moe``.
-    method: `schedc.cell.blocks.METHODS`.
+    method: `schedc.cell.standard_blocks.METHODS`.
     """
 
     costs: CellCosts

@@ -13,7 +13,7 @@ from schedc.cli.processes import run_to_end
 from schedc.cli.run import dense_layers
 
 if TYPE_CHECKING:
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -56,6 +56,13 @@ def calibrate(
     with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
         path = save_program(program, Path(folder))
         given = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
-        command = [sys.executable, "-m", "schedc_runtime.calibrate", "--program", str(path), *dense_layers(schedule)]
+        command = [
+            sys.executable,
+            "-m",
+            "schedc_runtime.commands.calibrate",
+            "--program",
+            str(path),
+            *dense_layers(schedule),
+        ]
         command += [str(part) for option, value in given.items() if value is not None for part in (option, value)]
         sys.exit(run_to_end([*command, *runtime_options]))

@@ -10,14 +10,14 @@ import click
 from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
+    from schedc.analysis.cell_pricing import Inside
     from schedc.analysis.dependencies import Dependencies
-    from schedc.analysis.inside import Inside
     from schedc.cost.costs import Costs
+    from schedc.draw.cell_chart import CellChart
     from schedc.draw.chart import Chart
-    from schedc.draw.inside import CellChart
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 def chart_at(schedule: Given, sizes: Mapping[str, int], costs: Costs) -> Chart:
@@ -48,7 +48,7 @@ def charts_at(
 def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
     """The charts in a format; columns (characters) and colours concern the terminal only, width (px) pictures."""
     if form == HTML:
-        from schedc.draw.html.page import draw_html
+        from schedc.draw.html_page import draw_html
 
         return Drawing(draw_html(charts))
     if form == TERM:
@@ -66,7 +66,7 @@ def cell_at(
     schedule: Given, sizes: Mapping[str, int], costs: Costs, kind: str, stages: tuple[int, int] | None
 ) -> CellChart:
     """A cell of a schedule from inside; wrong usage if the schedule has none of this kind there."""
-    from schedc.draw.inside import CellChart
+    from schedc.draw.cell_chart import CellChart
 
     made, inside = inside_at(schedule, sizes, costs)
     found = inside.kind_on(kind, stages)
@@ -80,10 +80,10 @@ def cell_at(
 def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, width: int | None = None) -> Drawing:
     """A cell's drawing as a picture or for the terminal; see `drawing`."""
     if form == TERM:
-        from schedc.draw.inside_term import draw_cell as draw_text
+        from schedc.draw.cell_term import draw_cell as draw_text
 
         return Drawing(draw_text(chart, columns, colours=colours))
-    from schedc.draw.inside_svg import draw_cell
+    from schedc.draw.cell_svg import draw_cell
 
     return Drawing(in_form(draw_cell(chart, width), form))
 
@@ -94,10 +94,10 @@ def inside_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Sche
     Raises `DiagnosticError` where there is no such legal schedule, and S404.
     """
     from schedc.analysis.dependencies import Dependencies
-    from schedc.cell_report import inside_of
     from schedc.compiler import priced
     from schedc.diagnostics import CompilerBug
     from schedc.inputs import open_input
+    from schedc.plan.price_cells import inside_of
 
     schedule, costs = priced(open_input(name), sizes, costs)
     inside = inside_of(Dependencies.of(schedule), costs)

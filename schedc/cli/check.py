@@ -14,10 +14,10 @@ from schedc.cli.common import EPILOG, asked, cost_arguments, finish, json_argume
 from schedc.cli.ranks import rank_table
 
 if TYPE_CHECKING:
-    from schedc.analysis.claims import Status
+    from schedc.claims.check import Status
     from schedc.compiler import Analysis
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 _ranks_argument = click.option(
     "--ranks",
@@ -64,7 +64,7 @@ def compile_command(
     """
     from schedc.compiler import report
     from schedc.draw.svg import draw_svg
-    from schedc.emit.torch_csv import to_torch_csv
+    from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.recomputed import has_recomputation
     from schedc.ir.save import FORMS, forms_of
     from schedc.passes.insert_communication import insert_communication
@@ -128,8 +128,8 @@ def check(
 
 
 def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
-    from schedc.analysis.size_range import sizes_in
-    from schedc.analysis.sweep import sweep
+    from schedc.claims.size_range import sizes_in
+    from schedc.claims.sweep import sweep
     from schedc.inputs import open_family
 
     tree = open_family(name)
@@ -192,7 +192,7 @@ def _table(facts: dict[str, Any], every_rank: bool) -> str:
         lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")
         lines.append(f"layout {facts['layout']}")
     if "plan" in facts:
-        from schedc.plan.report import to_text
+        from schedc.report.plan import to_text
 
         lines += to_text(facts["plan"])
     lines.append(
@@ -203,7 +203,7 @@ def _table(facts: dict[str, Any], every_rank: bool) -> str:
         lines += _recomputation(facts["recomputation"])
     lines += rank_table(facts, every_rank)
     if "cells" in facts:
-        from schedc.cell_report import cells_text
+        from schedc.plan.price_cells import cells_text
 
         lines += cells_text(facts["cells"])
     for claim in facts["expect"]:

@@ -18,7 +18,7 @@ from schedc.cli.screen import coloured, painter
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.diagnostics import Diagnostic
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 FINDINGS, USAGE, INTERNAL, INTERRUPTED = 1, 2, 4, 130
 

@@ -14,7 +14,7 @@ def complete_schedule(_ctx: click.Context, _parameter: click.Parameter, incomple
     """The library's names, and files."""
     from click.shell_completion import CompletionItem
 
-    from schedc.library import names
+    from schedc.load.library import names
 
     found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
     return [*found, CompletionItem(incomplete, type="file")]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.analysis.difference import Difference, RankDifference
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 _RANKS_SHOWN = 8
 

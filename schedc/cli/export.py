@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Export:
 
 
 def _csv(schedule: Schedule, _costs: Costs) -> str:
-    from schedc.emit.torch_csv import to_torch_csv
+    from schedc.interchange.torch_csv import to_torch_csv
 
     if schedule.placement.pipes > 1:
         click.echo("note: torch itself loads no schedule with two directions (`schedc explain S603`)", err=True)
@@ -38,8 +38,8 @@ def _csv(schedule: Schedule, _costs: Costs) -> str:
 
 
 def _lowered(schedule: Schedule, costs: Costs) -> str:
-    from schedc.emit.targets import one_copy
-    from schedc.emit.torch_lowered import to_lowered_csv
+    from schedc.interchange.refusals import one_copy
+    from schedc.interchange.torch_lowered import to_lowered_csv
     from schedc.passes.insert_communication import insert_communication
 
     one_copy(schedule.placement, "torch's lowered CSV", schedule.source)
@@ -47,19 +47,19 @@ def _lowered(schedule: Schedule, costs: Costs) -> str:
 
 
 def _torchtitan(schedule: Schedule, _costs: Costs) -> str:
-    from schedc.emit.csv_trainers import to_torchtitan
+    from schedc.interchange.csv_trainers import to_torchtitan
 
     return to_torchtitan(schedule)
 
 
 def _nemo_automodel(schedule: Schedule, _costs: Costs) -> str:
-    from schedc.emit.csv_trainers import to_nemo_automodel
+    from schedc.interchange.csv_trainers import to_nemo_automodel
 
     return to_nemo_automodel(schedule)
 
 
 def _megatron(schedule: Schedule, _costs: Costs, layout: str | None = None) -> str:
-    from schedc.emit.megatron import to_megatron
+    from schedc.interchange.megatron import to_megatron
     from schedc.layout.parser import parse_layout
 
     with asked():  # that of a plan was read before
@@ -71,7 +71,7 @@ def _trace(schedule: Schedule, costs: Costs) -> str:
     from schedc.analysis.dependencies import Dependencies
     from schedc.analysis.memory import measure_memory
     from schedc.analysis.timeline import simulate
-    from schedc.emit.trace import to_trace
+    from schedc.interchange.trace import to_trace
 
     known = Dependencies.of(schedule)
     return to_trace(schedule, simulate(schedule, costs, known), measure_memory(schedule, costs, known))
@@ -79,7 +79,7 @@ def _trace(schedule: Schedule, costs: Costs) -> str:
 
 def _dot(schedule: Schedule, costs: Costs) -> str:
     from schedc.analysis.timeline import simulate
-    from schedc.emit.dot import schedule_graph
+    from schedc.interchange.dot import schedule_graph
 
     return str(schedule_graph(schedule, simulate(schedule, costs)).source)
 
@@ -153,7 +153,7 @@ def export(
 
 def _refuse_segments(given: Input, order: Schedule, target: str) -> None:
     """Other trainers would take segments of one sequence for microbatches that know nothing of each other."""
-    from schedc.emit.targets import cannot
+    from schedc.interchange.refusals import cannot
 
     if not any(p.role == "segments" and order.sizes.get(p.name, 1) > 1 for p in given.parameters):
         return
@@ -171,7 +171,7 @@ def import_command(file: Given, output: Path | None) -> None:
     """
     from schedc.inputs import is_order, open_order, without_places
     from schedc.ir.text import print_schedule
-    from schedc.library import Text
+    from schedc.load.library import Text
 
     if not is_order(file):
         named = file.source.name if isinstance(file, Text) else file

@@ -45,7 +45,7 @@ def _files(given: tuple[Path, ...]) -> list[Path]:
 
 def _format(path: Path, check: bool) -> bool:
     """Formats one file; whether it changed."""
-    from schedc.library import load
+    from schedc.load.library import load
     from schedc.source import Source
     from schedc.syntax.formatter import format_source
 

@@ -10,7 +10,7 @@ from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 @click.command(epilog=EPILOG)
@@ -22,8 +22,8 @@ def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     The order kept, NAME.P4-M8.order, is used at those sizes whatever the costs, until this command runs again or the
     file is removed. Where the .sched file has changed since, it is refused.
     """
-    from schedc.freeze import freeze as keep
-    from schedc.library import Plan, open_named
+    from schedc.load.frozen import freeze as keep
+    from schedc.load.library import Plan, open_named
 
     found = open_named(schedule)
     if isinstance(found, Plan):

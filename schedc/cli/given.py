@@ -14,7 +14,7 @@ from schedc.cli.completion import complete_schedule
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from schedc.library import Text
+    from schedc.load.library import Text
     from schedc.source import Source
 
 STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
@@ -22,7 +22,7 @@ STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
-    """The name or path of a schedule as `str`, or as `schedc.library.Text` what a pipe held."""
+    """The name or path of a schedule as `str`, or as `schedc.load.library.Text` what a pipe held."""
 
     name = "schedule"
 
@@ -34,7 +34,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
             path, wanted = value, ""
         if not is_stream(path):
             return value
-        from schedc.library import Text
+        from schedc.load.library import Text
 
         texts: dict[str, Source] = {} if ctx is None else ctx.meta.setdefault("schedc.streams", {})
         name = "<stdin>" if path in STANDARD_INPUT else path

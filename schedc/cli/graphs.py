@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.inputs import Input
     from schedc.ir.schedule import Schedule
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 DEPENDENCIES, CELLS = "dependencies", "cells"
 GRAPHS = (DEPENDENCIES, CELLS)
@@ -48,18 +48,18 @@ def graph_at(graph: str, name: Given, sizes: Mapping[str, int], costs: Costs, st
 def _dependencies(name: Given, sizes: Mapping[str, int], costs: Costs) -> Digraph:
     from schedc.analysis.timeline import simulate
     from schedc.compiler import priced
-    from schedc.emit.dot import schedule_graph
     from schedc.inputs import open_input
+    from schedc.interchange.dot import schedule_graph
 
     schedule, costs = priced(open_input(name), sizes, costs)
     return schedule_graph(schedule, simulate(schedule, costs))
 
 
 def _cells(name: Given, sizes: Mapping[str, int], costs: Costs, stage: int | None) -> Digraph:
-    from schedc.cell_report import stage_graphs
     from schedc.compiler import priced
     from schedc.draw.stage_graph import stage_graph
     from schedc.inputs import open_input
+    from schedc.plan.price_cells import stage_graphs
 
     tree = open_input(name)
     schedule, costs = priced(tree, sizes, costs)
@@ -75,9 +75,9 @@ def _cells(name: Given, sizes: Mapping[str, int], costs: Costs, stage: int | Non
 
 def _with_blocks(tree: Input, schedule: Schedule, costs: Costs) -> Costs:
     """Costs that know of cells; where no file says of which, standard blocks without times, and a note of it."""
-    from schedc.cell_report import laid_out, standard_table
     from schedc.compiler import laid_out as layout_of
-    from schedc.library import Plan
+    from schedc.load.library import Plan
+    from schedc.plan.price_cells import laid_out, standard_table
 
     if costs.cell is not None:
         return costs

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.ir.placement import Placement
     from schedc.ir.schedule import Schedule
     from schedc.layout import Balanced, LayerCosts, Layout, Model
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 _SHOWN = 12
@@ -106,8 +106,8 @@ def layout(
     from schedc.ir.placement import linear
     from schedc.layout import Model, even, padded, parse_layout
     from schedc.layout.compare import compare, shortest
-    from schedc.layout.report import to_json, to_text
-    from schedc.plan.report import to_text as plan_text
+    from schedc.report.layout import to_json, to_text
+    from schedc.report.plan import to_text as plan_text
 
     balanced = auto or at == "auto"
     _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
@@ -141,7 +141,7 @@ def layout(
 def _attached(order: Schedule, layout: Layout) -> dict[str, Any]:
     """What the plan behind --schedule attaches, to the layers as they are laid out here."""
     from schedc.plan import plan_of
-    from schedc.plan.report import to_json
+    from schedc.report.plan import to_json
 
     return to_json(plan_of(order), layout)
 

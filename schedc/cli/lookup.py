@@ -14,7 +14,7 @@ from schedc.cli.common import EPILOG, WIDEST, json_argument
 @json_argument
 def list_command(as_json: bool) -> None:
     """List the schedules of the library."""
-    from schedc.library import names, open_schedule
+    from schedc.load.library import names, open_schedule
     from schedc.source import first_sentence
 
     entries = []

@@ -19,7 +19,7 @@ def lsp() -> None:
 
     if find_spec("pygls") is None:
         raise click.UsageError("the language server needs pygls: pip install 'schedc[lsp]'")
-    from schedc.lsp.server import serve
+    from schedc.editor.server import serve
 
     signal.signal(signal.SIGINT, _end)
     serve()

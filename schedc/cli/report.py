@@ -12,7 +12,7 @@ from schedc.cli.common import EPILOG, cost_arguments, json_argument, note_plan, 
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 @click.command(epilog=EPILOG)
@@ -30,12 +30,12 @@ def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool,
     Formulas speak of all sizes and costs. With a cost file that has a table [cell] it tells too, at one size, what
     communication is exposed and hidden, per kind of cell and for the step.
     """
-    from schedc.analysis.formulas.derive import derive
-    from schedc.analysis.formulas.report import to_json, to_text
     from schedc.diagnostics import RequestError
     from schedc.elaborate.sizes import unknown_sizes
+    from schedc.formulas.derive import derive
     from schedc.inputs import open_family
-    from schedc.plan.report import to_text as plan_text
+    from schedc.report.formulas import to_json, to_text
+    from schedc.report.plan import to_text as plan_text
 
     tree = open_family(schedule)
     note_plan(schedule)
@@ -56,7 +56,7 @@ def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool,
     for line in plan_text(attached) if attached else ():
         click.echo(line)
     if cells:
-        from schedc.cell_report import cells_text
+        from schedc.plan.price_cells import cells_text
 
         at = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
         click.echo("\n".join([f"at {at}:", *cells_text(cells["cells"])]))
@@ -66,8 +66,8 @@ def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
     if costs.cell is None:
         return {}
-    from schedc.cell_report import cells_json
     from schedc.cli.charts import inside_at
+    from schedc.plan.price_cells import cells_json
 
     schedule, inside = inside_at(name, sizes, costs)
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
@@ -77,9 +77,9 @@ def _attached(name: Given) -> dict[str, Any] | None:
     """What a plan attaches, at its sizes; None for anything else."""
     from schedc.compiler import laid_out, legal_schedule
     from schedc.inputs import open_input
-    from schedc.library import Plan
+    from schedc.load.library import Plan
     from schedc.plan import plan_of
-    from schedc.plan.report import to_json
+    from schedc.report.plan import to_json
 
     tree = open_input(name)
     if not isinstance(tree, Plan) or any(parameter.default is None for parameter in tree.parameters):

@@ -13,7 +13,7 @@ from schedc.cli.processes import run_to_end
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
@@ -59,7 +59,7 @@ def run(
     program = compile_at(schedule, sizes, costs)
     with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
         path = save_program(program, Path(folder))
-        command = [sys.executable, "-m", "schedc_runtime.run", "--program", str(path), "--steps", str(steps)]
+        command = [sys.executable, "-m", "schedc_runtime.commands.run", "--program", str(path), "--steps", str(steps)]
         command += dense_layers(schedule)
         command += ["--check", parity] if parity != "none" else []
         command += ["--trace", str(trace)] if trace else []
@@ -72,8 +72,8 @@ def run(
 def dense_layers(given: Given) -> list[str]:
     """The option of the runtime that says how many layers of a plan's model are dense: a program's layout does not."""
     from schedc.inputs import open_input
-    from schedc.layout.planned import dense_of
-    from schedc.library import Plan
+    from schedc.load.library import Plan
+    from schedc.plan.apply import dense_of
 
     found = open_input(given)
     dense = dense_of(found.tree) if isinstance(found, Plan) else None

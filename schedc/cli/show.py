@@ -28,7 +28,7 @@ from schedc.cli.traced import run_charts
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")

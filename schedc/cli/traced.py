@@ -14,7 +14,7 @@ from schedc.cli.charts import chart_of
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.draw.chart import Chart
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 
 def run_charts(schedule: Given, sizes: Mapping[str, int], costs: Costs, given: str, trace: Path) -> tuple[Chart, Chart]:
@@ -28,8 +28,8 @@ def run_charts(schedule: Given, sizes: Mapping[str, int], costs: Costs, given: s
     from schedc.compiler import priced
     from schedc.cost.costs import load_costs
     from schedc.draw.chart import Chart
-    from schedc.emit.run_trace import measured, read_run
     from schedc.inputs import load_text, open_input
+    from schedc.interchange.run_trace import measured, read_run
 
     run = read_run(load_text(trace).text, str(trace))
     beside = trace.with_suffix(".costs.toml")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
-    from schedc.library import Given
+    from schedc.load.library import Given
     from schedc.search.tune import Tuned
 
 _SECONDS = 30.0

@@ -18,7 +18,7 @@ from schedc.cli.screen import coloured, colours_of, width_of
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
-    from schedc.library import Given
+    from schedc.load.library import Given
 
 _INTERVAL = 0.2
 """Seconds between two looks at the file."""

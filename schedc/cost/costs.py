@@ -36,7 +36,7 @@ class Costs:
     part of it that a microbatch with an R holds between its F and that R.
     again, restored: of the stages of a plan, and of no file: the time by which a backward is longer that has no R and
     works out again itself what it needs, and what a microbatch with an R holds from it on, by default ``activation``.
-    cell: what is known of cells from inside, if anything (`schedc.analysis.inside` prices a schedule by it).
+    cell: what is known of cells from inside, if anything (`schedc.analysis.cell_pricing` prices a schedule by it).
     given: the keys that a file or a measurement gives; empty where every key counts, as of costs made in Python.
     """
 

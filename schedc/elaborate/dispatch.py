@@ -14,8 +14,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.elaborate.machine import Cell, Machine
-from schedc.elaborate.pools import Pool, TurnPool, WishPool
+from schedc.elaborate.clock import Cell, Machine
+from schedc.elaborate.ready_ops import Pool, TurnPool, WishPool
 from schedc.elaborate.rules import InTurn, Preferred, Rule
 from schedc.ir.schedule import Schedule
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.check import check
+from schedc.check.names import check
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
-from schedc.elaborate.choose import WrittenOrder, aim_of, number_of_choices, place_computed, refuse_too_many
 from schedc.elaborate.computed import ComputedExpander
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.expand import Item, unpack
+from schedc.elaborate.fastest import WrittenOrder, aim_of, number_of_choices, place_computed, refuse_too_many
 from schedc.elaborate.numbering import Unnumbered, number
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order

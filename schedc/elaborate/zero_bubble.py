@@ -10,8 +10,8 @@ from math import inf
 import numpy as np
 
 from schedc.cost.costs import Costs
+from schedc.elaborate.clock import Cell
 from schedc.elaborate.dispatch import Ran
-from schedc.elaborate.machine import Cell
 from schedc.elaborate.rules import Searched
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule

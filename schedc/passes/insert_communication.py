@@ -39,8 +39,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.compiled import kernels
 from schedc.analysis.dependencies import Bools, Dependencies
+from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.timeline import Floats, run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug

@@ -11,8 +11,8 @@ from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Kind, Layout
-from schedc.plan.attached import Attached
-from schedc.plan.quantities import bytes_of
+from schedc.plan.directives import Attached
+from schedc.plan.units import bytes_of
 from schedc.plan.values import By, ExpertPlan, Level
 from schedc.syntax.plan import LayersLine, LayoutLine, PlanTree, SettingLine, TableLine
 

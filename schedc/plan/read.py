@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from schedc.cell.hand import ALIASES, EXCHANGES, SEGMENTS
+from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
 from schedc.cost.exchange import Topology
 from schedc.diagnostics import did_you_mean
-from schedc.plan.attached import Attached, Request
-from schedc.plan.quantities import speed_of
+from schedc.plan.directives import Attached, Request
+from schedc.plan.units import speed_of
 from schedc.plan.values import (
     BYTES,
     By,

@@ -14,9 +14,9 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
-from schedc.plan.attached import Attached, Request
 from schedc.plan.checks import experts_have_layers, padded_pairs, unused_orders
-from schedc.plan.facts import chosen
+from schedc.plan.directives import Attached, Request
+from schedc.plan.row_counts import chosen
 from schedc.plan.values import CellPlan, ExpertPlan, Level, Method, Recompute
 
 _SCOPES = ("all", "chunk", "stage")

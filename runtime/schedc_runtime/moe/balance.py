@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.memory.regions import replaying
 from schedc_runtime.moe.capacity import marked
 from schedc_runtime.moe.exchange import ABSENT, Exchange, Pending
 from schedc_runtime.moe.router import Routing
+from schedc_runtime.recompute.regions import replaying
 from schedc_runtime.transport.collectives import Communicator
 
 

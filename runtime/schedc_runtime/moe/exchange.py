@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.moe.group import ExpertGroup
+from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.base import Handle
 from schedc_runtime.transport.collectives import Communicator, Splits
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from schedc.plan.values import Level
-from schedc_runtime import weightgrad
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.memory.regions import region_of_rows
-from schedc_runtime.weightgrad import WeightSink, WeightWork
+from schedc_runtime.recompute.regions import region_of_rows
+from schedc_runtime.stage import weight_gradients as weightgrad
+from schedc_runtime.stage.weight_gradients import WeightSink, WeightWork
 
 
 class Experts(nn.Module):

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from schedc.cost.exchange import hot_break_even
-from schedc_runtime import weightgrad
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.exchange import Exchange, Pending, exchanged
-from schedc_runtime.moe.trees import Ints
-from schedc_runtime.transport.calls import ordered_sum
+from schedc_runtime.moe.ordered_sums import Ints
+from schedc_runtime.stage import weight_gradients as weightgrad
+from schedc_runtime.stage.weight_gradients import WeightSink
+from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
-from schedc_runtime.weightgrad import WeightSink
 
 MARGIN = 0.05
 """Once off, hot experts come on again at an imbalance this much above the one below which they go off."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.memory.regions import keep, region
+from schedc_runtime.recompute.regions import keep, region
 
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),

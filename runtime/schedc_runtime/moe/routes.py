@@ -32,7 +32,7 @@ from torch import Tensor
 
 from schedc_runtime.moe.exchange import ABSENT, Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
-from schedc_runtime.moe.trees import Ints, Places, Tree, bounds, on, places, simple_tree, tree
+from schedc_runtime.moe.ordered_sums import Ints, Places, Tree, bounds, on, places, simple_tree, tree
 
 Flags = NDArray[np.bool_]
 Choices = NDArray[np.integer[Any]]

@@ -12,10 +12,10 @@ from schedc.layout.parts import Layout
 from schedc_runtime.partition.balance import choose_cuts
 from schedc_runtime.partition.blocks import find_blocks
 from schedc_runtime.partition.decoder import is_decoder, partition_decoder
+from schedc_runtime.partition.fx_trace import trace
 from schedc_runtime.partition.graft import adopt, separate
 from schedc_runtime.partition.result import Partition, forward_inputs, refuse_shared, refuse_wrapped
 from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
-from schedc_runtime.partition.trace import trace
 
 __all__ = ["Partition", "partition"]
 

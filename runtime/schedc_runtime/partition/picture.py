@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from schedc.draw.graph import lines, new_graph
 from schedc.ir.placement import Placement
-from schedc.plan.quantities import shown
-from schedc_runtime.boundary import Boundary, Constant, TensorSpec
+from schedc.plan.units import shown
+from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.result import Partition
 
 _MOST_ROWS = 24

@@ -73,7 +73,7 @@ class Partition:
         ``dot`` is installed; ``.source`` is its text. Raises `PartitionError` for arguments that the model was not
         partitioned for, `BoundaryError` where its shapes cannot be told in advance.
         """
-        from schedc_runtime.boundary import infer_boundaries  # which knows partitions
+        from schedc_runtime.partition.boundary import infer_boundaries  # which knows partitions
         from schedc_runtime.partition.picture import partition_graph  # imports graphviz, which training needs not
 
         boundaries = infer_boundaries(self, args, kwargs) if args or kwargs else None

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from schedc_runtime.partition.blocks import parameter_count
+from schedc_runtime.partition.fx_trace import Traced
 from schedc_runtime.partition.graft import graft, is_persistent
-from schedc_runtime.partition.trace import Traced
 
 
 def block_calls(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Node]:

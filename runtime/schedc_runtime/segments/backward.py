@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.flight import Moved, Ran, Tensors
-from schedc_runtime.segments.flying import FlyingStage
-from schedc_runtime.stage import differentiate
-from schedc_runtime.weightgrad import unhooked
+from schedc_runtime.segments.base import FlyingStage
+from schedc_runtime.segments.in_flight import Moved, Ran, Tensors
+from schedc_runtime.stage.stage import differentiate
+from schedc_runtime.stage.weight_gradients import unhooked
 
 
 class BackwardSteps(FlyingStage):

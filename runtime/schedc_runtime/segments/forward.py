@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.memory.whole import letting_go
-from schedc_runtime.segments.again import Again
-from schedc_runtime.segments.flight import (
+from schedc_runtime.recompute.whole_stage import letting_go
+from schedc_runtime.segments.base import FlyingStage
+from schedc_runtime.segments.graph import Segment, Slot
+from schedc_runtime.segments.in_flight import (
     Flight,
     Moved,
     Ran,
@@ -24,9 +25,8 @@ from schedc_runtime.segments.flight import (
     own_views,
     tensors_in,
 )
-from schedc_runtime.segments.flying import FlyingStage
-from schedc_runtime.segments.graph import Segment, Slot
-from schedc_runtime.stage import Kept, check_loss, device_holding
+from schedc_runtime.segments.recompute import Again
+from schedc_runtime.stage.stage import Kept, check_loss, device_holding
 
 
 class ForwardSteps(FlyingStage):

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from schedc.cell.graph import StageShape
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.again import Again
 from schedc_runtime.segments.backward import BackwardSteps
-from schedc_runtime.segments.flight import Flight, Tensors
 from schedc_runtime.segments.forward import ForwardSteps
 from schedc_runtime.segments.graph import Segment
+from schedc_runtime.segments.in_flight import Flight, Tensors
+from schedc_runtime.segments.recompute import Again
 
 
 class SegmentedStage(ForwardSteps, BackwardSteps):

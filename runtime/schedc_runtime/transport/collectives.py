@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedc_runtime.transport.base import MessageMismatch, TransportError
-from schedc_runtime.transport.calls import (
+from schedc_runtime.transport.collective_calls import (
     Call,
     Communicator,
     Splits,

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.transport.base import MessageMismatch, describe
-from schedc_runtime.transport.calls import Call, Splits, checked_call, count_sent, count_sum, ordered_sum, what, where
-from schedc_runtime.transport.streams import Ahead, SideStream, joined
+from schedc_runtime.transport.collective_calls import (
+    Call,
+    Splits,
+    checked_call,
+    count_sent,
+    count_sum,
+    ordered_sum,
+    what,
+    where,
+)
+from schedc_runtime.transport.side_stream import Ahead, SideStream, joined
 
 
 class InProcessCommunicators:

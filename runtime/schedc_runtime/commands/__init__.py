@@ -1,0 +1,1 @@
+"""What `schedc run` and `schedc calibrate` start on every rank."""

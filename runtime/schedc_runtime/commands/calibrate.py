@@ -1,0 +1,262 @@
+"""What segments and exchanges of a model take on this machine, as a cost file: what ``schedc calibrate`` starts.
+
+    python -m schedc_runtime.commands.calibrate --program program.json [--model module:function] [-o costs.toml]
+
+Also under torchrun, where all processes share the experts. Exit status: 0 done, 1 it failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.program import Action, Half
+from schedc.cost.costs import Costs, dump_costs
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import Program
+from schedc.plan import ExpertPlan, Topology, plan_of
+from schedc_runtime.commands.launch import launch, launched
+from schedc_runtime.commands.options import (
+    add_program,
+    add_sizes,
+    asked,
+    check_processes,
+    join,
+    positive,
+    program_of,
+    refused,
+)
+from schedc_runtime.commands.toy_models import Subject, toy
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import Interval
+from schedc_runtime.execute.micro_steps import Part
+from schedc_runtime.measure.stage_times import (
+    HALVES,
+    MESSAGES,
+    Bench,
+    StageTimes,
+    costs_of,
+    measure_stages,
+    merged,
+    message_time,
+)
+from schedc_runtime.measure.step_trace import Intervals
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.pipeline.apply_plan import attach, method_for
+from schedc_runtime.pipeline.batch import arguments
+from schedc_runtime.pipeline.stages import layout_of, splits_backward
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.ranks.mesh import Mesh
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        program = program_of(options)
+        plan = _with_ranks(asked(plan_of(program), options))
+        sharing = plan.topology.ranks if plan.topology else 1
+        # Two at least where stages send to each other, so that a message can be timed.
+        processes = max(sharing, 2 if program.stages > 1 else 1)
+        if not launched() and processes > 1:
+            check_processes(processes)
+            nodes, per_node = (plan.topology.nodes, plan.topology.per_node) if plan.topology else (1, 1)
+            return launch(
+                "schedc_runtime.commands.calibrate", [*arguments, "--topology", f"{nodes}x{per_node}"], processes
+            )
+        costs = _calibrate(program, plan, sharing, options)
+    except (RuntimeFault, DiagnosticError) as error:
+        return refused(error)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if costs is not None:
+        _write(costs, plan, options)
+    return 0
+
+
+def _with_ranks(plan: ExpertPlan) -> ExpertPlan:
+    """Under a launcher, without a topology: all processes share the experts."""
+    if plan.topology is not None or not launched():
+        return plan
+    world = int(os.environ["WORLD_SIZE"])
+    per_node = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    return replace(plan, topology=Topology(world // per_node, per_node))
+
+
+def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argparse.Namespace) -> Costs | None:
+    """The measured costs, on the first process; None on the others. Processes beyond the expert group only take part
+    in timing a message."""
+    device = join(in_process=False)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if world < sharing:
+        raise RuntimeFault(f"{sharing} ranks share the experts, {world} processes are here", f"start {sharing}")
+    torch.manual_seed(options.seed)
+    subject = _subject(program, plan, options)
+    parts = partition(subject.model, program.stages, placement=program.placement, layout=layout_of(program))
+    args, kwargs = arguments(subject.batch)
+    boundaries = infer_boundaries(parts, args, kwargs)
+    p2p = _message(boundaries, device) if program.stages > 1 and rank < 2 <= world else None
+    per_node = plan.topology.per_node if plan.topology else 1
+    group = ExpertGroup.of([range(sharing)], per_node, options.timeout) if sharing > 1 else ExpertGroup.solo()
+    if rank >= sharing:
+        return None
+    mesh = Mesh(1, sharing, per_node=per_node)
+    attach(parts.modules, plan, group, mesh)
+    bench = Bench(group, device, options.warmup, options.repetitions)
+    found = measure_stages(
+        parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,
+        split=splits_backward(program), overlap=plan.overlap or bool(plan.cells),
+    )  # fmt: skip
+    everyone = _gathered([dict(stage.samples) for stage in found], rank, sharing)
+    if rank:
+        return None
+    together = [StageTimes(samples, stage.shape) for samples, stage in zip(merged(everyone), found, strict=True)]
+    return costs_of(together, _method(plan, subject.model, mesh), p2p)
+
+
+def _subject(program: Program, plan: ExpertPlan, options: argparse.Namespace) -> Subject:
+    """The model: the user's own, or a toy."""
+    if not options.model:
+        return toy(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
+    where, colon, name = options.model.partition(":")
+    sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
+    try:
+        made: Any = getattr(import_module(where), name)() if colon else None
+    except (ImportError, AttributeError) as error:
+        raise RuntimeFault(f"--model {options.model}: {error}", "write --model module:function") from error
+    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module) or not callable(made[1]):
+        raise RuntimeFault(
+            f"--model {options.model} is no function that gives (model, loss_fn, batch, targets)",
+            "return a module, its loss function, and batch and targets of one microbatch",
+        )
+    return Subject(*made)
+
+
+def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
+    """Milliseconds of an activation between the two stages in the middle."""
+    specs = boundaries[len(boundaries) // 2].tensors
+    return message_time([torch.zeros(spec.shape, dtype=spec.dtype, device=device) for spec in specs])
+
+
+def _method(plan: ExpertPlan, model: nn.Module, mesh: Mesh) -> str:
+    layer = next((layer for _, layer in moe_layers(model)), None)
+    return method_for(plan, layer, mesh) if layer is not None else "flat"
+
+
+def _gathered(value: Any, rank: int, count: int) -> list[Any]:
+    """The value (JSON) of every rank below ``count``."""
+    if count == 1:
+        return [value]
+    store = PrefixStore("schedc/calibrate", dist.distributed_c10d._get_default_store())
+    store.set(f"{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{other}")) for other in range(count)]
+
+
+def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
+    sharing = plan.topology.ranks if plan.topology else 1
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"
+    about = f"# Milliseconds on {where}: {what}.\n" + "".join(
+        f"# {line}\n" for line in provenance(costs, options.repetitions, options.warmup, sharing)
+    )
+    if options.output is None:
+        print(about + dump_costs(costs), end="", flush=True)
+        return
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(about + dump_costs(costs), encoding="utf-8")
+    print(f"wrote {options.output}", file=sys.stderr, flush=True)
+
+
+def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Iterator[str]:
+    """How each number of measured costs came about. sharing: ranks that share the experts."""
+    runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
+    if costs.cell is not None:
+        yield f"F, I, W: sums over the parts of a stage, one after the other, each the median of {runs}. B is I + W."
+        yield "[cell]: the median over the places of a role, of two the lower; 0 where it has no such half."
+    elif costs.B is not None:
+        yield f"F, I, W, B: the median of {runs}. B: whole, as the program runs it."
+        yield "I, W: of backwards split beside, which this program does not do; their sum need not be B."
+    else:
+        yield f"F, I, W: the median of {runs}. B is I + W."
+    if "p2p" in costs.given:
+        yield f"p2p: half of there and back between two processes, the median of {MESSAGES}."
+    else:
+        yield "p2p: not measured, as nothing was sent; 0 by default."
+    yield "R, FB and memory: not measured; see the defaults in docs/guide/costs.md."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="schedc_runtime.commands.calibrate",
+        description="Measure segments and exchanges of a model on this machine.",
+    )
+    add_program(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="MODULE:FUNCTION", help="gives (model, loss_fn, batch, targets)")
+    which.add_argument("--toy", choices=["gpt", "moe"], help="default: moe where the plan has experts, else gpt")
+    parser.add_argument("-o", "--output", type=Path, help="cost file to write; default: stdout")
+    parser.add_argument("--warmup", type=positive, default=3)
+    parser.add_argument("--repetitions", type=positive, default=9)
+    add_sizes(parser)
+    return parser
+
+
+def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
+    """Times in milliseconds by role, the median over layers, microbatches, ranks and steps.
+
+    steps: of each traced step, the intervals by rank (`Pipeline.trace`), run with the order
+    `schedc_runtime.execute.micro_steps.serial`: an exchange that is waited for at once takes from its start to the end
+    of its wait. In that time it also waits for slower ranks of its group. Raises `RuntimeFault` for steps of another
+    order.
+
+    The attention behind another MoE layer also ends that layer; only those that begin a stage are counted.
+    """
+    taken: dict[tuple[str, Half], list[float]] = defaultdict(list)
+    moved: dict[tuple[str, Half], list[float]] = defaultdict(list)
+    for intervals in steps:
+        for spans in intervals.values():
+            started: Interval | None = None
+            for interval in spans:
+                if (part := Part.parse(interval.part)) is None:
+                    continue
+                if started is not None and part.action is not Action.WAIT:
+                    raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")
+                begin = interval.start if started is None else started.start
+                time = (interval.end - begin) / 1e6
+                started = interval if part.action is Action.START else None
+                if part.action is Action.RUN and (part.role != "attention" or part.layer == 0):
+                    taken[part.role, part.half].append(time)
+                elif part.action is Action.WAIT:
+                    moved[part.role, part.half].append(time)
+    if not taken:
+        raise RuntimeFault("the traced steps have no cells", "only stages with expert layers, or with overlap=True, do")
+    return CellCosts.of(_times(taken), _times(moved))
+
+
+def _times(found: dict[tuple[str, Half], list[float]]) -> dict[str, Times]:
+    """The median of each role and half; a half that never ran takes no time."""
+    roles = dict.fromkeys(role for role, _ in found)
+    return {role: Times(*(median(found.get((role, half), [0.0])) for half in HALVES)) for role in roles}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

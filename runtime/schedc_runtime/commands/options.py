@@ -1,0 +1,116 @@
+"""What the commands that run a program share: files and sizes among their options, whom they join, what they refuse."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.load import load_program
+from schedc.ir.program import Program
+from schedc.plan import ExpertPlan, Topology
+from schedc_runtime.commands.launch import launched
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.pipeline.apply_plan import mesh_for
+from schedc_runtime.ranks.join import join as join_launched
+from schedc_runtime.ranks.mesh import Mesh
+
+
+class Content(NamedTuple):
+    """A file that an option names: what it holds, and its name."""
+
+    content: bytes
+    file: str
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The option that `program_of` reads."""
+    parser.add_argument("--program", required=True, type=_readable, help="program.json, .npz or .txt of schedc compile")
+
+
+def program_of(options: argparse.Namespace) -> Program:
+    """The program that a command was given. Raises `DiagnosticError` for one that could not run."""
+    return load_program(*options.program)
+
+
+def refused(error: Exception) -> int:
+    """Says on stderr what the user has to mend; the exit status of a command that failed."""
+    print(error if isinstance(error, DiagnosticError) else f"error: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _readable(path: str) -> Content:
+    """What cannot be read is wrong usage."""
+    try:
+        return Content(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read the program: {error}") from error
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """The options that `schedc_runtime.commands.toy_models.toy` and `asked` read."""
+    parser.add_argument("--blocks", type=positive, help="layers (default: those of the plan, else one per stage)")
+    parser.add_argument("--dense", type=int, default=0, help="how many of the first layers have no experts")
+    parser.add_argument("--width", type=positive, default=64)
+    parser.add_argument("--tokens", type=positive, default=32, help="per row")
+    parser.add_argument("--rows", type=positive, default=2, help="per microbatch")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that a rank waits for another")
+    parser.add_argument(
+        "--topology", type=_topology, metavar="NxG", help="nodes x ranks that share experts, in place of the plan's"
+    )
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _topology(text: str) -> tuple[int, int]:
+    nodes, x, per_node = text.partition("x")
+    if not x or not nodes.isdecimal() or not per_node.isdecimal() or not int(nodes) * int(per_node):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NODESxRANKS, as 2x4")
+    return int(nodes), int(per_node)
+
+
+def asked(plan: ExpertPlan, options: argparse.Namespace) -> ExpertPlan:
+    """The plan with the topology of the options, if they say one; its speeds stay."""
+    if options.topology is None:
+        return plan
+    nodes, per_node = options.topology
+    known = plan.topology or Topology(nodes, per_node)
+    return replace(plan, topology=replace(known, nodes=nodes, per_node=per_node))
+
+
+def mesh_here(plan: ExpertPlan, program: Program) -> Mesh:
+    """The mesh of a run: as the plan's topology says, else as a launcher's processes allow; what is left of those are
+    further replicas. Not launched, it says how many processes to start."""
+    mesh = mesh_for(plan, program, None)
+    world = int(os.environ["WORLD_SIZE"]) if launched() else mesh.size
+    if plan.topology is None and plan.experts is not None:
+        return Mesh.of_environment(program.ranks, world // program.ranks) if world > mesh.size else mesh
+    return replace(mesh, data=max(1, world // mesh.size))
+
+
+def check_processes(count: int) -> None:
+    """Refuse more local processes than this machine can reasonably hold."""
+    if count > (most := max(64, 4 * (os.cpu_count() or 1))):
+        raise RuntimeFault(
+            f"the schedule and the plan's topology ask for {count} processes, more than {most} on this machine",
+            "give smaller sizes: -D P=2 for the schedule, --topology 1x2 for the ranks that share experts",
+        )
+
+
+def join(in_process: bool) -> torch.device:
+    """Join the other ranks; the device of this one: a GPU each where there are enough, else the CPU."""
+    if in_process or not launched():
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    return join_launched()

@@ -1,0 +1,158 @@
+"""Trains a small model with a compiled program: what ``schedc run`` starts, also under torchrun.
+
+    python -m schedc_runtime.commands.run --program program.json [--steps N] [--check bitwise] [--trace out.json]
+
+The model is a GPT, or one with experts where the program's plan has experts: then every rank of the schedule is a group
+of processes, as many as the plan's topology says. Exit status: 0 done, 1 the check or the run failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedc.cost.costs import Costs, dump_costs, load_costs
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import Program
+from schedc.plan import ExpertPlan, plan_of
+from schedc_runtime.commands.launch import launch, launched
+from schedc_runtime.commands.options import (
+    add_program,
+    add_sizes,
+    asked,
+    check_processes,
+    join,
+    mesh_here,
+    positive,
+    program_of,
+    refused,
+)
+from schedc_runtime.commands.toy_models import Subject, counted, toy
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import Deadlock, InstructionError
+from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
+from schedc_runtime.parity.compare import ReferenceTwin, SerialTwin, Twin
+from schedc_runtime.pipeline.losses import Leftovers
+from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.ranks.mesh import Mesh
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    try:
+        program = program_of(options)
+        costs = load_costs(options.cost_file) if options.cost_file else Costs()
+        plan = asked(plan_of(program), options)
+        mesh = mesh_here(plan, program)
+        if not launched() and mesh.size > 1 and not options.in_process:
+            check_processes(mesh.size)
+            return launch("schedc_runtime.commands.run", arguments, mesh.size)
+        return _train(program, plan, mesh, costs, options)
+    except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
+        return refused(error)
+
+
+def _train(program: Program, plan: ExpertPlan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
+    device = join(options.in_process)
+    subject = toy("moe" if plan.experts else "gpt", program, plan, options)
+    model = subject.model.to(device)
+    twin = _twin(subject, program, plan, mesh, options) if options.check == "bitwise" else None
+    pipe = Pipeline(
+        model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
+        timeout=options.timeout, overlap=plan.overlap or bool(plan.cells),
+        cell_costs=costs.cell.costs if costs.cell else None,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
+    replicas = 1 if options.in_process else mesh.replicas
+    status = 0
+    for step in range(1, options.steps + 1):
+        everything = _batch(program, mesh, options, step, device)
+        mine = [part.chunk(replicas)[pipe.replica] for part in everything]
+        optimizer.zero_grad()
+        loss = pipe.step(*mine, trace=bool(options.trace) and step == options.steps)
+        verdict = ""
+        if twin is not None:
+            told = pipe.control.gather("the check", twin.check(pipe, loss, *everything))
+            wrong = [name for part in told for name in part]
+            verdict = f"  differs from {twin.name}: {', '.join(wrong[:4])}" if wrong else f"  = {twin.name}, bitwise"
+            status |= bool(wrong)
+        optimizer.step()
+        pipe.update_biases()
+        _say(pipe, f"step {step}: loss {loss.item():.6f}{verdict}")
+    if options.trace:
+        _write_trace(pipe, Path(options.trace))
+    if twin is not None:
+        passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
+        _say(pipe, "check failed" if status else passed)
+    pipe.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return status
+
+
+def _twin(subject: Subject, program: Program, plan: ExpertPlan, mesh: Mesh, options: argparse.Namespace) -> Twin:
+    model = copy.deepcopy(subject.model)
+    if plan.experts is None and mesh.size == program.ranks:
+        overlap = plan.overlap or bool(plan.cells)
+        return ReferenceTwin(model, program, subject.loss_fn, options.learning_rate, overlap)
+    return SerialTwin(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
+
+
+def _batch(
+    program: Program, mesh: Mesh, options: argparse.Namespace, step: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The batches of all replicas, one after the other."""
+    rows = options.rows * program.microbatches * mesh.replicas
+    batch, targets = counted(rows, options.tokens, options.seed + step)
+    return batch.to(device), targets.to(device)
+
+
+def _write_trace(pipe: Pipeline, path: Path) -> None:
+    """The last step's Chrome trace, and beside it its costs as a file that ``schedc check --cost-file`` takes."""
+    intervals = pipe.trace()
+    if pipe.rank or pipe.replica:
+        return
+    costs = measured_costs(pipe.program, [intervals])
+    path.write_text(json.dumps(chrome_trace(pipe.program, intervals)), encoding="utf-8")
+    cost_path = path.with_suffix(".costs.toml")
+    about = "".join(f"# {line}\n" for line in ("Milliseconds.", *provenance(pipe.program, [intervals])))
+    cost_path.write_text(about + dump_costs(costs), encoding="utf-8")
+    _say(pipe, f"trace: {path} (opens in ui.perfetto.dev); costs in ms: {cost_path}")
+    _say(pipe, compare(pipe.program, costs, intervals).table())
+
+
+def _say(pipe: Pipeline, text: str) -> None:
+    if pipe.rank == pipe.replica == 0:
+        print(text, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="schedc_runtime.commands.run", description="Train a small model with a program."
+    )
+    add_program(parser)
+    parser.add_argument(
+        "--check", choices=["none", "bitwise"], default="none", help="compare with the serial reference"
+    )
+    parser.add_argument("--steps", type=positive, default=3)
+    parser.add_argument("--trace", metavar="OUT.json", help="write a Chrome trace of the last step, and its costs")
+    parser.add_argument(
+        "--in-process", action="store_true", help="all ranks in this process, without torch.distributed"
+    )
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--cost-file", metavar="COSTS.toml", help="whose [cell] table orders overlapped cells")
+    add_sizes(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

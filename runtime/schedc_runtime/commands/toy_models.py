@@ -1,0 +1,68 @@
+"""The small models that commands train and measure: a GPT, or a transformer with experts like that of DeepSeek-V3."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from schedc.ir.program import Program
+from schedc.layout.parts import Kind
+from schedc.plan import ExpertPlan, Experts
+from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.pipeline.stages import layout_of
+from schedc_runtime.stage.stage import LossFunction
+
+VOCAB = 64
+FEW_EXPERTS = Experts(16, 2, shared=1)
+"""Those of a toy whose plan has none."""
+
+
+class Subject(NamedTuple):
+    """What is trained or measured. batch, targets: of one microbatch on one rank; a tuple is the positional arguments
+    of the model's forward, a dict its keywords."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    batch: Any
+    targets: Any
+
+
+def toy(kind: str, program: Program, plan: ExpertPlan, options: argparse.Namespace) -> Subject:
+    """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan where it says them.
+
+    options: those of `schedc_runtime.commands.options.add_sizes`. The same model on every process.
+    """
+    torch.manual_seed(options.seed)
+    layout = layout_of(program)
+    blocks = layout.layers + layout.total(Kind.MTP) if layout else program.stages
+    blocks = options.blocks or blocks
+    if kind == "gpt":
+        model: nn.Module = GPT(GPTConfig(VOCAB, options.width, blocks=blocks, context=options.tokens))
+    else:
+        dense = min(options.dense, blocks)
+        model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
+    return Subject(model, next_token_loss, *counted(options.rows, options.tokens, options.seed))
+
+
+def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """[rows, tokens] of random tokens, and of each a target that follows from it."""
+    batch = torch.randint(0, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+    return batch, (5 * batch + 3) % VOCAB
+
+
+def _moe(dense: int, blocks: int, width: int, experts: Experts) -> MoEConfig:
+    head = max(4, width // 4)
+    routing = Routing(
+        experts.count, experts.top, scores="sigmoid", scale=2.5, groups=experts.groups,
+        kept_groups=experts.limit if experts.groups > 1 else 1, biased=True, bias_rate=0.01, balance=1e-4,
+    )  # fmt: skip
+    return MoEConfig(
+        vocab=VOCAB, width=width, heads=4, dense_blocks=dense, moe_blocks=blocks - dense, inner=2 * width,
+        expert_inner=head, shared=experts.shared, routing=routing, query_rank=max(4, width // 2), key_value_rank=head,
+        plain=head, rotary=max(2, head // 2 // 2 * 2), value=head,
+    )  # fmt: skip

@@ -1,0 +1,208 @@
+"""FSDP2 around the dense part of a stage: parameters and gradients spread over its replicas, gathered for a step.
+
+    first instruction of a stage    all-gather: the stage computes on whole parameters, as ever
+    last weight gradients           reduce-scatter: every replica keeps the sum of its part; the parameters are freed
+
+torch's `fully_shard` does both, driven from the instruction stream: a stage is run segment by segment and its weight
+gradients come when the stream says, of which FSDP's own hooks would know nothing. They are taken off. Parts are summed
+in the order of replicas, like the sums of `schedc_runtime.data_parallel.gradient_sums`, hence with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from schedc.ir.program import InstructionKind, Program
+from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.bind import Code
+from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.collectives import ordered_sum
+from schedc_runtime.transport.process_groups import join_groups
+
+if TYPE_CHECKING:
+    from schedc_runtime.execute.executor import Executor
+
+
+class OrderedReduceScatter:
+    """FSDP2's reduce-scatter: the parts of all members, added in their order (torch's own leaves the order open)."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        output_tensor.copy_(ordered_sum(received.view(dist.get_world_size(group), -1)))
+
+
+class DenseShards:
+    """The dense part of one stage's module, spread over ``mesh``; parameters are whole until the first `shard`.
+
+    kept: parameters that are left alone: experts, and what other stages of the rank use too.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> None:
+        self.fsdp = cast(Any, module)
+        mine = [parameter for parameter in module.parameters() if parameter not in kept]
+        if len(kinds := {parameter.dtype for parameter in mine}) > 1:
+            raise RuntimeFault(
+                f"a stage has dense parameters of {len(kinds)} types, which FSDP2 cannot send as one",
+                "give all dense parameters one type, or leave shard_dense out",
+            )
+        self.empty = not mine
+        if self.empty:
+            return
+        fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params=kept)
+        self._state: Any = self.fsdp._get_fsdp_state()
+        for handle in (self._state._pre_forward_hook_handle, self._state._post_forward_hook_handle):
+            handle.remove()
+        self._state._lazy_init()
+        self.fsdp.set_gradient_divide_factor(1.0)  # the loss has been divided by the number of replicas
+        self.fsdp.set_force_sum_reduction_for_comms(True)
+        self.fsdp.set_custom_reduce_scatter(OrderedReduceScatter())
+        self.fsdp.set_reduce_scatter_unused_params(True)  # replicas may differ in what got a gradient
+        for parameter in module.parameters():
+            if isinstance(parameter, DTensor):
+                parameter.dense_shard = True  # type: ignore[attr-defined]
+        self.gather()
+
+    def gather(self) -> None:
+        """Make the parameters whole. A collective of the replicas."""
+        if not self.empty:
+            self.fsdp.unshard()
+
+    def shard(self) -> None:
+        """Free the whole parameters; those of the module are this replica's parts again."""
+        if not self.empty:
+            self.fsdp.reshard()
+
+    def reduce(self) -> None:
+        """Sum the gradients over the replicas, each of which keeps its part; then `shard`. A collective."""
+        if self.empty:
+            return
+        for group in self._state._fsdp_param_groups:
+            group.post_backward()
+        self._state._root_post_backward_final_callback()
+        self.shard()
+
+
+class DenseSharding:
+    """The dense parts of all stages of a process; see `schedc_runtime.pipeline.pipeline.Pipeline`, ``shard_dense``."""
+
+    def __init__(self, program: Program, mesh: Mesh, places: Sequence[Place], in_process: bool) -> None:
+        refusals = [
+            (in_process, "all ranks are in this process", "start one process per rank"),
+            (mesh.replicas == 1, "the mesh has one replica", "give a mesh with experts= or data="),
+            (
+                bool((program.kind == InstructionKind.REDUCE).any()),
+                f"{program.name} holds two copies of every stage",
+                "take a schedule with one, as dualpipev in place of dualpipe",
+            ),
+        ]
+        for refused, why, help in refusals:
+            if refused:
+                raise RuntimeFault(f"the dense part cannot be sharded: {why}", help)
+        self.mesh, self.places = mesh, places
+        self._stages: dict[int, DenseShards] = {}
+        """By the id of a stage's module."""
+
+    def take(self, place: Place, modules: Sequence[nn.Module], device: torch.device) -> None:
+        """Spread the dense parameters of a place's modules over its replicas, who call this too.
+
+        Experts stay as they are, and so do parameters of several stages of the place. All are whole until `shard`.
+        """
+        parts = [self.mesh.replicas_of(Place(rank, 0)) for rank in range(self.mesh.pipeline)]
+        group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
+        across = DeviceMesh.from_group(group, device.type)
+        uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
+        kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)}
+        for module in modules:
+            self._stages[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
+
+    def shard(self) -> None:
+        """Free the whole parameters of all stages, after a pipeline was built of them."""
+        for each in self._stages.values():
+            each.shard()
+
+    def around(self, code: Code, program: Program, held: Mapping[int, Stage]) -> Code:
+        """The code of a place whose stages gather their parameters before their first use and shard them after the
+        last, in training with the sum of their gradients."""
+        shards = {index: self._stages[id(stage.module)] for index, stage in held.items()}
+        training = bool(np.isin(program.kind, (InstructionKind.B, InstructionKind.W, InstructionKind.CELL)).any())
+        return with_shards(code, program, shards, training=training)
+
+    @staticmethod
+    def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict with whole tensors in place of parts. A collective of the replicas if there are any."""
+        return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+    @staticmethod
+    def parts_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict of whole tensors as ``module`` loads it: of sharded parameters this replica's part."""
+        held = dict(module.named_parameters())
+        found: dict[str, Tensor] = {}
+        for name, value in state.items():
+            own = held.get(name)
+            if isinstance(own, DTensor) and not isinstance(value, DTensor):
+                value = distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+            found[name] = value
+        return found
+
+
+def with_shards(code: Code, program: Program, shards: Mapping[int, DenseShards], *, training: bool) -> Code:
+    """The code of a place whose stages gather their parameters before their first use and shard them after the last.
+
+    shards: by stage. training: whether gradients are summed before that.
+    """
+    before: dict[int, list[DenseShards]] = {}
+    after: dict[int, list[DenseShards]] = {}
+    for stage, positions in sorted(_uses(code, program).items()):
+        before.setdefault(positions[0], []).append(shards[stage])
+        after.setdefault(positions[-1], []).append(shards[stage])
+    last = _reduce if training else _shard
+    steps, rows, widths = [], [], []
+    for position, step in enumerate(code.steps):
+        added = [*((_gather, each) for each in before.get(position, ())), step]
+        added += [(last, each) for each in after.get(position, ())]
+        steps += added
+        rows += [code.rows[position]] * len(added)
+        widths += [code.widths[position] if each is step else 1 for each in added]
+    return replace(code, steps=steps, rows=rows, widths=widths)
+
+
+def _uses(code: Code, program: Program) -> dict[int, list[int]]:
+    """The positions of the steps that compute on each stage, ascending."""
+    found: dict[int, list[int]] = {}
+    for position, row in enumerate(code.rows):
+        instruction = program.instruction(row)
+        if instruction.kind <= InstructionKind.CELL:
+            for stage in {instruction.stage, instruction.stage2 if instruction.stage2 >= 0 else instruction.stage}:
+                found.setdefault(stage, []).append(position)
+    return found
+
+
+def _gather(run: Executor, shards: DenseShards) -> None:
+    shards.gather()
+
+
+def _reduce(run: Executor, shards: DenseShards) -> None:
+    shards.reduce()
+
+
+def _shard(run: Executor, shards: DenseShards) -> None:
+    shards.shard()

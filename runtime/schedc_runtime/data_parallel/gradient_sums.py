@@ -1,0 +1,154 @@
+"""Gradients summed over the replicas of a stage: which parameters travel together, and when their sums start.
+
+A replica is another pipeline that trains the same weights on other batches (`schedc_runtime.ranks.mesh`). The sums of
+a stage start right behind the last instruction that computes its weight gradients, and are waited for at the end of the
+stream: they run while other stages, or other pipelines, still compute. They are our own, not DDP's, whose hooks would
+never see a deferred weight gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc_runtime.execute.bind import Code
+from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
+
+if TYPE_CHECKING:
+    from schedc_runtime.execute.executor import Executor
+    from schedc_runtime.ranks.mesh import Neighbours
+    from schedc_runtime.transport.collectives import Communicator
+
+BUCKET_BYTES = 25 << 20
+"""Gradients that travel together: enough that a collective's start costs nothing, small enough to start early."""
+
+
+class Bucket(NamedTuple):
+    """Parameters of one dtype whose gradients are summed over one communicator, in one tensor."""
+
+    communicator: Communicator
+    parameters: tuple[nn.Parameter, ...]
+
+
+class Underway(NamedTuple):
+    """A bucket whose sum has been started."""
+
+    bucket: Bucket
+    handle: Any
+
+
+def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple[Bucket, ...]:
+    """The trainable ``parameters``, each in one bucket; those of experts travel among the ranks that hold them."""
+    shared: list[nn.Parameter] = []
+    own: list[nn.Parameter] = []
+    for parameter in parameters:
+        if not is_dense_shard(parameter):
+            (own if is_expert(parameter) else shared).append(parameter)
+    return tuple(
+        Bucket(communicator, part)
+        for communicator, travelling in ((neighbours.replicas, shared), (neighbours.same_experts, own))
+        if communicator.size > 1
+        for group in by_dtype(travelling)
+        for part in _filled(group)
+    )
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a part of the experts, of which every rank of an expert group holds another."""
+    return bool(getattr(parameter, "expert_parallel", False))
+
+
+def is_dense_shard(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is this replica's part of one that FSDP2 holds, whose gradients it sums itself."""
+    return bool(getattr(parameter, "dense_shard", False))
+
+
+def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, ...]]:
+    part: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if part and size + parameter.nbytes > BUCKET_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(parameter)
+        size += parameter.nbytes
+    if part:
+        yield tuple(part)
+
+
+def start_sum(bucket: Bucket) -> Underway:
+    """Send the gradients off."""
+    return Underway(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
+
+
+def ready(underway: Underway) -> bool:
+    """Whether `finish_sum` would not have to wait (cooperative communicators)."""
+    communicator = underway.bucket.communicator
+    return not communicator.cooperative or communicator.ready(underway.handle)
+
+
+def finish_sum(underway: Underway) -> None:
+    """Put the sums over all replicas in place of this replica's gradients."""
+    bucket, handle = underway
+    for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
+        parameter.grad = part.clone()
+
+
+def with_sums(code: Code, program: Program, held: Mapping[int, Stage], neighbours: Neighbours) -> Code:
+    """The code of a place with a step behind the last weight gradients of each stage that starts its sums.
+
+    held: the stages of the place, by number. Stages with a second copy, whose gradients a REDUCE brings together
+    first, are summed when the stream has ended.
+    """
+    if neighbours.replicas.size == 1:
+        return code
+    last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
+    copied: set[int] = set()
+    for position, row in enumerate(code.rows):
+        instruction = program.instruction(row)
+        if instruction.kind is InstructionKind.REDUCE:
+            copied.add(instruction.stage)
+        elif (stage := _trained_by(instruction)) >= 0:
+            last[stage] = position
+    claimed: set[int] = set()
+    after: dict[int, tuple[Bucket, ...]] = {}
+    final: tuple[Bucket, ...] = ()
+    for stage, position in sorted(last.items(), key=lambda item: -item[1]):
+        # A parameter that several stages share belongs to the one that is done last.
+        parameters = [p for p in held[stage].module.parameters() if id(p) not in claimed]
+        claimed.update(map(id, parameters))
+        travelling = buckets(parameters, neighbours)
+        if stage in copied:
+            final += travelling
+        else:
+            after[position] = after.get(position, ()) + travelling
+    steps, rows, widths = [], [], []
+    for position, step in enumerate(code.steps):
+        steps.append(step)
+        rows.append(code.rows[position])
+        widths.append(code.widths[position])
+        if position in after:
+            steps.append((start_sums, after[position]))
+            rows.append(code.rows[position])
+            widths.append(1)
+    return replace(code, steps=steps, rows=rows, widths=widths, final=final)
+
+
+def _trained_by(instruction: Instruction) -> int:
+    """The stage whose weight gradients an instruction completes, for one microbatch; -1 for none."""
+    if instruction.kind in (InstructionKind.B, InstructionKind.W):
+        return instruction.stage
+    if instruction.kind is InstructionKind.CELL and instruction.backward == OpKind.B:
+        return instruction.stage2
+    return -1
+
+
+def start_sums(run: Executor, travelling: tuple[Bucket, ...]) -> None:
+    """The step that `with_sums` adds: start the sums of a stage."""
+    run.summing.extend([start_sum(bucket) for bucket in travelling])

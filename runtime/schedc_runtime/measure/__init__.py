@@ -1,0 +1,1 @@
+"""Instruments: traces of steps, times of stages, emulated device time, bytes held."""

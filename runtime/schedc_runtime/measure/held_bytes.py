@@ -1,0 +1,106 @@
+"""Bytes that the backward of microbatches in flight keeps in memory, counted by storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import Tensor, UntypedStorage
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.recompute.regions import Given, Held, Made, Recorder
+from schedc_runtime.segments.in_flight import Flight
+from schedc_runtime.segments.stage import SegmentedStage
+from schedc_runtime.stage.stage import Stage
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What one microbatch holds on a stage. A storage is counted once, where it is met first; parameters never.
+
+    saved: by segment, what autograd has saved in it. runtime: what is held beside that by values between segments, by
+    the leaves of segments, by what will be done once more, and by indexes: where every row goes. total: of these.
+    restored: what is there beside it, having been worked out again, until the backward has used it up.
+    """
+
+    saved: dict[str, int]
+    runtime: int
+    restored: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.saved.values()) + self.runtime
+
+
+def held(stage: Stage, microbatch: int) -> Bytes:
+    """Bytes of a microbatch between its forward and its backward; ahead of an R of the whole stage its inputs.
+
+    The stage must recompute something, or have been told to count: ``stage.recompute(Recompute(), count=True)``.
+    """
+    if (kept := stage.kept.get(microbatch)) is not None:
+        return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
+    flight = stage._flights.get(microbatch) if isinstance(stage, SegmentedStage) else None
+    recorder: Recorder | None = stage.recomputation.counted if flight is None else flight.recorder
+    if recorder is None:
+        raise StageError(f"stage {stage.index} does not count", "stage.recompute(Recompute(), count=True)")
+    seen = {_key(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}
+    names = stage.graph.shape.names if isinstance(stage, SegmentedStage) else ()
+    saved = {}
+    for node in sorted(recorder.saved):
+        storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
+        saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
+    runtime = 0 if flight is None else _new((x.untyped_storage() for x in _of(flight)), seen)
+    made = recorder.restored() if flight is None or flight.again is None else [*recorder.restored(), *flight.again.made]
+    return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(made)), seen))
+
+
+def _of(flight: Flight) -> Iterator[Tensor]:
+    """The tensors that the runtime itself refers to."""
+    yield from _tensors(list(flight.values.values()))
+    yield from flight.sent
+    yield from (leaf for _, leaves in flight.leaving for leaf in leaves)
+    for done in flight.done.values():
+        yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
+        yield from _tensors(getattr(done, "route", None))
+    if flight.recorder is not None:
+        yield from _tensors(flight.recorder.decisions())
+    if flight.again is not None:
+        yield from (note.tensor for note in _notes(flight.again.held) if isinstance(note, Held))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those in containers, and in routes, which are frozen data with indexes in it."""
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf):
+            for field in fields(leaf):
+                yield from _tensors(getattr(leaf, field.name))
+
+
+def _notes(values: Any) -> list[Any]:
+    return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, (Held, Given, Made)))
+
+
+def _alive(weak: Any) -> UntypedStorage | None:
+    if weak.expired():
+        return None
+    found = UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return found if isinstance(found, UntypedStorage) else None
+
+
+def _new(storages: Iterable[UntypedStorage], seen: set[int]) -> int:
+    """Bytes of those not seen before, which then have been."""
+    total = 0
+    for storage in storages:
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            total += storage.nbytes()
+    return total
+
+
+def _key(tensor: Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata
+    return number

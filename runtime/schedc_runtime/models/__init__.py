@@ -1,0 +1,1 @@
+"""Models that commands, examples and benchmarks train: a GPT and a transformer with mixture of experts."""

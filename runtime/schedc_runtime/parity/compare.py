@@ -1,0 +1,102 @@
+"""What a pipeline is compared with, bit by bit: another copy of the model on every rank, trained in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from schedc.ir.program import Program
+from schedc.passes.without_recomputation import without_recomputation
+from schedc.plan import ExpertPlan
+from schedc_runtime.execute.micro_steps import serial
+from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
+from schedc_runtime.partition import partition
+from schedc_runtime.pipeline.batch import split
+from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.pipeline.stages import layout_of
+from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.stage.stage import LossFunction
+
+
+class Twin(Protocol):
+    """name: what it is, in words."""
+
+    name: str
+
+    def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
+        """Names of what differs, of this rank's part; then takes an optimizer step of its own.
+
+        batch, targets: those of all replicas, one after the other.
+        """
+
+
+class ReferenceTwin:
+    """The whole model, trained by the serial reference alone."""
+
+    name = "reference"
+
+    def __init__(
+        self, model: nn.Module, program: Program, loss_fn: LossFunction, learning_rate: float, overlap: bool = False
+    ) -> None:
+        self.program, self.loss_fn, self.overlap = program, loss_fn, overlap
+        self.named = dict(model.named_parameters())
+        self.partition = partition(model, program.stages, placement=program.placement, layout=layout_of(program))
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+
+    def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
+        expected = self._step(batch, targets)
+        wrong = [] if torch.equal(loss, expected.loss) else ["loss"]
+        return wrong + [n for n, p in pipe.named_parameters() if not _same(p.grad, expected.grads.get(n))]
+
+    def _step(self, batch: Tensor, targets: Tensor) -> Reference:
+        count = self.program.microbatches
+        microbatches: list[Microbatch] = [((part,), {}) for part in split(batch, count, batch.device)]
+        expected = reference_step(
+            self.partition, self.program, microbatches, split(targets, count, batch.device), self.loss_fn,
+            overlap=self.overlap,
+        )  # fmt: skip
+        for name, parameter in self.named.items():
+            parameter.grad = expected.grads.get(name)
+        self.optimizer.step()
+        return expected
+
+
+class SerialTwin:
+    """All ranks of the mesh in this process, cells one after the other, nothing recomputed: what a plan may change the
+    speed of, but not a bit."""
+
+    name = "all ranks in one process, serial cells"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: Program,
+        loss_fn: LossFunction,
+        learning_rate: float,
+        plan: ExpertPlan,
+        mesh: Mesh,
+    ) -> None:
+        plain = replace(plan, overlap=False, cells=(), recompute=())
+        self.pipe = Pipeline(
+            model, without_recomputation(program), loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain,
+            cells=serial, overlap=plan.overlap or bool(plan.cells),
+        )  # fmt: skip
+        self.optimizer = torch.optim.SGD(self.pipe.parameters(), lr=learning_rate)
+
+    def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
+        self.optimizer.zero_grad()
+        wrong = [] if torch.equal(loss, self.pipe.step(batch, targets)) else ["loss"]
+        for place in pipe.places:
+            expected = {name: p for stage in self.pipe.held(place) for name, p in stage.module.named_parameters()}
+            mine = {name: p for stage in pipe.held(place) for name, p in stage.module.named_parameters()}
+            wrong += [name for name, p in mine.items() if not _same(p.grad, expected[name].grad)]
+        self.optimizer.step()
+        self.pipe.update_biases()
+        return wrong
+
+
+def _same(mine: Tensor | None, wanted: Tensor | None) -> bool:
+    return mine is wanted if mine is None or wanted is None else torch.equal(mine, wanted)

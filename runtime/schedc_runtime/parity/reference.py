@@ -1,0 +1,133 @@
+"""The oracle of parity: the same stages as the pipeline's, run serially in one process, without any communication.
+
+Bitwise equality with it holds for every schedule: both run the same stage code per microbatch, and a gradient is a
+sum in the order that the program gives the rank that holds it. With two pipes each copy sums its own microbatches; the
+two sums are then added, as the runtime's REDUCE does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Program, computation
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.stage.stage import LossFunction, Stage, mean_loss
+from schedc_runtime.stage.weight_gradients import uninstall
+
+Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
+"""(args, kwargs) of the model's forward for one microbatch."""
+
+
+class Work(NamedTuple):
+    """An op and the rank whose copy of the stage runs it."""
+
+    rank: int
+    kind: OpKind
+    stage: int
+    microbatch: int
+
+
+class Reference(NamedTuple):
+    """loss: the mean over microbatches. grads: by the model's parameter names; parameters without one are left out."""
+
+    loss: Tensor
+    grads: dict[str, Tensor]
+
+
+def reference_step(
+    partition: Partition,
+    program: Program | None,
+    microbatches: Sequence[Microbatch],
+    targets: Sequence[Any],
+    loss_fn: LossFunction,
+    *,
+    overlap: bool = False,
+) -> Reference:
+    """Loss and gradients of one step over ``microbatches`` (equal signatures) and their ``targets``.
+
+    program: gives every rank's stages and order of work; None stands for one rank, ascending microbatches and full
+    backwards. overlap: as of the `Pipeline`. The partition's modules and their gradients are left as they are: a copy
+    is run.
+    """
+    count = len(microbatches)
+    if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
+        raise RuntimeFault(
+            f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
+            f" given {count} microbatches and {partition.stages} stages"
+        )
+    boundaries = infer_boundaries(partition, *microbatches[0])
+    ranks = _copies(partition, program, boundaries, loss_fn, overlap)
+    values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
+    grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
+    for rank, kind, index, m in _serial(program, partition.stages, count):
+        stage = ranks[rank][index]
+        if kind is OpKind.R:
+            continue  # nothing is worked out again here
+        if kind is OpKind.F:
+            values[m] = stage.forward(m, values[m], targets[m], 1.0 / count)
+        elif kind is OpKind.W:
+            stage.weight(m)
+        else:
+            grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
+    return _results([stage for held in ranks for stage in held.values()])
+
+
+def _copies(
+    partition: Partition,
+    program: Program | None,
+    boundaries: Sequence[Boundary],
+    loss_fn: LossFunction,
+    overlap: bool,
+) -> list[dict[int, Stage]]:
+    """[ranks] the stages of each rank by number, of modules of its own; parameters that it shares stay shared."""
+    ranks = program.ranks if program else 1
+    result = []
+    for rank in range(ranks):
+        held = stages_on(program, rank) if program else range(partition.stages)
+        modules = copy.deepcopy({index: partition.modules[index] for index in held})
+        stages = {}
+        for index, module in modules.items():
+            uninstall(module)
+            module.zero_grad()
+            stages[index] = new_stage(partition, index, module, program, loss_fn, overlap=overlap)
+            stages[index].bind(boundaries[index], boundaries[index + 1])
+        result.append(stages)
+    return result
+
+
+def _serial(program: Program | None, stages: int, microbatches: int) -> list[Work]:
+    """All ops in one order in which each comes after what it needs, and which keeps the order of every rank."""
+    if program is None:
+        forwards = [Work(0, OpKind.F, stage, m) for m in range(microbatches) for stage in range(stages)]
+        return forwards + [Work(0, OpKind.B, s, m) for m in range(microbatches) for s in reversed(range(stages))]
+    schedule, _ = computation(program)
+    cells = Dependencies.of(schedule)
+    order = cells.levels.order
+    ops = np.stack([cells.first[order], cells.second[order]], axis=1).ravel()
+    ops = ops[ops >= 0]
+    columns = (schedule.rank[ops], schedule.kind[ops], schedule.stage[ops], schedule.microbatch[ops])
+    return [Work(rank, OpKind(kind), *rest) for rank, kind, *rest in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+def _results(stages: Sequence[Stage]) -> Reference:
+    losses: dict[int, Tensor] = {}
+    grads: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for stage in stages:
+        stage.check_empty()
+        losses |= stage.take_losses()
+        for name, parameter in stage.module.named_parameters():
+            if parameter.grad is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                grads[name] = grads[name] + parameter.grad if name in grads else parameter.grad
+    return Reference(mean_loss(losses), grads)

@@ -1,0 +1,234 @@
+"""What a plan attaches, carried out on the model of one process: experts spread, rows exchanged, cells in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from torch import nn
+
+from schedc.cell import CellCosts, CellProgram, PlanOrder, StageShape, Times, cell_program
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issue_order import Cell, ExpertRanks
+from schedc.cell.verify import verify
+from schedc.cost import exchange
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.recomputed import recomputed_slots
+from schedc.plan import ExpertPlan, Method
+from schedc.plan.checks import capacity_fault
+from schedc.plan.values import By, Level
+from schedc.source import NOWHERE
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.micro_steps import CellSource, serial, shape_of
+from schedc_runtime.moe.capacity import Capacity
+from schedc_runtime.moe.hot import HotPolicy
+from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.collectives import Communicator
+
+TYPICAL = CellCosts.of(
+    {
+        "attention": Times(20, 20, 18),
+        "experts": Times(20, 20, 26),
+        "shared": Times(6, 6, 6),
+        "post": Times(2, 2),
+        "dense": Times(30, 30, 30),
+    },
+    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
+)
+"""Times that cells are ordered by where none are given: their proportions, as measured of DeepSeek-V3-like blocks
+(attention and experts alike, an All-to-All of a bit more than half as long)."""
+
+
+def mesh_for(plan: ExpertPlan, program: Program, mesh: Mesh | None) -> Mesh:
+    """The mesh: as given, or as the plan's topology asks; raises `RuntimeFault` where the two differ."""
+    topology = plan.topology
+    if topology is None or mesh is None:
+        asked = (topology.ranks, topology.per_node) if topology else (1, 0)
+        return mesh or Mesh(program.ranks, asked[0], per_node=asked[1])
+    if (topology.ranks, topology.per_node) != (mesh.experts, mesh.per_node or mesh.experts):
+        raise RuntimeFault(
+            f"the plan's topology is {topology.nodes} nodes x {topology.per_node} ranks, in the mesh {mesh.experts}"
+            f" ranks share the experts, {mesh.per_node or mesh.experts} in each node",
+            "give both the same sizes, or leave the mesh out",
+        )
+    return mesh
+
+
+def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
+    """How rows travel: what the plan says, or for `auto` the method that its closed forms choose."""
+    if plan.method is not Method.AUTO:
+        return plan.method.value
+    routing = layer.router.routing
+    wanted = exchange.Routing(routing.experts, routing.k, routing.groups, routing.kept_groups)
+    rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
+    per_node = mesh.per_node or mesh.experts
+    row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
+    return exchange.choose(wanted, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
+
+
+def attach(
+    modules: Iterable[nn.Module],
+    plan: ExpertPlan,
+    group: ExpertGroup,
+    mesh: Mesh,
+    replicas: Communicator | None = None,
+) -> None:
+    """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
+
+    replicas: all that hold the same stages; None: those of ``group``.
+    """
+    capacity = None if plan.capacity is None else Capacity(plan.capacity.factor, plan.capacity.drop.value)
+    hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
+    for module in modules:
+        for name, layer in moe_layers(module):
+            _check_model(plan, name, layer)
+        layers = [layer for _, layer in moe_layers(module)]
+        if not layers:
+            continue
+        method = next(known for known in METHODS if known == method_for(plan, layers[0], mesh))
+        if group.size > 1:
+            shard_experts(module, group, method, capacity, hot, replicas)
+        else:
+            for layer in layers:
+                layer.attach(group, method, capacity, replicas=replicas)
+
+
+def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: ExpertPlan, program: Program) -> None:
+    """Let every stage work out again what the plan says of it, and what the program has Rs for."""
+    ahead = {stage for stage, _ in recomputed_slots(program)}
+    for held in stages:
+        for index, stage in held.items():
+            if plan.recompute:
+                stage.recompute(plan.recompute_of(index))
+            if index in ahead:
+                stage.recompute_ahead()
+
+
+def check_plan(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
+    """The checks that lines of a plan go through, for one that was made in Python.
+
+    Raises `DiagnosticError` (S149, S150, S152).
+    """
+    findings = list(_recompute_findings(plan, program, mesh))
+    if (fault := capacity_fault(plan)) is not None:
+        findings.append(Diagnostic("S152", fault[0], Label(NOWHERE), help=fault[1]))
+    if findings:
+        raise DiagnosticError(findings)
+
+
+def _recompute_findings(plan: ExpertPlan, program: Program, mesh: Mesh) -> Iterator[Diagnostic]:
+    if plan.recompute and len(plan.recompute) != program.stages:
+        message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
+        yield Diagnostic("S149", message, Label(NOWHERE), help="give a `Recompute` for each stage, or none at all")
+    for stage, found in enumerate(plan.recompute):
+        if found.adaptive is None:
+            continue
+        if not found.adaptive >= 1:
+            message = f"stage {stage}: recompute where rows are more than {found.adaptive:g} times the mean"
+            yield Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more")
+        if found.by is By.RANK and found.level.exchanges and mesh.experts > 1:
+            message = f"stage {stage}: each rank decides for itself about a region with collectives: `{found.level}`"
+            notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
+            help = f"decide `By.GROUP`, or take `{Level.MEDIUM}`, which holds none"
+            yield Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help)
+
+
+def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:
+    routing = layer.router.routing
+    wanted = plan.experts
+    if wanted is not None and (wanted.count, wanted.top) != (routing.experts, routing.k):
+        raise RuntimeFault(
+            f"the plan says `experts {wanted.count} top {wanted.top}`, `{name}` of the model routes to the top"
+            f" {routing.k} of {routing.experts}",
+            "write the model's numbers into the plan: its checks and bytes follow from them",
+        )
+
+
+def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
+    """The order inside cells: by the plan's own lines, or by ``costs``; one after the other where nothing overlaps."""
+    if not plan.overlap and not plan.cells:
+        return serial
+    orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
+    known = costs or TYPICAL
+
+    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+        return cell_program(kind, forward, backward, known, orders.get(kind))
+
+    return source
+
+
+def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, Cell]:
+    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
+
+    A backward that an R is before has a cell of its own: ``B of 3 after R``. A forward alone, ``F of 3``, is always
+    among them: the program of an evaluation consists of these.
+    """
+    held = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
+    found = {f"F of {i}": Cell(stage.shape, None, cells("F", stage.shape, None)) for i, stage in held.items()}
+    again = recomputed_slots(program)
+    for item in program.instructions(rank):
+        if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= held.keys():
+            name = _name(item, again)
+            if name not in found:
+                forward, backward = _halves(item, held, again)
+                found[name] = Cell(forward, backward, cells(_kind(item), forward, backward))
+    return found
+
+
+def check_cells(program: Program, rank: int, cells: Mapping[str, Cell], group: ExpertGroup) -> None:
+    """Refuse cells in which a step comes before what it needs, or whose collectives would not meet on all ranks.
+
+    Raises `DiagnosticError` (S320 to S322).
+    """
+    findings = [found for cell in cells.values() for found in verify(cell.program, cell.forward, cell.backward)]
+    idle = Cell(None, None, CellProgram((), -1, -1, "F"))
+    again = recomputed_slots(program)
+
+    def cell_of(at: int, expert: int, item: Instruction) -> Cell:
+        return cells.get(_name(item, again), idle) if at == rank else idle
+
+    if not findings and cells:
+        findings = verify_collectives(program, ExpertRanks(group.nodes, group.per_node), cell_of)
+    if findings:
+        raise DiagnosticError(findings)
+
+
+Slots = Set[tuple[int, int]]
+"""(stage, microbatch) of every R of a program."""
+
+
+def _kind(item: Instruction) -> str:
+    return f"F{OpKind(item.backward).name}" if item.kind is InstructionKind.CELL else item.kind.name
+
+
+def _backward(item: Instruction) -> tuple[int, int]:
+    """Stage and microbatch of the backward, or of all there is."""
+    return (item.stage2, item.microbatch2) if item.kind is InstructionKind.CELL else (item.stage, item.microbatch)
+
+
+def _after_r(item: Instruction, again: Slots) -> bool:
+    """Whether the backward of an instruction comes behind an R."""
+    return item.kind in _BACKWARDS and _backward(item) in again
+
+
+_BACKWARDS = (InstructionKind.I, InstructionKind.B, InstructionKind.CELL)
+
+
+def _name(item: Instruction, again: Slots) -> str:
+    both = f"{item.stage} and {item.stage2}" if item.kind is InstructionKind.CELL else f"{item.stage}"
+    return f"{_kind(item)} of {both}{' after R' if _after_r(item, again) else ''}"
+
+
+def _halves(
+    item: Instruction, held: Mapping[int, SegmentedStage], again: Slots
+) -> tuple[StageShape | None, StageShape | None]:
+    forward = held[item.stage].shape if _kind(item)[0] == "F" else None
+    if item.kind is InstructionKind.F:
+        return forward, None
+    return forward, shape_of(held[_backward(item)[0]], _kind(item), _after_r(item, again))

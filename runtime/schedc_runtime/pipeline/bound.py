@@ -1,0 +1,98 @@
+"""The executors of this process for each kind of batch: bound once per input signature, and kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from schedc.ir.program import Program
+from schedc_runtime.data_parallel.gradient_sums import with_sums
+from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.executor import Executor
+from schedc_runtime.execute.micro_steps import CellSource
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.pipeline.batch import arguments, microbatch_of
+from schedc_runtime.pipeline.stages import Held
+from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place
+from schedc_runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from schedc_runtime.data_parallel.fsdp import DenseSharding
+
+_KEPT = 16
+"""Bound streams kept, one per input signature and program: batches of changing length must not grow without bound."""
+
+
+class Prepared:
+    """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        stages: Mapping[Place, Held],
+        mesh: Mesh,
+        device: torch.device,
+        cells: CellSource,
+        shards: DenseSharding | None = None,
+    ) -> None:
+        self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
+        self.mesh, self.shards = mesh, shards
+        self.boundaries: tuple[Boundary, ...] = ()
+        """[stages + 1] of the signature asked for last."""
+        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
+
+    def executors(
+        self,
+        program: Program,
+        call: str,
+        signature: Any,
+        transports: Mapping[Place, Transport],
+        neighbours: Mapping[Place, Neighbours],
+    ) -> dict[Place, Executor]:
+        """Those of ``program`` for a batch of this signature, one per place here; ``call`` tells programs apart."""
+        key = f"{call} {signature}"
+        if key not in self._bound:
+            self._bound[key] = self._bind(program, signature, transports, neighbours)
+            while len(self._bound) > _KEPT:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        boundaries, executors = self._bound[key]
+        if boundaries is not self.boundaries:
+            for held in self.stages.values():
+                for stage in held.values():
+                    stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+            self.boundaries = boundaries
+        return executors
+
+    def forget(self) -> None:
+        """Drop all executors, with whatever they hold: after a failure their channels are out of step."""
+        for _, executors in self._bound.values():
+            for executor in executors.values():
+                executor.reset()
+        self._bound.clear()
+
+    def _bind(
+        self,
+        program: Program,
+        signature: Any,
+        transports: Mapping[Place, Transport],
+        neighbours: Mapping[Place, Neighbours],
+    ) -> tuple[tuple[Boundary, ...], dict[Place, Executor]]:
+        args, kwargs = arguments(microbatch_of(signature, program.microbatches))
+        boundaries = infer_boundaries(self.partition, args, kwargs)
+        codes = {
+            place: with_sums(
+                bind(program, place.pipeline, held, boundaries, cells=self.cells), program, held, neighbours[place]
+            )
+            for place, held in self.stages.items()
+        }
+        if self.shards is not None:
+            codes = {place: self.shards.around(code, program, self.stages[place]) for place, code in codes.items()}
+        return boundaries, {
+            place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
+            for place, code in codes.items()
+        }

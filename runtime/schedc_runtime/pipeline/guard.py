@@ -1,0 +1,135 @@
+"""What ranks do when a step fails: each tells the others, and raises the cause rather than what it led to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from schedc.ir.program import Program
+from schedc_runtime.errors import BoundaryError, PartitionError, PeerFailure, RuntimeFault, StepTimeout
+from schedc_runtime.execute.executor import Executor, InstructionError
+from schedc_runtime.execute.instruction_names import sentence
+from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.bound import Prepared
+from schedc_runtime.pipeline.losses import NonFiniteLoss
+from schedc_runtime.ranks.control import Control
+from schedc_runtime.ranks.network import Network
+from schedc_runtime.ranks.progress import Position
+from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport import TransportError
+
+_AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
+"""What every rank raises alike, with no message under way: the pipeline stays usable."""
+
+
+class PipelineBroken(RuntimeFault):
+    """The pipeline has failed before and its messages are no longer in step."""
+
+
+class Guard:
+    """Stands around whatever other ranks wait for: ``with guard("in step 3"): ...``
+
+    timeout: seconds that a rank waits for another. prepared, stages: what holds the state of a step here.
+    """
+
+    def __init__(self, network: Network, timeout: float, prepared: Prepared, stages: Sequence[Stage]) -> None:
+        self._network = network
+        self._prepared, self._stages = prepared, stages
+        self._programs: dict[int, Program] = {}
+        self._broken = ""
+        self._activity, self.between = "", "between steps, before the first"
+        self.control = Control(network.store, network.process, network.names, timeout, self._describe)
+
+    def ready(self) -> None:
+        """The pipeline is built: what comes next is the trainer's."""
+        self.control.presence.progress.say(self.between)
+
+    def check(self) -> None:
+        """Raise `PipelineBroken` after a failure on processes."""
+        if self._broken:
+            raise PipelineBroken(f"an earlier step failed: {self._broken}", "build a new Pipeline, on all ranks")
+
+    def forget(self) -> None:
+        """Drop everything of a step that will not be finished."""
+        self._prepared.forget()
+        for stage in self._stages:
+            stage.reset()
+
+    def watch(self, executors: Sequence[Executor], evaluating: bool) -> None:
+        """Let the other ranks see how far the executors of this step have come; all ranks run the same program."""
+        if not self._network.in_process:
+            progress = self.control.presence.progress
+            executors[0].word = progress.word
+            progress.begin(int(evaluating), executors[0].parts)
+            self._programs[int(evaluating)] = executors[0].program
+
+    @contextmanager
+    def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:
+        """A failure inside is told to the other ranks, and theirs is told here.
+
+        activity: what this rank is about, as in "rank 0 is in step 3".
+        partial: whether a failure leaves gradients behind that are not whole, which the error then says.
+        """
+        progress = self.control.presence.progress
+        self._activity = activity
+        progress.say(activity)
+        try:
+            yield
+        except BaseException as error:
+            told = self._explain(error)
+            if partial:
+                told.add_note("the gradients now hold a part of the failed step: zero them before the next one")
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            if not self._broken:
+                progress.say(self.between)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What to raise for ``error``: itself if it is this rank's own, else what the rank that caused it reports."""
+        if isinstance(error, _AGREED):
+            return error
+        told = self._seen_here(error) if _is_echo(error) else error
+        if told is error and not isinstance(error, (PeerFailure, StepTimeout)):
+            self.control.publish(f"{type(error).__name__}: {error}")
+        self.control.leave()
+        self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
+        self.forget()
+        self._network.abort()
+        first_line = f"{type(told).__name__}: {told}".splitlines()[0]
+        self._broken = "" if self._network.in_process else first_line
+        return told
+
+    def _seen_here(self, error: BaseException) -> BaseException:
+        if isinstance(error, (PeerFailure, StepTimeout)):
+            return error
+        cause = error if isinstance(error, TransportError) else error.__cause__
+        assert isinstance(cause, TransportError)
+        broken = not cause.timed_out
+        at, peer = self._activity, ""
+        if isinstance(error, InstructionError):
+            at, peer = f"{at} at {error.instruction}\n  --> {error.where}", self._peer_of(error)
+        lost = f"lost {f'the connection with {peer}' if peer else 'a connection'}"
+        view = f"{self.control.name} {lost if broken else 'gave up'} {at}\n  {cause}"
+        return self.control.diagnose(view, broken=broken, peer=peer)
+
+    def _peer_of(self, error: InstructionError) -> str:
+        """The rank that a message of the instruction goes to or comes from; "" if it is none, or of a collective."""
+        peer = error.program.instruction(error.row).peer
+        place = self._network.local[0]
+        return self._network.mesh.name(place._replace(pipeline=peer)) if peer >= 0 and not error.part else ""
+
+    def _describe(self, position: Position) -> str:
+        """Where a rank stands, in words."""
+        program = self._programs.get(position.program)
+        if position.row < 0 or program is None:
+            return position.activity
+        part = f" ({position.part})" if position.part else ""
+        where = program.where(position.row)
+        return f"{position.activity} at {sentence(program, position.row)}{part} --> {where}"
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error may be the consequence of another rank's."""
+    return isinstance(error, (PeerFailure, StepTimeout, TransportError)) or isinstance(error.__cause__, TransportError)

@@ -1,0 +1,50 @@
+"""Router biases moved against the load of a step, the same on all ranks that hold a router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from schedc.ir.program import InstructionKind, Program
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.pipeline.stages import Held
+from schedc_runtime.ranks.mesh import Place
+from schedc_runtime.ranks.network import Network
+from schedc_runtime.transport import Transfer
+
+
+def update_biases(program: Program, stages: Mapping[Place, Held], network: Network) -> None:
+    """`MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
+
+    A layer's own load is that of its expert group. A collective of all ranks: everything is started before anything is
+    waited for, so that ranks in one process can do it together.
+    """
+    layers = [
+        (place, index, layer)
+        for place, held in stages.items()
+        for index, stage in sorted(held.items())
+        for _, layer in moe_layers(stage.module)
+    ]
+    replicas = [network.neighbours[place].same_experts for place, _, _ in layers]
+    sums = [group.sum(layer.loads.chosen, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
+    loads = [group.wait(handle) for group, handle in zip(replicas, sums, strict=True)]
+    peers = {place: _peers(program, place) for place in stages}
+    received = [torch.zeros_like(load) for load in loads]
+    posted = [
+        network.transports[place].post([Transfer(peer, True, (theirs,)), Transfer(peer, False, (load,))])
+        if (peer := peers[place].get(index)) is not None
+        else []
+        for (place, index, _), load, theirs in zip(layers, loads, received, strict=True)
+    ]
+    for (place, _, layer), handles, load, theirs in zip(layers, posted, loads, received, strict=True):
+        for handle in handles:
+            network.transports[place].wait(handle)
+        total = load + theirs
+        layer.update_bias(lambda _, total=total: total)  # type: ignore[misc]
+
+
+def _peers(program: Program, place: Place) -> dict[int, int]:
+    """The rank with the other copy of each stage of a place that has one."""
+    found = (item for item in program.instructions(place.pipeline) if item.kind is InstructionKind.REDUCE)
+    return {item.stage: item.peer for item in found}

@@ -1,0 +1,184 @@
+"""Which stages a rank holds, and whether all ranks were built from the same program and model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from schedc.ir.program import InstructionKind, Program
+from schedc.layout.parser import parse_layout
+from schedc.layout.parts import Layout
+from schedc.plan import ExpertPlan
+from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.partition import Partition
+from schedc_runtime.ranks.mesh import Place
+from schedc_runtime.segments import SegmentedStage, exchanges_in
+from schedc_runtime.stage.stage import LossFunction, Stage
+
+Held = dict[int, Stage]
+"""The stages of one rank, by number: one that serves two pipes on a rank is one stage there."""
+
+
+def layout_of(program: Program) -> Layout | None:
+    """Where the plan that the program was made of puts the layers; None if there was none.
+
+    Raises `DiagnosticError` (S140 to S143) for a string that is no layout of so many layers.
+    """
+    return parse_layout(program.layout, layers=program.layers) if program.layout else None
+
+
+def stages_on(program: Program, rank: int) -> list[int]:
+    """The stages that ``rank`` holds, in any pipe, ascending."""
+    stages: list[int] = np.flatnonzero((program.placement.rank_of_stage == rank).any(axis=0)).tolist()
+    return stages
+
+
+def make_stages(
+    parts: Partition,
+    program: Program,
+    places: Iterable[Place],
+    loss_fn: LossFunction,
+    *,
+    attach: Callable[[Place, Iterable[nn.Module]], None],
+    overlap: bool = False,
+) -> dict[Place, Held]:
+    """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
+
+    attach: spreads the experts of a place's modules. overlap: see `new_stage`.
+    """
+    taken: set[int] = set()
+    own: dict[Place, dict[int, nn.Module]] = {}
+    for place in places:
+        own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
+        # Together, so that parameters which they share stay shared; and before a stage changes its layers.
+        own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
+        taken.update(own[place])
+    for place, held in own.items():
+        attach(place, held.values())
+    return {
+        place: {i: new_stage(parts, i, module, program, loss_fn, overlap=overlap) for i, module in held.items()}
+        for place, held in own.items()
+    }
+
+
+def new_stage(
+    parts: Partition,
+    index: int,
+    module: nn.Module,
+    program: Program | None,
+    loss_fn: LossFunction,
+    *,
+    overlap: bool = False,
+) -> Stage:
+    """Stage ``index`` of a partition, of ``module``, its own or a copy.
+
+    It runs in segments if any stage of the model has an exchange inside, since an overlapped pair needs both of its
+    stages so, and, with ``overlap``, in a model without any.
+    """
+    if overlap or any(exchanges_in(part) for part in parts.modules):
+        inputs = len(parts.values[index - 1] if index else parts.inputs)
+        return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
+    deferring = program is not None and splits_backward(program)
+    return Stage(module, index, parts.stages, loss_fn=loss_fn, deferring=deferring)
+
+
+def splits_backward(program: Program) -> bool:
+    """Whether weight gradients are computed apart from the backward anywhere in the program."""
+    return bool((program.kind == InstructionKind.W).any())
+
+
+def copied_stages(program: Program, rank: int) -> list[int]:
+    """Stages of ``rank`` whose gradients are summed with a second copy on another rank."""
+    reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.rank == rank))
+    stages: list[int] = program.stage[reduced].tolist()
+    return stages
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device that the model lies on; raises `RuntimeFault` for several."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "meta"}
+    if len(devices) > 1:
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise RuntimeFault(f"the model lies on several devices: {names}", "move the whole model to this rank's device")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def fingerprint(
+    program: Program,
+    names: Mapping[str, Any],
+    blocks: Sequence[Sequence[str]],
+    copies: Sequence[Stage],
+    cells: Mapping[str, Any],
+) -> dict[str, str]:
+    """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
+
+    Of the experts each rank of an expert group has others: they are not compared.
+    cells: the orders inside the instructions of each stage held here, which expert ranks must have in common.
+
+    names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
+    """
+    x = program
+    columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
+    weights = {
+        f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
+        for stage in copies
+    }
+    frozen = {
+        f"frozen parameters of stage {stage.index}": repr([p.requires_grad for p in stage.module.parameters()])
+        for stage in copies
+    }
+    return {
+        "program": _digest(*(column.tobytes() for column in columns)),
+        "model": _digest(repr(sorted(names.items())).encode()),
+        "layout of blocks on stages": _digest(repr(blocks).encode()),
+        **frozen,
+        **weights,
+        **{f"cell {name}": _digest(repr(cell).encode()) for name, cell in cells.items()},
+    }
+
+
+def plan_prints(plan: ExpertPlan, stages: Iterable[Stage]) -> dict[str, str]:
+    """What else all ranks must have in common: each word of the plan, and how tokens choose their experts."""
+    return {
+        **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},
+        **{
+            f"routing of `{name}`": repr(layer.router.routing)
+            for stage in stages
+            for name, layer in moe_layers(stage.module)
+        },
+    }
+
+
+def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
+    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have.
+
+    everyone: by process; names: of all processes, as the error calls them.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    for name, prints in zip(names, everyone, strict=True):
+        for what, digest in prints.items():
+            other, known = first.setdefault(what, (name, digest))
+            if known != digest:
+                raise RuntimeFault(
+                    f"{other} and {name} differ in their {what}",
+                    "build the same program and plan and, with the same seed, the same model on every rank",
+                )
+
+
+def _bytes(parameter: Tensor) -> bytes:
+    # A copy, since memory that numpy has seen cannot be freed by FSDP2 any more.
+    flat = parameter.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def _digest(*parts: bytes) -> str:
+    return sha256(b"".join(parts)).hexdigest()

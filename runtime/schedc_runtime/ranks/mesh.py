@@ -1,0 +1,171 @@
+"""How processes are arranged: which form a pipeline, which share the experts of its layers, which are its replicas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
+from schedc_runtime.transport.collectives import (
+    Communicator,
+    InProcessCommunicators,
+    SoloCommunicator,
+    TorchCommunicator,
+)
+from schedc_runtime.transport.process_groups import join_groups
+
+
+class Place(NamedTuple):
+    """Where a process sits: its rank in its pipeline, and which replica of the pipeline that is."""
+
+    pipeline: int
+    replica: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Pipelines of ``pipeline`` ranks, ``experts * data`` of them side by side, each with a batch of its own.
+
+    The ranks that hold the same stages are replicas: what is not an expert lies on each of them, and its gradients are
+    summed over all. Of those, ``experts`` neighbours share the experts of their layers, each holding its part of them:
+    an expert's gradients are summed over the ``data`` ranks that hold the same part.
+
+    Process ``pipeline rank * replicas + replica`` of the world, so that an expert group lies on neighbouring processes;
+    replica ``d * experts + e``. per_node: how many ranks of an expert group lie in one node; 0: all of them.
+    """
+
+    pipeline: int
+    experts: int = 1
+    data: int = 1
+    per_node: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.pipeline, self.experts, self.data) < 1 or self.per_node < 0:
+            raise RuntimeFault(f"{self} has an axis without ranks", "every axis has at least one rank")
+        if self.experts % (self.per_node or self.experts):
+            raise RuntimeFault(
+                f"{self.experts} ranks share the experts, {self.per_node} in each node, which does not divide them",
+                "choose a number of expert ranks that fills whole nodes, or that fits into one",
+            )
+
+    @classmethod
+    def of_environment(cls, pipeline: int, experts: int = 1) -> Mesh:
+        """The mesh of all processes that torchrun started; replicas fill what the other two axes leave.
+
+        Neighbouring processes share a node, ``LOCAL_WORLD_SIZE`` of them. Raises `RuntimeFault` if the sizes do not
+        divide the number of processes.
+        """
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        if world % (pipeline * experts):
+            raise RuntimeFault(
+                f"{world} processes cannot be {pipeline} pipeline ranks times {experts} expert ranks",
+                f"start a multiple of {pipeline * experts} processes",
+            )
+        return cls(pipeline, experts, world // (pipeline * experts), min(experts, local))
+
+    @property
+    def replicas(self) -> int:
+        return self.experts * self.data
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.pipeline * self.replicas
+
+    def process(self, place: Place) -> int:
+        """The rank in the world of the process that sits there."""
+        return place.pipeline * self.replicas + place.replica
+
+    def place(self, process: int) -> Place:
+        """Where a process of the world sits."""
+        return Place(*divmod(process, self.replicas))
+
+    def name(self, place: Place) -> str:
+        """What errors call the rank that sits there: ``rank 0``, and with replicas ``rank 0 of replica 1``."""
+        return f"rank {place.pipeline}" + (f" of replica {place.replica}" if self.replicas > 1 else "")
+
+    @property
+    def names(self) -> list[str]:
+        """Of its processes, in order."""
+        return [self.name(self.place(process)) for process in range(self.size)]
+
+    def pipelines(self) -> Iterator[list[int]]:
+        """The processes of each pipeline, by replica."""
+        return (
+            [self.process(Place(rank, replica)) for rank in range(self.pipeline)] for replica in range(self.replicas)
+        )
+
+    def replicas_of(self, place: Place) -> list[int]:
+        """The processes that hold the same stages, in order of replica: ``place`` among them."""
+        return [self.process(Place(place.pipeline, replica)) for replica in range(self.replicas)]
+
+    def sharing(self, place: Place) -> list[int]:
+        """The processes that share the experts of ``place``, in order."""
+        first = place.replica - place.replica % self.experts
+        return self.replicas_of(place)[first : first + self.experts]
+
+    def holding_the_same(self, place: Place) -> list[int]:
+        """The processes that hold the same part of the experts as ``place``, in order."""
+        return self.replicas_of(place)[place.replica % self.experts :: self.experts]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Whom the stages of one place speak to beside their pipeline.
+
+    experts: those that share its experts. replicas: all that hold the same stages; same_experts: those of them that
+    hold the same part of the experts.
+    """
+
+    experts: ExpertGroup
+    replicas: Communicator
+    same_experts: Communicator
+
+    def close(self) -> None:
+        """Give up what is under way with them, which wakes those that wait for this rank."""
+        group = self.experts
+        for communicator in (group.expert, group.rail, group.node, self.replicas, self.same_experts):
+            communicator.close()
+
+
+def alone() -> Neighbours:
+    """The neighbours of a pipeline without replicas: none."""
+    return Neighbours(ExpertGroup.solo(), SoloCommunicator("replicas"), SoloCommunicator("same experts"))
+
+
+def neighbours(mesh: Mesh, place: Place, timeout: float) -> Neighbours:
+    """The neighbours of this process, over torch.distributed. A collective over all processes of the mesh."""
+    places = [mesh.place(process) for process in range(mesh.size)]
+    sharing, replicas, same = (
+        list(dict.fromkeys(tuple(among(each)) for each in places))
+        for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
+    )
+    per_node = mesh.per_node or mesh.experts
+    experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout)
+    return Neighbours(
+        experts, _communicator("replicas", replicas, timeout), _communicator("same experts", same, timeout)
+    )
+
+
+def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float) -> Communicator:
+    group = join_groups(parts, timeout)
+    return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
+
+
+def in_process_neighbours(mesh: Mesh) -> dict[Place, Neighbours]:
+    """The neighbours of every place, all in this process."""
+    found: dict[Place, Neighbours] = {}
+    for rank in range(mesh.pipeline):
+        places = [Place(rank, replica) for replica in range(mesh.replicas)]
+        everyone = InProcessCommunicators(mesh.replicas, "replicas")
+        same = [InProcessCommunicators(mesh.data, "same experts") for _ in range(mesh.experts)]
+        for first in range(0, mesh.replicas, mesh.experts):
+            sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts)
+            for place, group in zip(places[first : first + mesh.experts], sharing, strict=True):
+                part = same[place.replica % mesh.experts].member(place.replica // mesh.experts)
+                found[place] = Neighbours(group, everyone.member(place.replica), part)
+    return found

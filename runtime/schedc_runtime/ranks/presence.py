@@ -1,0 +1,187 @@
+"""Who else takes part, and how each of them is: where it stands, and whether it runs, is stopped or dead.
+
+Ranks of this machine are looked up in /proc, and their pages read. Other ranks are known by their reports in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from schedc_runtime.ranks.processes import Condition, Process, condition, this_process
+from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
+
+_END = 2.0
+"""Seconds to wait, when a pipeline ends, for the thread that reports to the store."""
+
+
+class _Peer(NamedTuple):
+    """process: None as long as it has not been heard of. here: whether it is a process of this machine."""
+
+    process: Process | None
+    here: bool
+    page: PeerProgress | None
+
+
+class Presence:
+    """All ranks of a pipeline, as one of them sees the others.
+
+    store: as `Control`'s; a thread reports there every ``interval`` seconds where this rank stands.
+    process: which of ``names`` this rank is. describe: a position in words.
+    """
+
+    def __init__(
+        self, store: Any, process: int, names: Sequence[str], interval: float, describe: Callable[[Position], str]
+    ) -> None:
+        self.names, self.process = names, process
+        self.progress = Progress(shared=store is not None)
+        self.read: deque[str] = deque()
+        """Keys of the store that everyone has read; the thread deletes them, off the step's path."""
+        self._store, self._interval, self._describe = store, interval, describe
+        self._me = this_process()
+        self._peers = [_Peer(None, False, None) for _ in names]
+        stop, threads = threading.Event(), []
+        if store is not None:
+            position = _weakly(self._report)
+            watchdog = threading.Thread(
+                target=_watch, args=(store.clone(), process, interval, position, self.read, stop),
+                daemon=True, name="schedc-watchdog",
+            )  # fmt: skip
+            watchdog.start()
+            threads.append(watchdog)
+        # Also when the interpreter exits: a thread that comes back from the store after that aborts the process.
+        self._end = weakref.finalize(self, _end, stop, threads, self.progress)
+
+    def introduction(self) -> list[Any]:
+        """What the others need to know of this rank, as JSON."""
+        return [*self._me, self.progress.descriptor]
+
+    def meet(self, everyone: Sequence[Sequence[Any]]) -> None:
+        """Take the `introduction` of every rank, in their order."""
+        self._peers = [self._peer(Process(*known), descriptor) for *known, descriptor in everyone]
+
+    def ended(self) -> list[int]:
+        """The ranks whose processes are known to have ended."""
+        return [process for process in range(len(self.names)) if self._condition(process).ended]
+
+    def troubles(self) -> list[str]:
+        """A line for each rank of this machine that is dead or stopped: what became of it, and where."""
+        conditions = ((process, self._condition(process)) for process in range(len(self.names)))
+        return [self._line(process, known, None) for process, known in conditions if known.ended or known.stopped]
+
+    def lines(self) -> list[str]:
+        """A line per rank: where it stands, and what keeps it from running.
+
+        For ranks of other machines it takes two looks at their reports, far enough apart that a live rank has reported
+        again in between.
+        """
+        away = [process for process, peer in enumerate(self._peers) if peer.page is None and process != self.process]
+        before = self._reports(away)
+        if away:
+            time.sleep(2.5 * self._interval)
+        after = self._reports(away)
+        seen = {process: (before[process], after[process]) for process in away}
+        return [self._line(each, self._condition(each), seen.get(each)) for each in range(len(self.names))]
+
+    def close(self) -> None:
+        """Stop reporting; others that ask read that this rank is done."""
+        self.progress.say("done: its pipeline is closed")
+        self._end()
+
+    def _peer(self, process: Process, descriptor: int) -> _Peer:
+        here = bool(process.machine) and process.machine == self._me.machine
+        if not here or descriptor < 0 or process == self._me:
+            return _Peer(process, here, None)
+        try:
+            return _Peer(process, here, PeerProgress(process.pid, descriptor))
+        except (OSError, ValueError):
+            return _Peer(process, here, None)  # no right to look; the store still tells
+
+    def _condition(self, process: int) -> Condition:
+        peer = self._peers[process]
+        if process == self.process or not peer.here or peer.process is None:
+            return Condition(False, False, "")
+        return condition(peer.process)
+
+    def _line(self, process: int, known: Condition, seen: tuple[Any, Any] | None) -> str:
+        """What is known of a rank. seen: its two last reports, where they are all that tells where it stands."""
+        peer = self._peers[process]
+        who = self.names[process]
+        if peer.process is not None and known.why:
+            who += f" (pid {peer.process.pid})"
+        elif peer.process is not None and not peer.here and process != self.process:
+            who += f" on {peer.process.host}"
+        if process == self.process or peer.page is not None:
+            at = self._report() if peer.page is None else self._describe(peer.page.read())
+            then = f"; it {'was' if known.ended else 'is'} {at}"
+        else:
+            old, new = seen or (None, None)
+            at = new["at"] if new else ""
+            then = f"; its last report was: {at}" if new else ""
+            if not known.why and (new is None or new == old):
+                return f"{who} {'no longer reports: dead, stopped, or cut off' if new else 'has never reported'}{then}"
+        return f"{who} is {'dead: ' * known.ended}{known.why}{then}" if known.why else f"{who} is {at}"
+
+    def _report(self) -> str:
+        return self._describe(self.progress.read())
+
+    def _reports(self, processes: Sequence[int]) -> dict[int, Any]:
+        """The newest report of each; None where there is none, or no store any more."""
+        reports: dict[int, Any] = dict.fromkeys(processes)
+        try:
+            for process in processes:
+                if self._store.check([key := f"position/{process}"]):
+                    reports[process] = json.loads(self._store.get(key))
+        except RuntimeError:
+            pass  # the store has gone with the process that held it
+        return reports
+
+
+def _end(stop: threading.Event, threads: list[threading.Thread], progress: Progress) -> None:
+    stop.set()
+    progress.close()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_END)
+
+
+def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
+    """``position`` (a bound method) without keeping its object alive, which a thread would do for ever."""
+    reference = weakref.WeakMethod(position)
+
+    def call() -> str | None:
+        method = reference()
+        return None if method is None else method()
+
+    return call
+
+
+def _watch(
+    store: Any,
+    process: int,
+    interval: float,
+    position: Callable[[], str | None],
+    read: deque[str],
+    stop: threading.Event,
+) -> None:
+    """The watchdog: reports where the rank stands, also while its main thread is stuck in Python or in a wait.
+
+    Deletes the answers that all ranks have ``read``, so that the store does not grow.
+    """
+    for number in count():
+        if (at := position()) is None:
+            return
+        try:
+            store.set(f"position/{process}", json.dumps({"count": number, "at": at}))
+            while read:
+                store.delete_key(read.popleft())
+        except RuntimeError:
+            return  # the store is gone: the process that holds it has ended
+        if stop.wait(interval):
+            return

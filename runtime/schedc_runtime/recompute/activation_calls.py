@@ -1,0 +1,47 @@
+"""Activations that are called as functions, as `functional.gelu` is, as regions while a stage is forwarded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from schedc.plan.values import Level
+from schedc_runtime.recompute.regions import region
+
+ACTIVATIONS: frozenset[Any] = frozenset({
+    *(getattr(functional, name) for name in (
+        "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish",
+        "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh", "tanhshrink",
+    )),
+    *(getattr(torch, name) for name in ("celu", "relu", "selu", "sigmoid", "tanh")),
+    *(getattr(Tensor, name) for name in ("relu", "sigmoid", "tanh")),
+})  # fmt: skip
+"""What torch computes elementwise between two products. Those that write in place are not among them."""
+
+
+class ActivationCalls(TorchFunctionMode):
+    """Sees all calls of torch's functions on this thread: only entered where a level recomputes activations."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in ACTIVATIONS or not _recomputable(args, kwargs):
+            return func(*args, **kwargs)
+        return region(Level.ACT, partial(func, **kwargs) if kwargs else func, *args)
+
+
+def _recomputable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether there is a gradient to be had, and nothing is written in place."""
+    in_place = kwargs.get("inplace") or any(arg is True for arg in args)
+    return not in_place and bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad

@@ -1,0 +1,148 @@
+"""What a stage works out again: which calls belong to which level, and which nodes of its graph run once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from schedc.cell.graph import Node, StageShape
+from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, nodes_again
+from schedc.plan.values import Level, Recompute
+from schedc_runtime.moe.exchange import Exchange
+from schedc_runtime.recompute.activation_calls import ActivationCalls
+from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
+from schedc_runtime.recompute.regions import Recorder, region
+
+_ORDER = tuple(Level)
+_MLP = ("mlp", "feed_forward", "ffn")
+"""What the MLP of a dense block is called."""
+
+
+class Recomputation:
+    """The recomputation of one stage, for all its microbatches.
+
+    active: whether anything is recomputed, or counted. adaptive: decides when, where the plan says so. counted: of the
+    microbatch forwarded last.
+    again: the nodes that cell programs run once more, and how much of each; replayed: those that are called as a whole.
+    """
+
+    def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
+        self.level, self.random = plan.level, random
+        self.active = count or plan.level is not Level.NONE
+        self.counted: MicrobatchRecorder | None = None
+        self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
+        self.again, self.replayed = _again(plan, shape)
+
+    def recorder(self) -> MicrobatchRecorder:
+        """Of one microbatch."""
+        self.counted = MicrobatchRecorder(self)
+        return self.counted
+
+    @contextmanager
+    def forwarding(self) -> Iterator[MicrobatchRecorder | None]:
+        """Around the forward of a microbatch through a stage that is run as a whole."""
+        if not self.active:
+            yield None
+            return
+        recorder = self.recorder()
+        with recorder.forwarding():
+            yield recorder
+        recorder.forwarded()
+
+
+class MicrobatchRecorder(Recorder):
+    """A `Recorder` that knows what was decided for this microbatch.
+
+    level: of what takes no rows from other ranks, in this step. layer: of the node that is being forwarded.
+    """
+
+    def __init__(self, recomputation: Recomputation) -> None:
+        super().__init__(self._covers, recomputation.random)
+        self.plan = recomputation
+        off = recomputation.adaptive is not None and not recomputation.adaptive.on
+        self.level = Level.NONE if off else recomputation.level
+        self.layer = -1
+        self._decided: dict[int, Level] = {}
+
+    @contextmanager
+    def forwarding(self, node: int = -1, repeated: bool = False) -> Iterator[None]:
+        calls = ActivationCalls() if self._covers(Level.ACT, rows=False) else nullcontext()
+        with calls, super().forwarding(node, repeated):
+            yield
+
+    def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
+        """Takes in what comes to the experts of the layer that is being forwarded."""
+        if self.plan.adaptive is not None:
+            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, brought(), rank)
+
+    def of_rows(self, layer: int) -> Level:
+        """The level at which the experts of a layer are worked out again."""
+        return self._decided.get(layer, self.level)
+
+    def runs(self, node: Node) -> bool:
+        """Whether a node that may be done once more is, of this microbatch."""
+        if node.role not in (EXPERTS, *SENDING):
+            return self.level is not Level.NONE
+        level = self.of_rows(node.layer)
+        return level.exchanges if node.role in SENDING else level is not Level.NONE
+
+    def _covers(self, level: Level, rows: bool) -> bool:
+        return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.level)
+
+
+def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
+    """The nodes that may run once more, with how much of each, and those of them that are called as a whole."""
+    again = nodes_again(plan, shape) if shape is not None else {}
+    return again, frozenset(at for at in again if shape is not None and shape.nodes[at].role in REPLAYED)
+
+
+def install(module: nn.Module) -> None:
+    """Make regions of the norms, activations of many steps and dense MLPs inside ``module``; our own layers say theirs
+    themselves, and torch's activations are seen when they are called.
+
+    They do nothing until a stage recomputes; `uninstall` takes them away again.
+    """
+    for level, layer in _regions(module):
+        if "forward" not in layer.__dict__:
+            layer.__dict__["forward"] = _RegionForward(layer, level)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Undo `install`."""
+    for layer in module.modules():
+        if isinstance(layer.__dict__.get("forward"), _RegionForward):
+            del layer.__dict__["forward"]
+
+
+class _RegionForward:
+    """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
+
+    def __init__(self, layer: nn.Module, level: Level) -> None:
+        self.layer, self.level = layer, level
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if options:
+            return type(self.layer).forward(self.layer, *args, **options)
+        return region(self.level, type(self.layer).forward, self.layer, *args)
+
+
+def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or type(layer).__name__.endswith("Norm"):
+            yield Level.NORM, layer
+        elif type(layer).__name__.endswith("Activation"):
+            yield Level.ACT, layer
+        elif name.rpartition(".")[2] in _MLP and not any(isinstance(part, Exchange) for part in layer.modules()):
+            yield Level.FULL, layer
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a layer has a dropout: a module of that kind, or a probability that it passes on."""
+    return any(
+        "dropout" in f"{type(layer).__name__}.{name}".lower() and isinstance(value, float) and value > 0
+        for layer in module.modules()
+        for name, value in vars(layer).items()
+    )

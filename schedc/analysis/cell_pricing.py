@@ -1,0 +1,236 @@
+"""The timeline of a schedule whose cells are known from inside, beside the one where they are opaque."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import Floats, Timeline, timeline_of
+from schedc.cell.costs import CellCosts
+from schedc.cell.delays import Delays, at_the_ends, delays, least
+from schedc.cell.graph import EXCHANGE_LANES, StageShape
+from schedc.cell.predict import Prediction, hidden_share, predict
+from schedc.cell.program import CellProgram, PlanOrder
+from schedc.cell.schedule import cell_program
+from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import bincount
+from schedc.ir.ops import BACKWARD, LETTERS, OpKind
+from schedc.ir.recomputed import recomputed_ops
+from schedc.ir.schedule import Int64, Schedule
+
+
+@dataclass(frozen=True)
+class CellKind:
+    """Cells with one program: of one kind, on stages with equal graphs.
+
+    stages: of the forward and of the backward of one such cell (the same twice for a cell of one op).
+    count: how many the schedule has. forward, backward: the graphs of both halves, None where there is no such half.
+    serial: the time of all its segments and exchanges one after the other.
+    """
+
+    kind: str
+    stages: tuple[int, int]
+    count: int
+    program: CellProgram
+    prediction: Prediction
+    forward: StageShape | None
+    backward: StageShape | None
+
+    @property
+    def serial(self) -> float:
+        return self.prediction.compute + self.prediction.communication
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """A schedule priced from inside.
+
+    kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
+    atomic: every cell takes all its segments and exchanges one after the other, and its messages leave at its end.
+    overlapped: cells run their programs, begin when all their messages are there, and those that they send leave at
+        their ends.
+    early: a message leaves as soon as what it carries is complete.
+    timeline: and is waited for no sooner than the half of the cell that takes it begins.
+    floor: a makespan that the step is not below, whatever order the cells have inside.
+    """
+
+    kinds: tuple[CellKind, ...]
+    kind: Int64
+    costs: CellCosts
+    atomic: Timeline
+    overlapped: Timeline
+    early: Timeline
+    timeline: Timeline
+    floor: float
+
+    def communication(self, pairs_only: bool = False) -> tuple[float, float]:
+        """(time, exposed) of all exchanges of the step, or of those in overlapped pairs."""
+        kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
+        time = sum(kind.count * kind.prediction.communication for kind in kinds)
+        return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
+
+    def kind_on(self, name: str, stages: tuple[int, int] | None) -> CellKind | None:
+        """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
+        if stages is None:
+            return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
+        known = self.timeline.dependencies
+        stage = known.schedule.stage
+        there = (stage[known.first] == stages[0]) & (
+            stage[np.where(known.second >= 0, known.second, known.first)] == stages[1]
+        )
+        found = (self.kinds[at] for at in np.unique(self.kind[there]).tolist())
+        return next((kind for kind in found if kind.kind == name), None)
+
+    @cached_property
+    def idle(self) -> dict[str, float]:
+        """Time of a rank, on the average, in which it runs no cell or stands for a message; by what messages do."""
+        named = {"overlapped": self.overlapped, "early": self.early, "inside": self.timeline}
+        return {name: float(timeline.bubble.mean()) for name, timeline in named.items()}
+
+    @property
+    def hidden_step(self) -> float:
+        """1 - exposed / communication, summed over all cells of all ranks; 1 where nothing is communicated."""
+        return hidden_share(*self.communication())
+
+    @property
+    def hidden_steady(self) -> float | None:
+        """The same over the overlapped pairs; None where the schedule has none."""
+        has_pairs = any(len(kind.kind) == 2 for kind in self.kinds)
+        return hidden_share(*self.communication(pairs_only=True)) if has_pairs else None
+
+    @cached_property
+    def lanes(self) -> dict[str, tuple[float, float]]:
+        """(busy, exposed) of each lane over the step, summed over ranks."""
+        return {
+            lane.value: (
+                sum(kind.count * kind.prediction.lanes[at].busy for kind in self.kinds),
+                sum(kind.count * kind.prediction.lanes[at].exposed for kind in self.kinds),
+            )
+            for at, lane in enumerate(EXCHANGE_LANES)
+        }
+
+
+OrderOf = Callable[[str], PlanOrder | None]
+"""The order by hand of a kind of cells, where there is one."""
+
+
+def price(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    p2p: float = 0.0,
+    order_of: OrderOf = lambda kind: None,
+    recomputed: Sequence[StageShape] | None = None,
+) -> Inside:
+    """A legal schedule under the costs of its segments and exchanges.
+
+    shapes: [stages] with what a backward without an R does again; recomputed: with what an R does, by default the
+    same. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
+    that cannot run.
+    """
+    graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed or shapes, strict=True))
+    uses = _uses(dependencies.schedule)
+    codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
+    representative = np.zeros(codes.size, np.int64)
+    representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
+    counts = bincount(kind, minlength=codes.size)
+    kinds = tuple(
+        _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
+        for cell, count in zip(representative, counts, strict=True)
+    )
+
+    def timeline(duration: Iterable[float], delay: Iterable[Delays]) -> Timeline:
+        times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
+        return simulate_messages(dependencies, times[kind], delays_of[kind], p2p)
+
+    serial, duration = [one.serial for one in kinds], [one.prediction.duration for one in kinds]
+    least_delays = [least(one.kind, one.forward, one.backward, costs) for one in kinds]
+    return Inside(
+        kinds,
+        kind.astype(np.int64),
+        costs,
+        atomic=timeline(serial, map(at_the_ends, serial)),
+        overlapped=timeline(duration, map(at_the_ends, duration)),
+        early=timeline(duration, (_delays(one, costs, opens_late=False) for one in kinds)),
+        timeline=timeline(duration, (_delays(one, costs) for one in kinds)),
+        floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
+    )
+
+
+def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Floats, latency: float) -> Timeline:
+    """The timeline of cells that send before their ends, and wait for what they get after their beginnings.
+
+    duration: [cells] without standing for messages, which counts as idle time before the start. delay: [cells, 3, 3] of
+    `schedc.cell.delays`. A cell is bound by what its end waits for.
+    """
+    levels, cells = dependencies.levels, len(dependencies)
+    if levels.stuck.size:
+        raise CompilerBug("timeline", f"a schedule with a deadlock, at cells {levels.stuck[:4]}")
+    there = np.zeros((3, cells + 1))  # end, output of the forward, input gradient; the last: of what nobody waits for
+    waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
+    after = np.concatenate([np.zeros((1, cells)), dependencies.remote * latency])
+    by_output = np.ascontiguousarray(delay.transpose(1, 2, 0))
+    arrival = np.zeros((3, cells))
+    row = np.arange(3)[:, None]
+    for low, high in pairwise(levels.start.tolist()):
+        now = levels.order[low:high]
+        arrival[:, now] = there[row, waits[:, now]] + after[:, now]
+        there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
+    return timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
+
+
+class _Graphs(NamedTuple):
+    """Of a stage: the graph of most cells, and that of its Rs."""
+
+    plain: StageShape
+    recomputed: StageShape
+
+    def of(self, use: int) -> StageShape:
+        return (self.plain, self.plain.ready, self.recomputed)[use]
+
+
+def _uses(schedule: Schedule) -> Int64:
+    """[ops] which graph of its stage an op runs: the plain one, of a backward behind an R the ready one, that of Rs."""
+    behind = recomputed_ops(schedule) & BACKWARD[schedule.kind]
+    return np.where(schedule.kind == OpKind.R, 2, behind.astype(np.int64))
+
+
+def _codes(dependencies: Dependencies, graphs: Sequence[_Graphs], uses: Int64) -> Int64:
+    """[cells] a number for the kind of each cell and the graphs of its stages; of W, B and I the first is unused."""
+    schedule, kinds = dependencies.schedule, len(OpKind)
+    numbers: dict[StageShape, int] = {}
+    number = np.array([[numbers.setdefault(of.of(use), len(numbers)) for use in range(3)] for of in graphs], np.int64)
+    code = schedule.kind * np.int64(len(numbers)) + number[schedule.stage, uses]
+    first, second = dependencies.first, dependencies.second
+    behind = np.where(second >= 0, 1 + code[second], 0)
+    return np.asarray(code[first] * (1 + kinds * len(numbers)) + behind)
+
+
+def _kind(
+    dependencies: Dependencies,
+    cell: int,
+    count: int,
+    graphs: Sequence[_Graphs],
+    uses: Int64,
+    costs: CellCosts,
+    order_of: OrderOf,
+) -> CellKind:
+    schedule = dependencies.schedule
+    first, second = int(dependencies.first[cell]), int(dependencies.second[cell])
+    kind = LETTERS[schedule.kind[first]] + (LETTERS[schedule.kind[second]] if second >= 0 else "")
+    last = second if second >= 0 else first
+    stages = int(schedule.stage[first]), int(schedule.stage[last])
+    forward = graphs[stages[0]].plain if kind.startswith("F") else None
+    backward = graphs[stages[1]].of(int(uses[last])) if kind != "F" else None
+    program = cell_program(kind, forward, backward, costs, order_of(kind))
+    return CellKind(kind, stages, count, program, predict(program, forward, backward, costs), forward, backward)
+
+
+def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:
+    return delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)

@@ -1,0 +1,1 @@
+"""What the authors of a schedule claim: decided for all costs at one size, or checked over a range of sizes."""

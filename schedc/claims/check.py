@@ -1,0 +1,290 @@
+"""Decides what a schedule's authors claim about it: for all costs, exactly, or, where that cannot be, by trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from schedc.analysis.claim_values import NoValue, mentioned
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import Memory
+from schedc.claims.trials import COSTLY, COUNTS, Trials, rank_variables, scalars
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, Label
+from schedc.exact.cone import Vector
+from schedc.exact.examples import near_vectors, small_vectors
+from schedc.exact.space import Space
+from schedc.exact.verdict import Facts, Verdict, decide_claim
+from schedc.ir.schedule import Schedule
+from schedc.syntax import tree
+from schedc.syntax.words import COST_SYMBOLS
+
+Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+VECTORS = 32
+"""Cost vectors at which a claim that cannot be decided is tried, of those that satisfy its condition."""
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Where a claim fails: the values of the symbols, the rank if the claim is about one, both sides."""
+
+    costs: dict[str, float]
+    rank: int | None
+    left: float | None
+    right: float | None
+    comparison: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "costs": self.costs,
+            "rank": self.rank,
+            "left": self.left,
+            "comparison": self.comparison,
+            "right": self.right,
+        }
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What became of one ``expect``, at one size.
+
+    status:
+        ``proved``: it holds for all costs of ``domain`` that satisfy its condition.
+        ``refuted``: it fails at ``counterexample``.
+        ``vacuous``: no costs of ``domain`` satisfy its condition.
+        ``order``: proved for the order that a `policy` chose at the given costs; others may choose others.
+        ``tried``: it cannot be decided, for the reason in ``why``; it held at ``tested`` cost vectors.
+    domain: the costs that it speaks of, as comparisons; none where no cost matters to it.
+    simulations: cost vectors simulated to decide it.
+    applies: whether it speaks of the given costs; aside: if not, why not.
+    """
+
+    claim: str
+    condition: str
+    status: Status
+    why: str = ""
+    domain: tuple[str, ...] = ()
+    simulations: int = 0
+    tested: int = 0
+    applies: bool = False
+    aside: str = ""
+    counterexample: Counterexample | None = None
+    diagnostic: Diagnostic | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it holds as far as it was decided or tried; None where there was nothing to try."""
+        if self.status == "vacuous" or (self.status == "tried" and not self.tested):
+            return None
+        return self.status != "refuted"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "claim": self.claim,
+            "condition": self.condition,
+            "status": self.status,
+            "why": self.why,
+            "domain": list(self.domain),
+            "simulations": self.simulations,
+            "tested": self.tested,
+            "holds": self.holds,
+            "applies": self.applies,
+            "aside": self.aside,
+            "counterexample": self.counterexample.to_json() if self.counterexample else None,
+        }
+
+
+def check_claims(
+    claims: Sequence[tree.Claim],
+    schedule: Schedule,
+    costs: Costs | None = None,
+    *,
+    dependencies: Dependencies | None = None,
+    memory: Memory | None = None,
+    follows_costs: bool = False,
+) -> list[ClaimResult]:
+    """Decide every claim on a legal schedule, for all costs; and look at the given costs, if it speaks of them.
+
+    The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all: greater than 0, p2p at least 0,
+    FB between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does not name p2p speaks of
+    p2p = 0. A claim that is no comparison of sums of times and costs is tried at up to `VECTORS` cost vectors instead.
+
+    memory: the peaks of the schedule, where they are known.
+    follows_costs: whether other costs would have chosen another order (`policy`).
+
+    The metrics are those of `Timeline` and `Memory`, and ``ops``. Without an index a metric is the largest over the
+    ranks; with a name that nothing else has, ``bubble[r]``, the claim is about every rank.
+    """
+    known = dependencies or Dependencies.of(schedule)
+    trials = Trials(schedule, known, costs or Costs(), memory)
+    counted = COUNTS & {name for claim in claims for name in _names(claim)}
+    facts = Facts(known, {name: trials.counts[name].tolist() for name in sorted(counted)})
+    return [_check(claim, trials, facts, follows_costs) for claim in claims]
+
+
+def _names(claim: tree.Claim) -> frozenset[str]:
+    return frozenset({*mentioned(claim.claim), *mentioned(claim.condition)})
+
+
+def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool) -> ClaimResult:
+    names = _names(claim)
+    costs = frozenset(names & set(COST_SYMBOLS))
+    try:
+        verdict = decide_claim(claim, facts, costs, rank_variables(claim))
+        given = _at_given_costs(claim, trials, names, verdict)
+        result = _decided(claim, verdict, trials, given) if verdict.status != "open" else _tried(claim, verdict, trials)
+    except NoValue as error:
+        message = f"`{claim.text}` has no value at {_sizes(trials.schedule)}"
+        wrong = Diagnostic("S502", message, Label(error.node.span, str(error)), source=trials.schedule.source)
+        return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
+    result = replace(result, applies=given.applies, aside=given.aside, domain=_domain(verdict.space, names))
+    return _of_one_order(result) if follows_costs else result
+
+
+def _of_one_order(result: ClaimResult) -> ClaimResult:
+    """The result for a `policy`: nothing was decided about the orders that other costs choose."""
+    why = "a policy: other costs may choose another order"
+    if result.status == "proved":
+        return replace(result, status="order", why=why)
+    if result.status == "refuted" and result.diagnostic:
+        note = "the order is the one that the policy chose at the given costs"
+        return replace(result, why=why, diagnostic=replace(result.diagnostic, notes=(*result.diagnostic.notes, note)))
+    return result
+
+
+def _domain(space: Space, names: frozenset[str]) -> tuple[str, ...]:
+    return space.texts if names & COSTLY else ()
+
+
+# The costs of the user.
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The given costs: whether a claim speaks of them, if not why not, and the rank on which it fails there."""
+
+    vector: Costs
+    applies: bool
+    aside: str
+    fails: int | None = None
+
+
+def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], verdict: Verdict) -> _Given:
+    vector = scalars(trials.given)
+    if aside := trials.why_not_given(names):
+        return _Given(vector, False, aside)
+    # the domain has no costs of 0, the only ones at which a claim can fail that is proved
+    within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol != "p2p")
+    if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
+        return _Given(vector, False, "the condition does not hold at these costs")
+    if verdict.status == "proved" and within:
+        return _Given(vector, True, "")
+    failed = trials.failing(claim, (vector,))
+    return _Given(vector, True, "", failed[1] if failed else None)
+
+
+# What was decided, and what was not.
+
+
+def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> ClaimResult:
+    result = ClaimResult(claim.text, claim.condition_text, "proved", simulations=verdict.simulations)
+    if verdict.status == "refuted":
+        costs, rank = _example(claim, verdict, trials, given)
+        return _refuted(result, claim, trials, costs, rank, _shown(claim, verdict.space))
+    if given.fails is not None:  # at costs of 0, which no claim about all costs speaks of
+        return _refuted(result, claim, trials, given.vector, given.fails, _shown(claim, verdict.space))
+    if verdict.status == "vacuous":
+        sizes = not mentioned(claim.condition) & COSTLY
+        why = "its condition does not hold at this size" if sizes else "no costs satisfy its condition at this size"
+        return replace(result, status="vacuous", why=why)
+    return result
+
+
+def _tried(claim: tree.Claim, verdict: Verdict, trials: Trials) -> ClaimResult:
+    names = _names(claim)
+    given = () if trials.why_not_given(names) else (scalars(trials.given),)
+    every = tuple(dict.fromkeys((*given, *trials.battery(names))))
+    vectors = tuple(islice(trials.satisfying(claim, every), VECTORS))
+    result = ClaimResult(claim.text, claim.condition_text, "tried", verdict.why, tested=len(vectors))
+    if failed := trials.failing(claim, vectors) if vectors else None:
+        return _refuted(result, claim, trials, *failed, _shown(claim, verdict.space))
+    return result
+
+
+def _example(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> tuple[Costs, int]:
+    """Costs at which a refuted claim fails, small whole numbers if there are such, and the first rank where it does."""
+    assert verdict.refuted is not None
+    space = verdict.space
+    if given.fails is not None and all(float(getattr(given.vector, s)).is_integer() for s in space.symbols):
+        return given.vector, given.fails
+    if found := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials):
+        return found
+    if given.fails is not None:
+        return given.vector, given.fails
+    found = _first_failing(claim, near_vectors(space, verdict.refuted), space, trials)
+    return found or (_costs(space, verdict.refuted.vector), 0)
+
+
+def _first_failing(
+    claim: tree.Claim, batches: Iterable[list[Vector]], space: Space, trials: Trials
+) -> tuple[Costs, int] | None:
+    for vectors in batches if _names(claim) & COSTLY else [[space.cone.interior]]:
+        costs = tuple(_costs(space, vector) for vector in vectors)
+        if costs and (failed := trials.failing(claim, costs)):
+            return failed
+    return None
+
+
+def _costs(space: Space, vector: Vector) -> Costs:
+    """The costs that a vector means, with the defaults of those that are not free."""
+    values: dict[str, Any] = {symbol: float(cost) for symbol, cost in space.costs(vector).items()}
+    return scalars(Costs(**values))
+
+
+def _shown(claim: tree.Claim, space: Space) -> frozenset[str]:
+    """The costs to show with a counterexample: all that are free, and those that the claim names."""
+    names = _names(claim)
+    return frozenset({*space.symbols, *(names & set(COST_SYMBOLS))}) if names & COSTLY else frozenset()
+
+
+# What is said of a failure.
+
+
+def _refuted(
+    result: ClaimResult, claim: tree.Claim, trials: Trials, costs: Costs, rank: int, shown: frozenset[str]
+) -> ClaimResult:
+    sides = trials.sides(claim, costs, rank)
+    left, comparison, right = sides or (None, "", None)
+    about_rank = rank if rank_variables(claim) else None
+    values = {s: _number(getattr(costs, s)) for s in COST_SYMBOLS if s in shown}
+    example = Counterexample(values, about_rank, left, right, comparison)
+    diagnostic = _diagnostic(claim, trials.schedule, example)
+    return replace(result, status="refuted", why="", counterexample=example, diagnostic=diagnostic)
+
+
+def _diagnostic(claim: tree.Claim, schedule: Schedule, example: Counterexample) -> Diagnostic:
+    on_rank = f"on rank {example.rank}, " if example.rank is not None else ""
+    label = f"{on_rank}left {example.left:.10g}, right {example.right:.10g}" if example.comparison else on_rank
+    costs = ", ".join(f"{symbol} = {value:.10g}" for symbol, value in example.costs.items())
+    at = f"at {_sizes(schedule)}"
+    return Diagnostic(
+        "S501",
+        f"the claim `{claim.text}` does not hold",
+        Label(claim.span, label.rstrip(", ")),
+        notes=(f"counterexample: {costs} {at}" if costs else f"counterexample: {at}",),
+        help="correct the claim, or say with `when` at which costs it holds",
+        source=schedule.source,
+    )
+
+
+def _number(value: float) -> float:
+    return int(value) if float(value).is_integer() else value
+
+
+def _sizes(schedule: Schedule) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())

@@ -1,0 +1,152 @@
+"""Every check at every size of a range, over several processes: legality, deadlock and claims."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from math import prod
+from multiprocessing import active_children, get_context
+from typing import Any
+
+from schedc.analysis.legality import check_schedule
+from schedc.claims.check import STATUSES, Status, check_claims
+from schedc.cost.costs import Costs
+from schedc.cost.given import check_given
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.elaborate.fastest import has_policy
+from schedc.interrupts import unheard
+from schedc.syntax.tree import ScheduleTree
+
+REFUSED = frozenset({"S113", "S114"})
+"""Codes of sizes that a schedule is not made for: skipped and counted."""
+
+_IN_PROCESS = 48
+"""So few sizes are checked faster than a second process starts."""
+
+_BATCH = 8
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one size. claims: the status of each."""
+
+    sizes: Sizes
+    refused: bool
+    diagnostics: tuple[Diagnostic, ...]
+    claims: tuple[Status, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What became of a range of sizes.
+
+    tried: sizes checked; refused: sizes that the schedule is not made for, not among them; failed: how many of the
+    tried have findings. smallest: the first of those by the product of the sizes, then by the sizes in order.
+    claims: text of each claim, with the number of sizes by status (`schedc.claims.check.ClaimResult`).
+    """
+
+    tried: int
+    refused: int
+    failed: int
+    smallest: Outcome | None
+    claims: tuple[tuple[str, Mapping[Status, int]], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.smallest
+        return {
+            "tried": self.tried,
+            "refused": self.refused,
+            "failed": self.failed,
+            "smallest_failing": dict(found.sizes) if found else None,
+            "expect": [{"claim": text, **counts} for text, counts in self.claims],
+            "diagnostics": [d.to_json() for d in found.diagnostics] if found else [],
+        }
+
+
+def sweep(
+    tree: ScheduleTree,
+    sizes: Sequence[Sizes],
+    costs: Costs,
+    progress: Callable[[int], None] | None = None,
+    processes: int | None = None,
+) -> Sweep:
+    """Check a schedule at all of ``sizes``; ``progress`` is told of how many more are done.
+
+    processes: default one per core that this process may use; 1, or few sizes, needs no second process.
+    """
+    outcomes = []
+    with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)))) as batches:
+        for batch in batches:
+            outcomes += batch
+            if progress:
+                progress(len(batch))
+    failed = sorted((o for o in outcomes if o.diagnostics and not o.refused), key=_smallness)
+    tried = [o for o in outcomes if not o.refused]
+    return Sweep(
+        len(tried), len(outcomes) - len(tried), len(failed), failed[0] if failed else None, _claims(tree, tried)
+    )
+
+
+def _smallness(outcome: Outcome) -> tuple[int, tuple[int, ...]]:
+    values = tuple(outcome.sizes.values())
+    return prod(values), values
+
+
+def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, Mapping[Status, int]], ...]:
+    verdicts = [o.claims for o in outcomes if o.claims]
+    result = []
+    for number, claim in enumerate(tree.claims):
+        counts = Counter(verdict[number] for verdict in verdicts)
+        text = f"{claim.text} when {claim.condition_text}" if claim.condition_text else claim.text
+        result.append((text, {status: counts[status] for status in STATUSES}))
+    return tuple(result)
+
+
+def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int) -> Generator[list[Outcome]]:
+    # large sizes first and dealt out by turns, so that no process is left with all of them at the end
+    largest_first = sorted(sizes, key=lambda s: -prod(s.values()))
+    if processes == 1 or len(sizes) <= _IN_PROCESS:
+        for size in largest_first:
+            yield _check_batch(tree, [size], costs)
+        return
+    batches = [largest_first[at : at + _BATCH] for at in range(0, len(largest_first), _BATCH)]
+    others = set(active_children())
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))  # not forked: the caller may have threads
+    try:
+        with unheard():
+            pending = [pool.submit(_check_batch, tree, batch, costs) for batch in batches]
+        for future in as_completed(pending):
+            yield future.result()
+    except BaseException:  # nobody waits for the rest of what they do
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_batch(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs) -> list[Outcome]:
+    return [_check_one(tree, size, costs) for size in sizes]
+
+
+def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs) -> Outcome:
+    try:
+        schedule = elaborate(tree, sizes, costs)
+    except DiagnosticError as error:
+        return Outcome(sizes, {d.code for d in error.diagnostics} <= REFUSED, error.diagnostics)
+    if findings := check_schedule(schedule):
+        return Outcome(sizes, False, tuple(findings))
+    try:
+        check_given(costs, schedule)
+        results = check_claims(tree.claims, schedule, costs, follows_costs=has_policy(tree))
+    except DiagnosticError as error:
+        return Outcome(sizes, False, error.diagnostics)
+    found = tuple(r.diagnostic for r in results if r.diagnostic is not None)
+    return Outcome(sizes, False, found, tuple(r.status for r in results))

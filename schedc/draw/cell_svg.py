@@ -1,0 +1,139 @@
+"""One cell from inside as a self-contained SVG: its program above, the serial order below, on one time axis."""
+
+from __future__ import annotations
+
+from schedc.cell.graph import Lane
+from schedc.cell.program import Half
+from schedc.cell.simulate import Span
+from schedc.draw import frame
+from schedc.draw.cell_chart import KINDS, CellChart, Panel, hover, interval, labels, layer_of, node_name
+from schedc.draw.layout import MARGIN, tick_step
+from schedc.draw.markup import box, content, label, line, number, quantity, text_width
+from schedc.draw.palette import ink_of, shade_of
+from schedc.draw.style import document
+
+_GUTTER = 76.0
+_LANE, _GAP = 26.0, 5.0
+_TEXT = 10.5
+_WANTED = 58.0
+"""px of a task of middling length, so that its name has room."""
+_NARROWEST, _WIDEST = 860.0, 6000.0
+_HEAD = 44.0
+"""Room above a panel for its name and for what leaves it."""
+_SWATCH = 15.0
+
+
+def draw_cell(chart: CellChart, width: float | None = None) -> str:
+    """The drawing; the same input gives the same bytes. width: in px; default: as wide as the names need."""
+    around = MARGIN + _GUTTER + MARGIN
+    scale = _scale(chart) if width is None else (width - around) / (chart.makespan or 1.0)
+    width = width or around + max(chart.makespan * scale, _NARROWEST)
+    head, y = frame.header(chart.title, "", chart.facts, width)
+    key, y = _legend(chart, y, width)
+    parts = [*head, *key]
+    for panel in chart.panels:
+        top = y + _HEAD
+        y = top + len(chart.lanes) * (_LANE + _GAP)
+        parts += _axis(chart.makespan, scale, top - 4, y)
+        parts += _panel(chart, panel, scale, top)
+    parts += _ticks(chart.makespan, scale, y + 14)
+    return document(parts, width, y + 14 + MARGIN, chart.title, ", ".join(chart.facts))
+
+
+def _scale(chart: CellChart) -> float:
+    """px per cost unit: names have room in most boxes, unless the drawing gets too wide."""
+    if chart.makespan <= 0:
+        return 1.0
+    return min(max(_WANTED / (chart.usual or chart.makespan), _NARROWEST / chart.makespan), _WIDEST / chart.makespan)
+
+
+def _panel(chart: CellChart, panel: Panel, scale: float, top: float) -> list[str]:
+    left = MARGIN + _GUTTER
+    said = f"{panel.name}: {quantity(panel.played.duration)}"
+    parts = [label(MARGIN, top - 26, said, "rank")]
+    bottom = top + len(chart.lanes) * (_LANE + _GAP) - _GAP
+    for row, lane in enumerate(chart.lanes):
+        y = top + row * (_LANE + _GAP)
+        parts.append(label(MARGIN, y + _LANE / 2 + 4, lane.value, "t"))
+        parts += [_task(span, left, y, scale) for span in panel.spans(lane)]
+        if lane is Lane.COMPUTE:
+            parts += [_wait(span, left, y, scale) for span in panel.played.waits]
+    for row, (name, time) in enumerate(panel.marks):
+        x, y = left + time * scale, top - 22 + 12 * row
+        parts.append(line(x, y, x, bottom, "leaves"))
+        parts.append(label(x - 5, y + 6, f"{name} {quantity(time)}", "tick end-of"))
+    return parts
+
+
+def _task(span: Span, left: float, y: float, scale: float) -> str:
+    x, width, layer = left + span.begin * scale, span.time * scale, layer_of(span)
+    style = f"{KINDS[span.task.half].name}{shade_of(layer)}"
+    parts = f"<title>{content(hover(span))}</title>{box(x, y, width, _LANE, style)}"
+    if span.task.half is Half.AGAIN and width > 2:
+        parts += box(x + 1, y + 1, width - 2, _LANE - 2, "paired")
+    text = next((text for text in labels(span) if text_width(text, _TEXT) + 4 <= width), "")
+    if text:
+        size = number(_TEXT)
+        parts += label(x + width / 2, y + _LANE / 2 + 4, text, f"n i{ink_of(shade_of(layer))}", font_size=size)
+    return f'<g class="task">{parts}</g>'
+
+
+def _wait(span: Span, left: float, y: float, scale: float) -> str:
+    """Compute stands: hatched, under a thick line."""
+    x, width = left + span.begin * scale, span.time * scale
+    title = content(f"compute waits for {node_name(span)} ({span.task.lane}), {interval(span)}")
+    parts = box(x, y, width, _LANE, "idle") + box(x, y + _LANE - 3, width, 3, "exposed")
+    text = quantity(span.time)
+    if text_width(text, _TEXT) + 4 <= width:
+        parts += label(x + width / 2, y + _LANE / 2 + 3, text, "n", font_size=number(_TEXT))
+    return f'<g class="wait"><title>{title}</title>{parts}</g>'
+
+
+def _axis(makespan: float, scale: float, top: float, bottom: float) -> list[str]:
+    left = MARGIN + _GUTTER
+    return [line(left + time * scale, top, left + time * scale, bottom, "grid") for time in _times(makespan, scale)]
+
+
+def _ticks(makespan: float, scale: float, y: float) -> list[str]:
+    left = MARGIN + _GUTTER
+    named = [label(left + time * scale, y, quantity(time), "tick") for time in _times(makespan, scale)]
+    return [label(left - 12, y, "time", "tick end-of"), *named]
+
+
+def _times(makespan: float, scale: float) -> list[float]:
+    if makespan <= 0:
+        return []
+    step = tick_step(scale, 56)
+    return [i * step for i in range(int(makespan / step + 1e-9) + 1)]
+
+
+def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], float]:
+    """What the fills mean, in as many rows as they need; and where the next row begins."""
+    halves = dict.fromkeys(span.task.half for span in chart.overlapped.played.spans)
+    names = {Half.FORWARD: "forward", Half.AGAIN: "forward once more", Half.BACKWARD: "input gradient",
+             Half.WEIGHT: "weight gradient"}  # fmt: skip
+    items = [_half_item(half, names[half]) for half in names if half in halves]
+    items.append(frame.Item(2 * _SWATCH, _wait_swatch, "compute waits for an exchange: exposed"))
+    if any(layer_of(span) for span in chart.overlapped.played.spans):
+        items.append(frame.Item(0, lambda x, y: "", "odd layers: deep shade"))
+    parts, x = [], MARGIN
+    for item in items:
+        if x > MARGIN and x + item.width > width - MARGIN:
+            x, top = MARGIN, top + 22
+        parts.append(item.draw(x, top))
+        x += item.width
+    return parts, top + 22
+
+
+def _half_item(half: Half, name: str) -> frame.Item:
+    style = f"{KINDS[half].name}0"
+    edge = half is Half.AGAIN
+
+    def swatch(x: float, y: float) -> str:
+        return box(x, y, _SWATCH, _SWATCH, style) + (box(x + 1, y + 1, _SWATCH - 2, _SWATCH - 2, "paired") * edge)
+
+    return frame.Item(_SWATCH, swatch, name)
+
+
+def _wait_swatch(x: float, y: float) -> str:
+    return box(x, y, 2 * _SWATCH, _SWATCH, "idle") + box(x, y + _SWATCH - 3, 2 * _SWATCH, 3, "exposed")

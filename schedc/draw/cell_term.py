@@ -1,0 +1,93 @@
+"""One cell from inside for the terminal: a line per lane of its program, and of the serial order below."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import ceil
+from textwrap import wrap
+
+from schedc.cell.graph import Lane
+from schedc.cell.simulate import Span
+from schedc.draw import palette
+from schedc.draw.ansi import NORMAL, PLAIN, Style, Text, paint
+from schedc.draw.cell_chart import KINDS, CellChart, Panel, labels, layer_of
+from schedc.draw.layout import tick_step
+from schedc.draw.markup import quantity
+from schedc.ir.ops import FACTS
+
+_FAINT, _BOLD = Style(faint=True), Style(bold=True)
+_NARROWEST = 20
+_WANTED = 8
+"""Columns of a task of middling length."""
+_WAIT = "x"
+
+
+def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
+    """The two orders on one time axis, in lines of at most ``width`` characters (from 32), as many as names need.
+
+    A column shows what runs in the middle of it. ``x``: compute stands and waits for an exchange.
+    """
+    left = max(len(lane.value) for lane in chart.lanes) + 1
+    columns = max(_NARROWEST, width - left)
+    scale = max(columns / chart.makespan, _WANTED / (chart.usual or chart.makespan)) if chart.makespan > 0 else 0.0
+    lines = [paint([Text(row, _BOLD)], colours) for row in wrap(chart.title, width)]
+    lines += wrap(", ".join(chart.facts), width)
+    for panel in chart.panels:
+        marks = "".join(f", {name} {quantity(time)}" for name, time in panel.marks)
+        lines += ["", *wrap(f"{panel.name}: {quantity(panel.played.duration)}{marks}", width)]
+        whole = max(1, ceil(panel.played.duration * scale - 0.5))
+        axis = _axis(whole, scale)
+        rows = {lane: _row(panel, lane, whole, scale, colours) for lane in chart.lanes}
+        for first in range(0, whole, columns):
+            lines.append(paint([Text("time".ljust(left) + axis[first : first + columns], _FAINT)], colours).rstrip())
+            for lane, row in rows.items():
+                shown = [Text(lane.value.ljust(left), _BOLD), *row[first : first + columns]]
+                lines.append(paint(shown, colours).rstrip())
+    return "\n".join([*lines, "", paint(_legend(chart, colours), colours)]) + "\n"
+
+
+def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[Text]:
+    """[columns] one character each."""
+    spans = [*panel.spans(lane), *(panel.played.waits if lane is Lane.COMPUTE else ())]
+    drawn: list[Span | None] = [None] * columns
+    for span in spans:
+        for column in range(max(0, round(span.begin * scale)), min(columns, round(span.end * scale))):
+            drawn[column] = span
+    texts: list[Text] = []
+    for number, run in groupby(drawn, key=lambda span: -1 if span is None else id(span)):
+        held = list(run)
+        part = _part(held[0], len(held), lane, colours) if number >= 0 else Text(" " * len(held))
+        texts += [Text(character, part.style) for character in part.characters]
+    return texts
+
+
+def _part(span: Span | None, width: int, lane: Lane, colours: int) -> Text:
+    assert span is not None
+    if span.task.lane is not lane:
+        return Text(_WAIT * width, _FAINT)
+    kind = KINDS[span.task.half]
+    sign = "" if colours else kind.name
+    text = next((sign + text for text in labels(span) if len(sign + text) < width), sign)
+    if not colours:
+        return Text(text.ljust(width - 1, "-")[: width - 1] + "|")
+    shade = palette.shade_of(layer_of(span))
+    return Text(text.ljust(width), Style(palette.INKS[shade], palette.FILLS[kind][shade]))
+
+
+def _axis(columns: int, scale: float) -> str:
+    row = [" "] * columns
+    step = tick_step(scale, 10) if scale else 0.0
+    for i in range(int(columns / (step * scale)) + 1 if step else 0):
+        text, at = quantity(i * step), round(i * step * scale)
+        if at + len(text) <= columns:
+            row[at : at + len(text)] = text
+    return "".join(row)
+
+
+def _legend(chart: CellChart, colours: int) -> list[Text]:
+    used = {KINDS[span.task.half] for span in chart.overlapped.played.spans}
+    items: list[Text] = []
+    for kind, fills in palette.FILLS.items():
+        if kind in used:
+            items += [Text("  ", Style(fill=fills[0]))] * bool(colours) + [Text(f" {kind.name} {FACTS[kind].name}  ")]
+    return [*items, Text(_WAIT, _FAINT), Text(" compute waits for an exchange", NORMAL)]

@@ -1,0 +1,46 @@
+"""The page itself: template, style and script put together into one file that may load nothing."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from schedc.draw.chart import Chart
+from schedc.draw.html_data import page_data
+from schedc.draw.markup import content
+
+_ASSETS = Path(__file__).with_name("html_assets")
+_SCRIPTS = ("columns.js", "model.js", "view.js", "paint.js", "lanes.js", "panels.js", "link.js", "main.js")
+
+
+def draw_html(charts: Sequence[Chart]) -> str:
+    """The page of one schedule, or of several one above the other on the same time axis. The same input gives the
+    same bytes.
+
+    Its content security policy allows the style and the script inside it, by hash, and nothing else: no network,
+    no other script. Names and documentation reach it as JSON or escaped text only.
+    """
+    style = _asset("page.css")
+    body = ["(async () => {", *map(_asset, _SCRIPTS), "})().catch(sayWhyNot);"]
+    script = "\n".join(['"use strict";', _asset("failure.js"), *body, ""])
+    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
+    parts = {
+        "policy": policy,
+        "title": content(" and ".join(chart.title for chart in charts)),
+        "style": style,
+        "data": page_data(charts),
+        "script": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """How a content security policy names an inline text (CSP Level 3, section 2.3.1, hash-source)."""
+    return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()

@@ -1,0 +1,123 @@
+"""Of the ways in which a computed order can be placed, the one that takes the least time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.check.computed_orders import AIMS
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.elaborate.dispatch import Ran, dispatch, reordered
+from schedc.elaborate.rules import Rule, Searched
+from schedc.elaborate.zero_bubble import WAYS, search, searchable
+from schedc.ir.schedule import Schedule
+from schedc.source import Source
+from schedc.syntax import tree as t
+
+MAX_DISPATCHED = 4_000_000
+"""Ops of a computed order, over all its choices, times the chunks of a rank: some seconds."""
+
+
+@dataclass(frozen=True)
+class WrittenOrder:
+    """The ops as they stand in the text. Those of the ``computed`` items ([spans]) go by ``rule``, if there is one."""
+
+    schedule: Schedule
+    rule: Rule | None
+    computed: npt.NDArray[np.bool_]
+
+
+def number_of_choices(block: t.RankBlock) -> int:
+    """The choices of the `policy` of a rank block; 1 where there is none."""
+    policy = _policy(block)
+    return 1 if policy is None else len(policy.choices)
+
+
+def aim_of(block: t.RankBlock) -> str:
+    """Which time the policy of a rank block makes least: a field of `Ran`."""
+    policy = _policy(block)
+    return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
+
+
+def has_policy(tree: t.ScheduleTree) -> bool:
+    """Whether the order of a checked schedule depends on costs."""
+    return any(_policy(block) is not None for block in tree.ranks)
+
+
+def _policy(block: t.RankBlock) -> t.Policy | None:
+    """The policy of a rank block, in the block itself or as the whole of a phase."""
+    bodies = (statement.body if isinstance(statement, t.Phase) else (statement,) for statement in block.body)
+    return next((inner for body in bodies for inner in body if isinstance(inner, t.Policy)), None)
+
+
+def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source, aim: str = AIMS[0]) -> Schedule:
+    """The order that runs in the least time under ``costs``; of several the first. aim: which time, of `AIMS`.
+
+    An order that cannot run is left out. If none can, the first is given back as written where the fault is in the
+    text, for `verify` to say which; where it is the rule's, that is S128.
+    """
+    if len(orders) == 1 and orders[0].rule is None:
+        return orders[0].schedule
+    if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
+        raise DiagnosticError(findings)
+    runs = [_run(order, order.rule, costs) for order in orders]
+    best = min((getattr(ran, aim) for ran in runs if ran.complete), default=None)
+    for order, ran in zip(orders, runs, strict=True):
+        if ran.complete and getattr(ran, aim) == best:
+            return order.schedule if order.rule is None else reordered(order.schedule, ran)
+    first = orders[0]
+    if first.rule is not None and _run(first, None, costs).complete:
+        raise DiagnosticError([_stuck(first, runs[0], source)])
+    return first.schedule
+
+
+def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
+    """Refuse (S120) what would take too long to compute, before the other choices are expanded."""
+    computed = choices > 1 or any(order.rule is not None for order in orders)
+    work = sum(len(order.schedule) * order.schedule.placement.chunks * _ways(order.rule) for order in orders)
+    if computed and work > MAX_DISPATCHED:
+        message = (
+            f"an order that is computed may have {MAX_DISPATCHED:,} ops, times the chunks of a rank; here {work:,}"
+        )
+        span = next((order.rule.span for order in orders if order.rule is not None), orders[0].schedule.spans[0])
+        help = "use smaller sizes, or fewer choices"
+        raise DiagnosticError([Diagnostic("S120", message, Label(span), help=help, source=source)])
+
+
+def _ways(rule: Rule | None) -> int:
+    """How many orders are run to find one."""
+    return WAYS if isinstance(rule, Searched) else 1
+
+
+def _is_unsearchable(order: WrittenOrder) -> bool:
+    whole = order.computed.size > 0 and bool(order.computed[order.schedule.span].all())
+    return isinstance(order.rule, Searched) and not (whole and searchable(order.schedule))
+
+
+def _unsearchable(order: WrittenOrder, source: Source) -> Diagnostic:
+    assert order.rule is not None
+    message = "a search orders the F, I and W of every microbatch, of one stage per rank, and nothing beside them"
+    help = "use `place linear` and { repeat M { F }  repeat M { I }  repeat M { W } }, or prefer and cap"
+    return Diagnostic("S126", message, Label(order.rule.span), help=help, source=source)
+
+
+def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> Ran:
+    if isinstance(rule, Searched):
+        return search(order.schedule, rule, costs)
+    computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
+    return dispatch(order.schedule, computed.tolist(), rule, costs)
+
+
+def _stuck(order: WrittenOrder, ran: Ran, source: Source) -> Diagnostic:
+    """What to say of a rule under which all ranks come to wait."""
+    assert order.rule is not None
+    left = set(range(len(order.schedule))) - {row for rank in ran.cells for cell in rank for row in cell}
+    where = ", ".join(f"{name} = {value}" for name, value in order.schedule.sizes.items())
+    message = f"under this rule all ranks come to wait, {len(left)} ops before the end, for {where}"
+    help = "raise the limit, or write the ops in an order that keeps within it"
+    waiting = Label(order.schedule.spans[order.schedule.span[min(left)]], "the first op of the text that never runs")
+    return Diagnostic("S128", message, Label(order.rule.span), (waiting,), help=help, source=source)

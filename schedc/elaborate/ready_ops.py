@@ -1,0 +1,178 @@
+"""What is left of a computed order on one rank, and which of it runs next by each rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+from schedc.elaborate.clock import Cell, Machine
+from schedc.elaborate.rules import InTurn, Mark, Preferred
+from schedc.ir.ops import OpKind
+
+
+@dataclass
+class Pool(ABC):
+    """The rows of a computed order that have not run. ``left`` counts them."""
+
+    machine: Machine
+    rank: int
+    rows: list[int]
+
+    def __post_init__(self) -> None:
+        self.left = len(self.rows)
+
+    @abstractmethod
+    def choose(self, now: float) -> Cell | None:
+        """The cell to start at ``now``, or None to wait."""
+
+    @abstractmethod
+    def note(self, cell: Cell) -> None:
+        """``cell`` has been started: its rows are no longer left."""
+
+
+@dataclass
+class TurnPool(Pool):
+    """`InTurn` on one rank."""
+
+    rule: InTurn
+    held: int = 0
+    flying: int = 0
+    weights: deque[int] = field(default_factory=deque)
+    """Rows of the pending weight gradients, oldest first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        machine = self.machine
+        self.turns = deque(row for row in self.rows if machine.kind[row] != OpKind.W)
+        self.weight_of = {
+            (machine.stage[row], machine.microbatch[row]): row for row in self.rows if machine.kind[row] == OpKind.W
+        }
+        self.most = inf if self.rule.most is None else self.rule.most[self.rank]
+
+    def choose(self, now: float) -> Cell | None:
+        turns = self.turns
+        if turns and self._runs(turns[0], now):
+            return self._taken(turns.popleft())
+        if self.weights:
+            return self._taken(self.weights.popleft())
+        if len(turns) > 1 and self._overtakes(turns[0], turns[1], now):
+            first, second = turns.popleft(), turns.popleft()
+            turns.appendleft(first)
+            return self._taken(second)
+        return None
+
+    def _taken(self, row: int) -> Cell:
+        self.left -= 1
+        return (row,)
+
+    def _runs(self, row: int, now: float) -> bool:
+        room = self.machine.kind[row] != OpKind.F or self.held < self.most
+        return room and self.machine.ready(row, now)
+
+    def _overtakes(self, first: int, second: int, now: float) -> bool:
+        kind, stage = self.machine.kind, self.machine.stage
+        if (kind[first], stage[first]) == (kind[second], stage[second]):
+            return False
+        room = kind[second] != OpKind.F or self.flying + (kind[first] == OpKind.F) < self.most
+        return room and self._runs(second, now)
+
+    def note(self, cell: Cell) -> None:
+        for row in cell:
+            kind = self.machine.kind[row]
+            self.held += (kind == OpKind.F) - (kind in (OpKind.W, OpKind.B))
+            self.flying += (kind == OpKind.F) - (kind in (OpKind.I, OpKind.B))
+            if kind == OpKind.I:
+                self.weights.append(self.weight_of[self.machine.stage[row], self.machine.microbatch[row]])
+
+
+_Key = tuple[int, int]
+"""Kind and stage: ops with the same key run in the order of the text."""
+
+
+@dataclass
+class WishPool(Pool):
+    """`Preferred` on one rank."""
+
+    rule: Preferred
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.queues: dict[_Key, list[int]] = {}
+        for row in self.rows:
+            self.queues.setdefault((self.machine.kind[row], self.machine.stage[row]), []).append(row)
+        self.head = dict.fromkeys(self.queues, 0)
+        self.wishes = [[self._keys(mark) for mark in wish] for wish in self.rule.wishes]
+        fillers = [key for key in self.queues if self.rule.fill and key[0] == OpKind.W]
+        self.wishes.append([[key for key in self.queues if key not in fillers]])
+        self.fillers = fillers
+        self.limits = [
+            (set(self._keys(limit.counted)), set(self._keys(limit.freed)), limit.most[self.rank])
+            for limit in self.rule.limits
+        ]
+        self.count = [0] * len(self.limits)
+
+    def _keys(self, mark: Mark | None) -> list[_Key]:
+        if mark is None:
+            return []
+        stages = self.machine.schedule.placement.stage_of_chunk[self.rank].tolist()
+        chosen = stages if mark.chunk is None else [stages[mark.chunk[self.rank]]]
+        keys = [(int(mark.kind), stage) for stage in chosen if stage >= 0]
+        return [key for key in keys if key in self.queues]
+
+    def choose(self, now: float) -> Cell | None:
+        for wish in self.wishes:
+            rows = [self._first(keys, now) for keys in wish]
+            cell = tuple(row for row in rows if row is not None)
+            if len(cell) == len(wish):
+                return self._taken(cell)
+        filler = self._first(self.fillers, now)
+        if filler is None or self._soonest() < now + self.machine.time[OpKind.W][self.machine.stage[filler]]:
+            return None
+        return self._taken((filler,))
+
+    def _taken(self, cell: Cell) -> Cell:
+        for row in cell:
+            self.head[self.machine.kind[row], self.machine.stage[row]] += 1
+        self.left -= len(cell)
+        return cell
+
+    def _soonest(self) -> float:
+        """When the first of the ops that no W may delay arrives, of those that are on their way."""
+        heads = self._heads([key for key in self.queues if key not in self.fillers])
+        return min((self.machine.arrival(row) for row in heads if self._within(row)), default=inf)
+
+    def _heads(self, keys: list[_Key]) -> list[int]:
+        """The next op with each of these keys."""
+        return [queue[self.head[key]] for key in keys if self.head[key] < len(queue := self.queues[key])]
+
+    def _first(self, keys: list[_Key], now: float) -> int | None:
+        """Of the ops with these keys that may run, the first in the text."""
+        for row in sorted(self._heads(keys)):
+            if self.machine.ready(row, now) and self._within(row):
+                return row
+        return None
+
+    def _within(self, row: int) -> bool:
+        key = self.machine.kind[row], self.machine.stage[row]
+        return all(
+            count + self._overtaken(row, counted) < most
+            for count, (counted, _, most) in zip(self.count, self.limits, strict=True)
+            if key in counted
+        )
+
+    def _overtaken(self, row: int, keys: set[_Key]) -> int:
+        """How many ops with these keys the text has before ``row`` that have not run."""
+        return sum(
+            bisect_left(queue, row, self.head[key]) - self.head[key]
+            for key, queue in self.queues.items()
+            if key in keys
+        )
+
+    def note(self, cell: Cell) -> None:
+        for row in cell:
+            key = self.machine.kind[row], self.machine.stage[row]
+            for i, (counted, freed, _) in enumerate(self.limits):
+                self.count[i] += (key in counted) - (key in freed)

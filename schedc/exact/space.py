@@ -1,0 +1,108 @@
+"""The costs that a statement speaks of: free symbols, how other costs follow from them, and what they satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.exact.cone import Cone, Vector, minus
+from schedc.ir.ops import OpKind
+from schedc.ir.recomputed import has_recomputation
+
+ONE = "1"
+"""The last coordinate where a statement has constants: their unit. Costs are counted in it."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``form`` . x >= 0, or > 0 where it is ``strict``, and how it is written."""
+
+    form: Vector
+    strict: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """Costs, the same for every stage, as vectors of integers: one coordinate per free symbol.
+
+    symbols: the free costs, of F, I, W, B, R, FB, p2p, in this order.
+    split: whether B is I + W, as it is where the order has an I; else B is a symbol of its own.
+    constant: whether there is a last coordinate `ONE`.
+    narrowed: what the vectors satisfy besides.
+    equal: whether F, I and W are one cost, called F.
+
+    Every cost is greater than 0, p2p at least 0, and FB between max(F, B) and F + B.
+    """
+
+    symbols: tuple[str, ...]
+    split: bool
+    constant: bool = False
+    narrowed: tuple[Bound, ...] = ()
+    equal: bool = False
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, named: Sequence[str] | frozenset[str] | set[str] = ()) -> Space:
+        """The costs of a schedule, with those that a statement names besides."""
+        schedule = dependencies.schedule
+        split = bool((schedule.kind == OpKind.I).any())
+        used = {"F", *(("I", "W") if split else ("B",)), *named}
+        if bool(dependencies.pairs.any()):
+            used.add("FB")
+        if has_recomputation(schedule):
+            used.add("R")
+        if split:
+            used.discard("B")
+        return cls(tuple(s for s in ("F", "I", "W", "B", "R", "FB", "p2p") if s in used), split)
+
+    @property
+    def dimension(self) -> int:
+        return len(self.symbols) + self.constant
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        return (*self.symbols, ONE) if self.constant else self.symbols
+
+    def form(self, cost: str) -> Vector:
+        """The coefficients of a cost, or of `ONE`; all 0 for a latency that is not spoken of."""
+        if self.equal and cost in ("I", "W"):
+            return self.form("F")
+        if cost == "B" and self.split:
+            return tuple(a + b for a, b in zip(self.form("I"), self.form("W"), strict=True))
+        return tuple(int(name == cost) for name in self.coordinates)
+
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What every vector satisfies."""
+        found = [Bound(self.form(s), s != "p2p", f"{s} {'>=' if s == 'p2p' else '>'} 0") for s in self.symbols]
+        if self.constant:
+            found.append(Bound(self.form(ONE), True, ""))
+        if "FB" in self.symbols:
+            F, B, FB = self.form("F"), self.form("B"), self.form("FB")
+            backward = "I + W" if self.split else "B"
+            found += [
+                Bound(minus(FB, F), False, "FB >= F"),
+                Bound(minus(FB, B), False, f"FB >= {backward}"),
+                Bound(tuple(a + b - c for a, b, c in zip(F, B, FB, strict=True)), False, f"FB <= F + {backward}"),
+            ]
+        return (*found, *self.narrowed)
+
+    @cached_property
+    def cone(self) -> Cone:
+        """The closure of all vectors of the space."""
+        return Cone.orthant(self.dimension).cut_all(bound.form for bound in self.bounds[self.dimension :])
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The space as comparisons, to be printed."""
+        tied = (*(("F == I", "I == W") if self.equal else ()), *(("B == I + W",) if self.split else ()))
+        still = () if "p2p" in self.symbols else ("p2p == 0",)
+        return (*(bound.text for bound in self.bounds if bound.text), *tied, *still)
+
+    def costs(self, vector: Sequence[int]) -> dict[str, float]:
+        """The free costs that a vector means, in units of the last coordinate where that is `ONE`."""
+        unit = vector[-1] if self.constant else 1
+        costs = vector[: len(self.symbols)]
+        return {s: (c // unit if c % unit == 0 else c / unit) for s, c in zip(self.symbols, costs, strict=True)}

@@ -1,0 +1,190 @@
+"""Statements about costs: comparisons of sums of times and linear forms with 0, joined by `and` and `or`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.exact.cone import Vector
+from schedc.exact.times import Quantity
+
+Rational = int | Fraction
+"""A number, exactly; most are integers, with which Python is faster."""
+
+CONTRARY = {"==": "!=", "!=": "==", "<=": ">", ">": "<=", ">=": "<", "<": ">="}
+CLOSED = frozenset({"==", "<=", ">="})
+"""Comparisons that keep to hold in a limit."""
+
+_ELEMENTWISE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+_SIGNS = {"==": (0,), "!=": (-1, 1), "<=": (-1, 0), "<": (-1,), ">=": (0, 1), ">": (1,)}
+"""The signs of a value at which each comparison with 0 holds."""
+
+
+def holds(op: str, value: Rational) -> bool:
+    """Whether ``value`` op 0."""
+    return (value > 0) - (value < 0) in _SIGNS[op]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A sum of times and costs: ``form`` . x plus each time so often as ``times`` says."""
+
+    form: tuple[Rational, ...]
+    times: tuple[tuple[Quantity, Rational], ...] = ()
+
+    def plus(self, other: Affine, factor: Rational = 1) -> Affine:
+        times = dict(self.times)
+        for quantity, count in other.times:
+            times[quantity] = times.get(quantity, 0) + factor * count
+        form = tuple(a + factor * b for a, b in zip(self.form, other.form, strict=True))
+        return Affine(form, tuple((q, c) for q, c in sorted(times.items()) if c))
+
+    def scaled(self, factor: Rational) -> Affine:
+        return Affine((0,) * len(self.form)).plus(self, factor)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``form`` . x + the times, each so often as it says, ``op`` 0: all in integers."""
+
+    op: str
+    form: Vector
+    times: tuple[tuple[Quantity, int], ...] = ()
+
+    @classmethod
+    def of(cls, op: str, value: Affine) -> Comparison:
+        scale = lcm(*(c.denominator for c in (*value.form, *(c for _, c in value.times))))
+        form = tuple(int(c * scale) for c in value.form)
+        return cls(op, form, tuple((q, int(c * scale)) for q, c in value.times))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """All (``and``) or any (``or``) of the parts."""
+
+    word: str
+    parts: tuple[Statement, ...]
+
+
+Statement = bool | Comparison | Joined
+
+
+def join(word: str, parts: Iterator[Statement] | tuple[Statement, ...]) -> Statement:
+    """The parts joined, without those that decide nothing."""
+    settles = word == "or"
+    kept: dict[Statement, None] = {}
+    for part in parts:
+        if part is settles:
+            return settles
+        if not isinstance(part, bool):
+            inner = part.parts if isinstance(part, Joined) and part.word == word else (part,)
+            kept |= dict.fromkeys(inner)
+    if not kept:
+        return not settles
+    return next(iter(kept)) if len(kept) == 1 else Joined(word, tuple(kept))
+
+
+def contrary(statement: Statement) -> Statement:
+    """What holds where the statement does not."""
+    if isinstance(statement, bool):
+        return not statement
+    if isinstance(statement, Comparison):
+        return Comparison(CONTRARY[statement.op], statement.form, statement.times)
+    return join("and" if statement.word == "or" else "or", tuple(contrary(part) for part in statement.parts))
+
+
+def stripped(statement: Statement) -> Statement:
+    """The statement without the last coordinate, which none of its comparisons counts."""
+    if isinstance(statement, bool):
+        return statement
+    if isinstance(statement, Comparison):
+        return Comparison(statement.op, statement.form[:-1], statement.times)
+    return Joined(statement.word, tuple(stripped(part) for part in statement.parts))
+
+
+def compared(op: str, value: Affine) -> Statement:
+    """``value`` op 0; decided at once where it depends on nothing."""
+    if not value.times and not any(value.form):
+        return holds(op, 0)
+    return Comparison.of(op, value)
+
+
+def comparisons(statement: Statement) -> Iterator[Comparison]:
+    if isinstance(statement, Comparison):
+        yield statement
+    elif isinstance(statement, Joined):
+        for part in statement.parts:
+            yield from comparisons(part)
+
+
+def closed(statement: Statement) -> bool:
+    """Whether it holds in a limit wherever it holds on the way there."""
+    return all(c.op in CLOSED for c in comparisons(statement))
+
+
+def quantities(statement: Statement) -> tuple[Quantity, ...]:
+    """The times that it speaks of, each once."""
+    return tuple(dict.fromkeys(q for c in comparisons(statement) for q, _ in c.times))
+
+
+def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int]) -> bool:
+    """Whether it holds at a vector at which the times are known."""
+    if isinstance(statement, bool):
+        return statement
+    if isinstance(statement, Comparison):
+        value = sum(c * x for c, x in zip(statement.form, vector, strict=True))
+        return holds(statement.op, value + sum(count * times[q] for q, count in statement.times))
+    parts = (true_at(part, vector, times) for part in statement.parts)
+    return all(parts) if statement.word == "and" else any(parts)
+
+
+def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """[n] whether a statement without times holds at each of ``points`` [n, coordinates]."""
+    if isinstance(statement, bool):
+        return np.full(len(points), statement)
+    if isinstance(statement, Comparison):
+        return np.asarray(_ELEMENTWISE[statement.op](points @ np.array(statement.form), 0))
+    parts = [holds_at(part, points) for part in statement.parts]
+    return np.asarray(np.all(parts, axis=0) if statement.word == "and" else np.any(parts, axis=0))
+
+
+def linearized(statement: Statement, forms: Mapping[Quantity, Vector]) -> Statement:
+    """The statement with each time as a linear form."""
+    if isinstance(statement, bool):
+        return statement
+    if isinstance(statement, Joined):
+        return Joined(statement.word, tuple(linearized(part, forms) for part in statement.parts))
+    form = list(statement.form)
+    for quantity, count in statement.times:
+        form = [a + count * b for a, b in zip(form, forms[quantity], strict=True)]
+    return Comparison(statement.op, tuple(form))
+
+
+def conjunctions(statement: Statement) -> list[tuple[Comparison, ...]]:
+    """The statement as alternatives, in each of which all comparisons hold; none has ``!=``."""
+    if isinstance(statement, bool):
+        return [()] if statement else []
+    if isinstance(statement, Comparison):
+        if statement.op != "!=":
+            return [(statement,)]
+        return [(Comparison(op, statement.form, statement.times),) for op in ("<", ">")]
+    if statement.word == "or":
+        return [alternative for part in statement.parts for alternative in conjunctions(part)]
+    result: list[tuple[Comparison, ...]] = [()]
+    for part in statement.parts:
+        result = [(*first, *second) for first in result for second in conjunctions(part)]
+    return result

@@ -1,0 +1,368 @@
+"""Times of one schedule as functions of costs: their values at integer vectors, and the linear forms that give them.
+
+Every start and end is a maximum, over chains of cells, of sums of costs: convex, piecewise linear and homogeneous. The
+sum over a longest chain is the linear form that the time has there, and nowhere exceeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.analysis.batch import edges
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import run_durations
+from schedc.exact.cone import Cone, Vector, dot, minus
+from schedc.exact.space import Space
+from schedc.ir.arrays import bincount, distinct
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int64
+
+Quantity = tuple[str, int]
+"""A time: its name, and the rank that it is of, or -1 where it is one of all ranks.
+
+makespan: the last end. idle: minus the work of the rank with least work. bubble: the sum of these two.
+start, end: when a rank's first cell starts and when its last ends. work: what a rank computes.
+span: the largest end - start of a rank; span_bubble: the largest end - start - work.
+"""
+
+MAKESPAN: Quantity = ("makespan", -1)
+IDLE: Quantity = ("idle", -1)
+BUBBLE: Quantity = ("bubble", -1)
+SPAN: Quantity = ("span", -1)
+SPAN_BUBBLE: Quantity = ("span_bubble", -1)
+
+_EXACT = 1 << 53
+"""Below this, doubles hold every integer."""
+
+_WIDTH = 64
+"""Vectors simulated at a time."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """[P] when each rank's first cell starts and when its last ends, as integers, at one vector."""
+
+    start: list[int]
+    end: list[int]
+
+
+@dataclass(eq=False)
+class Simulations:
+    """One schedule simulated at integer vectors, each once.
+
+    durations: [classes, coordinates] the time of a cell by its class, a linear form in the coordinates of a space.
+    latency: that of a message.
+    """
+
+    dependencies: Dependencies
+    classes: Int64
+    durations: tuple[Vector, ...]
+    latency: Vector
+    _edges: dict[Vector, Edges] = field(default_factory=dict)
+    _ends: dict[Vector, tuple[Any, Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many vectors were simulated."""
+        return len(self._edges.keys() | self._ends.keys())
+
+    @property
+    def cells(self) -> int:
+        """How many cells were simulated, over all vectors."""
+        return len(self) * len(self.dependencies)
+
+    @cached_property
+    def _longest(self) -> int:
+        """No chain has more cells than there are levels."""
+        return max(1, len(self.dependencies.levels))
+
+    @cached_property
+    def chains(self) -> tuple[Vector | None, ...]:
+        """[P] the form of each rank's start where only one chain of cells leads to it; None where several do."""
+        return tuple(self._chain(rank) for rank in range(self.dependencies.rank_start.size - 1))
+
+    def _chain(self, rank: int) -> Vector | None:
+        known = self.dependencies
+        form = [0] * len(self.latency)
+        low, high = known.rank_start[rank : rank + 2].tolist()
+        cell = low if low < high else -1
+        first = True
+        while cell >= 0:
+            if not first:
+                form = [a + b for a, b in zip(form, self.durations[self.classes[cell]], strict=True)]
+            first = False
+            before = [int(known.previous[cell])] if known.previous[cell] >= 0 else []
+            remote = [int(p) for p, far in zip(known.producers[:, cell], known.remote[:, cell], strict=True) if far]
+            if len(before) + len(remote) > 1:
+                return None
+            if remote:
+                form = [a + b for a, b in zip(form, self.latency, strict=True)]
+            cell = (before + remote + [-1])[0]
+        return tuple(form)
+
+    @cached_property
+    def work(self) -> tuple[Vector, ...]:
+        """[P] what each rank computes, a linear form."""
+        known = self.dependencies
+        ranks, kinds = known.rank_start.size - 1, len(self.durations)
+        code = known.rank * np.intp(kinds) + self.classes
+        counts = bincount(code.astype(np.intp), minlength=ranks * kinds).reshape(ranks, kinds)
+        forms = np.array(self.durations, object).reshape(kinds, -1)
+        return tuple(tuple(int(c) for c in row.astype(object) @ forms) for row in counts)
+
+    def edges(self, vectors: Iterable[Vector]) -> list[Edges]:
+        """The edges of the ranks at every vector."""
+        listed = list(vectors)
+        missing = [v for v in dict.fromkeys(listed) if v not in self._edges]
+        if len(missing) == 1:  # its form is asked for next, more often than not
+            self.ends(missing.pop())
+        for low in range(0, len(missing), _WIDTH):
+            self._run(missing[low : low + _WIDTH])
+        return [self._edges[v] for v in listed]
+
+    def _run(self, vectors: list[Vector]) -> None:
+        if not self._fits(vectors):
+            for vector in vectors:
+                self.ends(vector)
+            return
+        duration = np.array([[dot(form, v) for v in vectors] for form in self.durations], np.float64)
+        latency = np.array([dot(self.latency, v) for v in vectors], np.float64)
+        start, end = edges(self.dependencies, self.classes, duration, latency)
+        for column, vector in enumerate(vectors):
+            self._edges[vector] = Edges(
+                [int(t) for t in start[:, column].tolist()], [int(t) for t in end[:, column].tolist()]
+            )
+
+    def _fits(self, vectors: Sequence[Vector]) -> bool:
+        largest = max((dot(form, v) for v in vectors for form in (*self.durations, self.latency)), default=0)
+        return 2 * largest * self._longest < _EXACT
+
+    def ends(self, vector: Vector) -> tuple[Any, Any]:
+        """[cells] start and end of every cell at one vector: exact, as doubles or, where those do not do, integers."""
+        if vector in self._ends:
+            return self._ends[vector]
+        by_class, latency = [dot(form, vector) for form in self.durations], dot(self.latency, vector)
+        if self._fits([vector]):
+            duration = np.array(by_class, np.float64)[self.classes]
+            found: tuple[Any, Any] = run_durations(self.dependencies, duration, float(latency))
+        else:
+            found = _integer_times(self.dependencies, np.array(by_class, object)[self.classes], latency)
+        if len(self._ends) >= 8:  # one is as long as the schedule
+            self._ends.pop(next(iter(self._ends)))
+        self._ends[vector] = found
+        if vector not in self._edges:
+            known = self.dependencies
+            bounds = list(pairwise(known.rank_start.tolist()))
+            start, end = found
+            self._edges[vector] = Edges(
+                [int(start[low]) if low < high else 0 for low, high in bounds],
+                [int(end[high - 1]) if low < high else 0 for low, high in bounds],
+            )
+        return found
+
+    def chain(self, vector: Vector, cell: int, *, own: bool = True) -> Vector:
+        """The form of a longest chain of cells at that vector: to the end of ``cell``, or to its start."""
+        known = self.dependencies
+        start, end = self.ends(vector)
+        latency = dot(self.latency, vector)
+        counts = [0] * len(self.durations)
+        messages = 0
+        previous, producers, remote = known.previous, known.producers, known.remote
+        while cell >= 0:
+            if own:
+                counts[self.classes[cell]] += 1
+            own = True
+            begin, before = start[cell], int(previous[cell])
+            if before >= 0 and end[before] == begin:
+                cell = before
+                continue
+            for row in (0, 1):
+                producer = int(producers[row, cell])
+                if producer >= 0 and remote[row, cell] and end[producer] + latency == begin:
+                    messages += 1
+                    cell = producer
+                    break
+            else:
+                cell = -1
+        total = [messages * c for c in self.latency]
+        for count, form in zip(counts, self.durations, strict=True):
+            if count:
+                total = [t + count * c for t, c in zip(total, form, strict=True)]
+        return tuple(total)
+
+
+def _integer_times(dependencies: Dependencies, duration: npt.NDArray[Any], latency: int) -> tuple[list[int], list[int]]:
+    """Start and end of every cell in Python's integers."""
+    known = dependencies
+    start, end = [0] * len(known), [0] * len(known)
+    previous, producers, remote = known.previous.tolist(), known.producers.tolist(), known.remote.tolist()
+    for cell in known.levels.order.tolist():
+        begin = end[previous[cell]] if previous[cell] >= 0 else 0
+        for row in (0, 1):
+            if (producer := producers[row][cell]) >= 0:
+                begin = max(begin, end[producer] + latency * remote[row][cell])
+        start[cell], end[cell] = begin, begin + duration[cell]
+    return start, end
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """The times of a schedule on a cone of costs on which the work and the start of every rank are linear.
+
+    starts: [P] the forms of the starts; of a rank that nobody asks for, None.
+    """
+
+    simulations: Simulations
+    starts: tuple[Vector | None, ...]
+
+    def values(self, quantity: Quantity, vectors: Sequence[Vector]) -> list[int]:
+        """The time at every vector, in the unit of the vectors."""
+        found = self.simulations.edges(vectors)
+        return [self._value(quantity, at, vector)[0] for at, vector in zip(found, vectors, strict=True)]
+
+    def form(self, quantity: Quantity, vector: Vector) -> Vector:
+        """A linear form that the time has at ``vector`` and, on the cone, nowhere exceeds."""
+        known, work = self.simulations.dependencies, self.simulations.work
+        if quantity == BUBBLE:
+            parts = zip(self.form(MAKESPAN, vector), self.form(IDLE, vector), strict=True)
+            return tuple(a + b for a, b in parts)
+        (at,) = self.simulations.edges([vector])
+        name, rank = quantity[0], self._value(quantity, at, vector)[1]
+        if name == "idle":
+            return tuple(-c for c in work[rank])
+        if name == "work":
+            return work[rank]
+        low, high = known.rank_start[rank : rank + 2].tolist()
+        if low == high:
+            return (0,) * len(vector)
+        if name == "start":
+            return self.simulations.chain(vector, low, own=False)
+        form = self.simulations.chain(vector, high - 1)
+        if name in ("span", "span_bubble"):
+            form = minus(form, self._start(rank))
+        return minus(form, work[rank]) if name == "span_bubble" else form
+
+    def _value(self, quantity: Quantity, at: Edges, vector: Vector) -> tuple[int, int]:
+        """(the time, the rank that has it)."""
+        name, rank = quantity
+        if name == "start":
+            return at.start[rank], rank
+        if name == "end":
+            return at.end[rank], rank
+        if name == "work":
+            return dot(self.simulations.work[rank], vector), rank
+        if name == "bubble":
+            return max(at.end) - min(self._worked(vector)), -1
+        if name == "makespan":
+            values = at.end
+        elif name == "idle":
+            values = [-w for w in self._worked(vector)]
+        elif name == "span":
+            values = [e - s for s, e in zip(at.start, at.end, strict=True)]
+        else:
+            values = [e - s - w for s, e, w in zip(at.start, at.end, self._worked(vector), strict=True)]
+        most = max(values)
+        return most, values.index(most)
+
+    def even(self, quantity: Quantity, vector: Vector) -> bool:
+        """Whether all ranks have the same bubble, at all costs, or the same span bubble at a vector."""
+        if quantity == BUBBLE:
+            return len(set(self.simulations.work)) == 1
+        (at,) = self.simulations.edges([vector])
+        work = self._worked(vector)
+        return len({e - s - w for s, e, w in zip(at.start, at.end, work, strict=True)}) == 1
+
+    def _worked(self, vector: Vector) -> list[int]:
+        distinct = {form: dot(form, vector) for form in set(self.simulations.work)}
+        return [distinct[form] for form in self.simulations.work]
+
+    def _start(self, rank: int) -> Vector:
+        form = self.starts[rank]
+        assert form is not None
+        return form
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """The cells of a schedule by what they compute.
+
+    classes: [cells] the kind of each; codes: of each kind, its op and the backward that overlaps it, if there is one.
+    """
+
+    dependencies: Dependencies
+    classes: Int64
+    codes: tuple[tuple[OpKind, OpKind | None], ...]
+
+    @classmethod
+    def of(cls, dependencies: Dependencies) -> Kinds:
+        kind = dependencies.schedule.kind
+        first = kind[dependencies.first].astype(np.int64)
+        second = np.where(dependencies.pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
+        found, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
+        codes = [divmod(int(code), len(OpKind) + 1) for code in found]
+        return cls(dependencies, classes, tuple((OpKind(a), OpKind(b - 1) if b else None) for a, b in codes))
+
+
+def simulations_on(kinds: Kinds, space: Space, cone: Cone) -> list[tuple[Cone, Simulations]]:
+    """The cone, cut where an overlapped pair with an I changes which of its terms is the longest, and its simulations.
+
+    Such a pair takes max(FB - W, F, I) (`schedc.cost.costs.StageCosts.pair`): linear in each part, not in all.
+    """
+
+    def simulations(split_pair: Vector) -> Simulations:
+        durations = tuple(_duration(space, first, second, split_pair) for first, second in kinds.codes)
+        return Simulations(kinds.dependencies, kinds.classes, durations, space.form("p2p"))
+
+    if not any(second == OpKind.I for _, second in kinds.codes):
+        return [(cone, simulations(()))]
+    terms = [minus(space.form("FB"), space.form("W")), space.form("F"), space.form("I")]
+    parts = ((cone.cut_all(minus(term, other) for other in terms if other is not term), term) for term in terms)
+    return [(part, simulations(longest)) for part, longest in parts if part.rays]
+
+
+def _duration(space: Space, kind: OpKind, second: OpKind | None, split_pair: Vector) -> Vector:
+    if second is None:
+        return space.form(kind.name)
+    return space.form("FB") if second == OpKind.B else split_pair
+
+
+def linear_parts(times: Times, quantity: Quantity, cone: Cone) -> list[tuple[Cone, Vector]]:
+    """Parts that cover the cone, on each of which the time is the linear form beside it."""
+    parts, waiting = [], [cone]
+    while waiting:
+        part = waiting.pop()
+        form = times.form(quantity, part.interior)
+        values = times.values(quantity, part.rays)
+        wrong = next((r for r, v in zip(part.rays, values, strict=True) if v > dot(form, r)), None)
+        if wrong is None:
+            parts.append((part, form))
+            continue
+        border = minus(form, times.form(quantity, wrong))
+        waiting += [part.cut(border), part.cut(tuple(-c for c in border))]
+    return parts
+
+
+def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, Times]]:
+    """Parts that cover the cone, with the times on each. ranks: those whose starts a statement speaks of."""
+    result = []
+    for part, simulations in simulations_on(kinds, space, cone):
+        starts = {rank: simulations.chains[rank] for rank in ranks}
+        count = kinds.dependencies.schedule.ranks
+        known: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
+        for rank, form in starts.items():
+            if form is None:
+                bare = Times(simulations, (None,) * count)
+                known = [
+                    (smaller, {**others, rank: linear})
+                    for one, others in known
+                    for smaller, linear in linear_parts(bare, ("start", rank), one)
+                ]
+        for one, forms in known:
+            result.append((one, Times(simulations, tuple(forms.get(rank) for rank in range(count)))))
+    return result

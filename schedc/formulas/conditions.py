@@ -1,0 +1,196 @@
+"""At which costs a form is the time: conditions found and decided at the sizes of a fit, where all pieces are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import permutations
+from math import gcd, lcm
+
+import numpy as np
+
+from schedc.analysis.dependencies import Bools
+from schedc.exact.cone import Cone, Vector, dot
+from schedc.exact.space import Space
+from schedc.formulas.cost_domains import random_vectors
+from schedc.formulas.fit import Floats, Form, Table
+from schedc.formulas.measure import Measured
+from schedc.formulas.pieces import Names, Piece, coefficients, costs_of, inside
+from schedc.formulas.regimes import Regime
+
+_MOST_CONDITIONS = 7
+_PENALTY = 0.1
+"""What a condition on sizes and costs together must exclude more than one on costs alone, as a share."""
+
+_VECTORS = 150
+_ROUNDS = 10
+"""How often conditions are looked for anew, with the costs at which those before were wrong."""
+
+_EXACT = 1e-6
+"""Relative: forms are compared at random vectors to find conditions, which are then decided exactly."""
+
+
+def pieces_of(regime: Regime, rows: Sequence[Measured], table: Table, names: Names) -> list[Piece]:
+    """The forms of a regime, with conditions decided at all of the sizes; without those for which none were found."""
+    chosen = inside(regime.region, table, names)
+    part, columns = [rows[i] for i in chosen], {name: column[chosen] for name, column in table.items()}
+    space = part[0].space
+    samples = random_vectors(space, _VECTORS, seed=len(part))
+    found = []
+    for form in regime.forms:
+        conditions: tuple[Form, ...] | None
+        if regime.complete:
+            conditions = _against(form, _neighbours(form, regime.forms, part, columns), columns)
+        else:
+            others = _against(form, regime.forms, columns)
+            conditions = _searched(form, list(dict.fromkeys([*_plain(space), *others])), part, columns, samples)
+        if conditions is not None:
+            found.append(Piece(form, regime.region, conditions))
+    return found
+
+
+def _against(form: Form, others: Sequence[Form], table: Table) -> tuple[Form, ...]:
+    """That no other form exceeds a form, each once and as plain as it can be said."""
+    conditions = (_reduced(form.minus(other), table) for other in others if other != form)
+    return tuple(condition for condition in dict.fromkeys(conditions) if condition.terms)
+
+
+def _neighbours(form: Form, others: Sequence[Form], rows: Sequence[Measured], table: Table) -> list[Form]:
+    """The forms whose pieces share a border with that of a form, at any size: no others bound it."""
+    vectors = {other: [coefficients(other, table, row)[0] for row in range(len(rows))] for other in others}
+    beside = [
+        measured.epigraph.neighbours(vectors[form][row]) if vectors[form][row] in measured.pieces else set()
+        for row, measured in enumerate(rows)
+    ]
+    return [other for other in others if any(vectors[other][row] in near for row, near in enumerate(beside))]
+
+
+def _of_sizes(condition: Form) -> bool:
+    return any(monomial for monomial, _ in condition.terms)
+
+
+def _plain(space: Space) -> Iterator[Form]:
+    """One cost at least another."""
+    width = len(space.symbols)
+    for more, less in permutations(range(width), 2):
+        yield Form((((), tuple(Fraction((i == more) - (i == less)) for i in range(width))),), width)
+
+
+def _reduced(form: Form, table: Table) -> Form:
+    """The same condition in whole numbers, without a common factor that depends on sizes only and is never negative.
+
+    Where that factor is 0 the condition says nothing; without it, it says more than it needs to.
+    """
+    if not form.terms:
+        return form
+    (_, first), *_ = form.terms
+    pivot = next(i for i, f in enumerate(first) if f)
+    factors = [(monomial, row[pivot] / first[pivot]) for monomial, row in form.terms]
+    alike = all(row == tuple(f * x for x in first) for (_, row), (_, f) in zip(form.terms, factors, strict=True))
+    if alike:
+        common = Form(tuple((m, (f,)) for m, f in factors)).at(table)
+        if (common >= 0).all():
+            form = Form((((), first),), form.width)
+        elif (common <= 0).all():
+            form = Form((((), tuple(-x for x in first)),), form.width)
+    numbers = [x for _, row in form.terms for x in row if x]
+    scale = Fraction(lcm(*(x.denominator for x in numbers)), gcd(*(x.numerator for x in numbers)))
+    return Form(tuple((m, tuple(x * scale for x in row)) for m, row in form.terms), form.width)
+
+
+# Where other pieces are not known as formulas.
+
+
+def _searched(
+    form: Form, candidates: Sequence[Form], rows: Sequence[Measured], table: Table, samples: Sequence[Vector]
+) -> tuple[Form, ...] | None:
+    """A few conditions under which the form is the time, at all sizes; None where none were found.
+
+    They are guessed from samples of the costs. Where a guess is wrong the costs at which it is join the samples.
+    """
+    points = [list(samples) for _ in rows]
+    for _ in range(_ROUNDS):
+        conditions = _separate(form, candidates, rows, table, points)
+        if conditions is None:
+            return None
+        wrong = [(row, ray) for row, m in enumerate(rows) for ray in _wrong_rays(form, conditions, m, table, row)]
+        if not wrong:
+            return conditions
+        for row, ray in wrong:
+            points[row] += _around(ray, costs_of(conditions, rows[row].space, table, row))
+    return None
+
+
+def _wrong_rays(form: Form, conditions: Sequence[Form], measured: Measured, table: Table, row: int) -> list[Vector]:
+    """Rays of the costs that satisfy the conditions at which the form is not the time."""
+    vector, scale = coefficients(form, table, row)
+    cone = costs_of(conditions, measured.space, table, row)
+    return [ray for ray in cone.rays if dot(vector, ray) != scale * measured.value(ray)]
+
+
+def _around(ray: Vector, cone: Cone) -> list[Vector]:
+    """The ray, and points of a cone near it."""
+    return [ray, *(tuple(n * a + b for a, b in zip(ray, cone.interior, strict=True)) for n in (3, 30))]
+
+
+def _separate(
+    form: Form,
+    candidates: Sequence[Form],
+    rows: Sequence[Measured],
+    table: Table,
+    points: Sequence[Sequence[Vector]],
+) -> tuple[Form, ...] | None:
+    """A few conditions that keep many points at which a form is right and none at which it is wrong; None if none do.
+
+    One at a time the condition that excludes the most wrong points for the right ones that it costs; in the end those
+    that the others make needless are dropped. Conditions between costs alone are preferred: what depends on sizes too
+    may hold at the sizes of the points and say little at larger ones.
+    """
+    vectors = [_unit(np.array([[float(x) for x in p] for p in listed])) for listed in points]
+    right = np.concatenate([_right(form, m, table, row, vectors[row]) for row, m in enumerate(rows)])
+    if not right.any():
+        return None
+    tests = [
+        np.concatenate([_least(candidate, table, row, vectors[row]) for row in range(len(rows))])
+        for candidate in candidates
+    ]
+    return _greedy(right, candidates, tests)
+
+
+def _unit(vectors: Floats) -> Floats:
+    return np.asarray(vectors / vectors.sum(axis=1, keepdims=True))
+
+
+def _right(form: Form, measured: Measured, table: Table, row: int, vectors: Floats) -> Bools:
+    at = {name: column[row : row + 1] for name, column in table.items()}
+    values = (measured.matrix @ vectors.T).max(axis=0)
+    return np.asarray(np.abs(form.at(at)[0] @ vectors.T - values) <= _EXACT * (1 + np.abs(values)))
+
+
+def _least(condition: Form, table: Table, row: int, vectors: Floats) -> Bools:
+    """Where a condition holds."""
+    at = {name: column[row : row + 1] for name, column in table.items()}
+    return np.asarray(condition.at(at)[0] @ vectors.T >= -_EXACT)
+
+
+def _greedy(right: Bools, candidates: Sequence[Form], tests: Sequence[Bools]) -> tuple[Form, ...] | None:
+    chosen: list[int] = []
+    kept = np.ones_like(right)
+    while (wrong := kept & ~right).any():
+        good = kept & right
+        gains = [
+            float((wrong & ~test).sum() / wrong.sum() - (good & ~test).sum() / max(1, good.sum()))
+            - _PENALTY * _of_sizes(candidate)
+            for test, candidate in zip(tests, candidates, strict=True)
+        ]
+        best = int(np.argmax(gains)) if gains else -1
+        if best < 0 or not (wrong & ~tests[best]).any() or len(chosen) == _MOST_CONDITIONS:
+            return None
+        chosen.append(best)
+        kept &= tests[best]
+    for index in sorted(chosen, key=lambda i: not _of_sizes(candidates[i])):
+        rest = [i for i in chosen if i != index]
+        without = np.logical_and.reduce([tests[i] for i in rest]) if rest else np.ones_like(right)
+        if not (without & ~right).any():
+            chosen = rest
+    return tuple(candidates[i] for i in chosen)

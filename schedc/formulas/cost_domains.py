@@ -1,0 +1,62 @@
+"""The costs that formulas of times speak of: all, those with F = I = W, and those with a small latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.exact.cone import Vector
+from schedc.exact.space import Bound, Space
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Int64
+
+LATENCY_SHARE = 10
+"""In the space with latency, p2p is at most every other cost divided by this."""
+
+_TYPICAL = {"F": 100, "I": 100, "W": 80, "B": 180, "R": 90, "FB": 260, "p2p": 1}
+
+_SPREAD = 2.5
+"""How unevenly random vectors weigh the rays of a cone, as a power of e: uneven ones lie near its borders."""
+
+_WHOLE = 1 << 20
+
+
+def spaces_of(sizes: Sequence[Dependencies]) -> tuple[Space, ...]:
+    """Without latency; with F = I = W and without latency, where the backward is split; with a small latency.
+
+    All sizes have the same symbols: those that the cells of any of them need.
+    """
+    named = {symbol for cells in sizes for symbol in Space.of(cells).symbols}
+    split = any(bool((cells.schedule.kind == OpKind.I).any()) for cells in sizes)
+    named -= {"B"} if split else set()
+    plain = Space(tuple(s for s in _TYPICAL if s in named), split)
+    equal = replace(plain, symbols=tuple(s for s in plain.symbols if s not in ("I", "W")), equal=True)
+    late = replace(plain, symbols=(*plain.symbols, "p2p"))
+    late = replace(late, narrowed=tuple(_small(late, s) for s in plain.symbols if s != "FB"))
+    return (plain, equal, late) if split else (plain, late)
+
+
+def _small(space: Space, cost: str) -> Bound:
+    """The latency is small beside a cost."""
+    form = tuple(a - LATENCY_SHARE * b for a, b in zip(space.form(cost), space.form("p2p"), strict=True))
+    return Bound(form, False, f"{LATENCY_SHARE}*p2p <= {cost}")
+
+
+def typical(space: Space) -> Int64:
+    """[symbols] costs as they often are: F = I, W a little less, a pair a little less than its two halves."""
+    return np.array([_TYPICAL[symbol] for symbol in space.symbols], np.int64)
+
+
+def random_vectors(space: Space, count: int, seed: int) -> list[Vector]:
+    """Vectors inside of a space's cone: sums of its rays, weighed at random."""
+    rng = np.random.default_rng(seed)
+    rays = space.cone.rays
+    weights = np.exp(_SPREAD * rng.standard_normal((count, len(rays))))
+    counts = np.ceil(_WHOLE * weights / weights.max(axis=1, keepdims=True)).astype(np.int64).tolist()
+    return [
+        tuple(sum(n * ray[i] for n, ray in zip(row, rays, strict=True)) for i in range(space.dimension))
+        for row in counts
+    ]

@@ -1,0 +1,231 @@
+"""`derive`: everything that `schedc report` says about a schedule, as formulas that are proved at every size tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.exact.space import Space
+from schedc.exact.times import Times
+from schedc.formulas.conditions import pieces_of
+from schedc.formulas.cost_domains import random_vectors, spaces_of, typical
+from schedc.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
+from schedc.formulas.fit import Table
+from schedc.formulas.grid import Grid, Size, columns, size_grid
+from schedc.formulas.measure import COUNTS, TIMES, TOTALS, Measured, counts, measured, times_at
+from schedc.formulas.pieces import Example, Failure, Names, Piece, Untried
+from schedc.formulas.proof import At, complete_in, left_out, prove
+from schedc.formulas.regimes import find_regimes
+from schedc.formulas.regions import Region
+from schedc.ir.arrays import repeat
+from schedc.ir.schedule import Int64
+from schedc.syntax.tree import ScheduleTree
+
+MOST_PIECES = 40
+"""A time with more linear pieces at one size is not described by formulas."""
+
+_EXAMPLES = 60
+"""Cost vectors at which values that no piece speaks of are looked for."""
+
+LEAST_SIZES = 12
+
+DEFINITIONS: dict[str, str] = {
+    "bubble": "makespan less the time that a rank computes",
+    "span_bubble": "from a rank's first op to its last, less the time that it computes",
+    "peak_activations": "chunks held at most, of one microbatch each, until its B or W; inside an overlapped pair too",
+    "peak_activations_between": "the same, counted between cells",
+    "peak_pending_weight": "chunks held at most that only wait for their W",
+    "messages_sent": "messages that a rank sends in a step",
+    "messages": "messages of a step, activations and gradients together",
+    "busiest_link": "messages between the two ranks that exchange most",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TimeResult:
+    """A time over the costs of one space: pieces that are proved at the sizes looked at, and those that are not kept.
+
+    complete: regions of sizes in which the time is the largest of the printed forms, at every size that was looked at
+    and for all costs; none where something is left out everywhere.
+    sizes: how many were looked at. example: a value that no piece speaks of, if one was met.
+    why: why there are no pieces, where the time was not taken apart.
+    """
+
+    quantity: str
+    space: Space
+    pieces: tuple[Piece, ...]
+    failures: tuple[Failure | Untried, ...]
+    complete: tuple[Region, ...]
+    sizes: int
+    example: Example | None
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class CountResult:
+    """A count: pieces that gave every value, formulas that did not, and a value that no piece speaks of."""
+
+    quantity: str
+    pieces: tuple[CountPiece, ...]
+    failures: tuple[CountFailure | Untried, ...]
+    example: Example | None
+    largest: bool
+    """Whether it is the largest over the ranks, where no formula gives that of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """The formulas of a schedule, and the sizes that they come from."""
+
+    tree: ScheduleTree
+    grid: Grid
+    times: tuple[TimeResult, ...]
+    counts: tuple[CountResult, ...]
+
+
+def derive(
+    tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: Grid | None = None
+) -> Derivation:
+    """Formulas of times and counts, each decided at all sizes looked at: those of the fit, and others.
+
+    Deterministic. ``progress`` is told how many of how many measurements are done. grid: the sizes, by default
+    those of `size_grid`. Raises `DiagnosticError`: what is
+    wrong at the first size tried if no size is legal, S503 if too few are.
+    """
+    grid = grid or size_grid(tree)
+    _require_sizes(tree, grid)
+    spaces = spaces_of([size.cells for size in (*grid.fitted, *grid.held_out)])
+    total, done = len(spaces) * len(TIMES) * (len(grid.fitted) + 1), 0
+
+    def tick(count: int = 1) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    found = [result for space in spaces for result in _times(grid, space, tick)]
+    return Derivation(tree, grid, tuple(found), _counts(grid))
+
+
+def _require_sizes(tree: ScheduleTree, grid: Grid) -> None:
+    if len(grid.fitted) >= LEAST_SIZES and grid.held_out:
+        return
+    if grid.illegal and not grid.fitted:
+        raise DiagnosticError(grid.illegal)
+    message = f"`{tree.name}` is legal at {len(grid.fitted)} of the sizes that formulas are fitted to"
+    help = f"at least {LEAST_SIZES} are needed: relax what the schedule requires"
+    raise DiagnosticError([Diagnostic("S503", message, Label(tree.span), help=help, source=tree.source)])
+
+
+# Times.
+
+
+def _times(grid: Grid, space: Space, tick: Callable[..., None]) -> Iterator[TimeResult]:
+    fitted, held_out = ([times_at(size.cells, space) for size in some] for some in (grid.fitted, grid.held_out))
+    for name in TIMES:
+        if None in fitted or None in held_out:
+            tick(len(fitted) + 1)
+            yield _unknown(name, space, grid, "it is not convex in the costs")
+        else:
+            yield _time(name, grid, space, [t for t in fitted if t], [t for t in held_out if t], tick)
+
+
+def _unknown(name: str, space: Space, grid: Grid, why: str) -> TimeResult:
+    return TimeResult(name, space, (), (), (), len(grid.fitted) + len(grid.held_out), None, why)
+
+
+def _time(
+    name: str,
+    grid: Grid,
+    space: Space,
+    fitted: Sequence[Times],
+    held_out: Sequence[Times],
+    tick: Callable[..., None],
+) -> TimeResult:
+    rows = _measured(name, grid, space, fitted, tick)
+    tick()
+    if isinstance(rows, str):
+        return _unknown(name, space, grid, rows)
+    names: Names = grid.ranks, grid.microbatches, grid.others
+    table, other = columns(grid.fitted, grid.names), columns(grid.held_out, grid.names)
+    latency = "p2p" in space.symbols  # the formulas of few microbatches would fill pages
+    regimes = find_regimes(rows, table, names, remainders=not latency)
+    sizes = [At(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
+    sizes += [At(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
+    kept: list[Piece] = []
+    failures: list[Failure | Untried] = []
+    for piece in (piece for regime in regimes for piece in pieces_of(regime, rows, table, names)):
+        outcome = prove(piece, sizes, table, names)
+        if isinstance(outcome, Piece):
+            kept.append(outcome)
+        elif outcome is not None:
+            failures.append(outcome)
+    complete = tuple(regime.region for regime in regimes if complete_in(regime, kept, sizes, names))
+    example = left_out(kept, sizes, random_vectors(space, _EXAMPLES, seed=1), names)
+    kept.sort(key=lambda piece: (not _typical(piece, space, names), -piece.share))
+    return TimeResult(name, space, tuple(kept), tuple(failures), complete, len(sizes), example)
+
+
+def _measured(
+    name: str, grid: Grid, space: Space, fitted: Sequence[Times], tick: Callable[..., None]
+) -> list[Measured] | str:
+    """A time in all its pieces at every size of the fit; or why not. The largest size, which has most, goes first."""
+    order = sorted(range(len(fitted)), key=lambda row: -len(grid.fitted[row].cells))
+    found: dict[int, Measured] = {}
+    for row in order:
+        size = grid.fitted[row]
+        pieces = measured(fitted[row], space, TIMES[name], MOST_PIECES)
+        if pieces is None:
+            tick(len(order) - len(found))
+            at = ", ".join(f"{parameter} = {value}" for parameter, value in size.values.items())
+            return f"it has more than {MOST_PIECES} linear pieces at {at}"
+        found[row] = pieces
+        tick()
+    return [found[row] for row in range(len(fitted))]
+
+
+def _typical(piece: Piece, space: Space, names: Names) -> bool:
+    """Whether it holds at typical costs on a few ranks with many microbatches."""
+    ranks, microbatches, others = names
+    size = {ranks: np.array([8]), microbatches: np.array([64]), **dict.fromkeys(others, np.array([2]))}
+    if not piece.region.of(size, ranks, microbatches)[0]:
+        return False
+    return all((condition.at(size)[0] @ typical(space) >= 0).all() for condition in piece.conditions)
+
+
+# Counts.
+
+
+def _counts(grid: Grid) -> tuple[CountResult, ...]:
+    fitted = [counts(size.cells) for size in grid.fitted]
+    held_out = [counts(size.cells) for size in grid.held_out]
+    return tuple(_count(name, grid, fitted, held_out) for name in (*COUNTS, *TOTALS))
+
+
+def _count(name: str, grid: Grid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
+    for largest in (False, True):
+        targets, known = _rows(name, grid.fitted, fitted, grid.names, largest)
+        if (pieces := find_counts(targets, known, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:
+            break
+    targets, table = _rows(name, grid.held_out, held_out, grid.names, largest)
+    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, known) for piece in pieces]
+    good = tuple(o for o in outcomes if isinstance(o, CountPiece) and o.tested)
+    failures = tuple(o for o in outcomes if isinstance(o, CountFailure | Untried))
+    example = count_left_out(good, targets, table, grid.ranks, grid.microbatches)
+    return CountResult(name, good, failures, example, largest)
+
+
+def _rows(
+    name: str, sizes: Sequence[Size], measured: list[dict[str, Int64]], names: tuple[str, ...], largest: bool
+) -> tuple[Int64, Table]:
+    """The values of a count, a row per size (``largest`` over the ranks), or per size and rank, and their columns."""
+    values = [m[name].max(keepdims=True) if largest else m[name] for m in measured]
+    table = columns(sizes, names)
+    if largest or name in TOTALS:
+        return np.concatenate(values), table
+    lengths = [v.size for v in values]
+    table = {key: repeat(column, lengths) for key, column in table.items()}
+    return np.concatenate(values), {**table, RANK: np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])}

@@ -1,0 +1,136 @@
+"""The sizes that formulas are fitted to, and those, larger and never fitted, at which they are decided, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.legality import check_schedule
+from schedc.claims.sweep import REFUSED
+from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.elaborate.sizes import meets, role
+from schedc.ir.schedule import Int64
+from schedc.syntax.tree import ScheduleTree, SizeParameter
+
+_AS_MANY = 12
+FITTED, HELD_OUT = 84, 96
+_RANKS = range(2, 11)
+_LARGER_RANKS = (*range(2, 17), 18, 20, 22)
+_OTHERS = (1, 2, 3, 4)
+_MOST_OPS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """One legal size: its parameters by name, and the cells of the schedule at it."""
+
+    values: Mapping[str, int]
+    cells: Dependencies
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Sizes of one schedule.
+
+    ranks, microbatches: names of those two parameters; others: names of the rest.
+    fitted, held_out: disjoint. illegal: findings at the first size that was tried and is broken, not merely refused.
+    """
+
+    ranks: str
+    microbatches: str
+    others: tuple[str, ...]
+    fitted: tuple[Size, ...]
+    held_out: tuple[Size, ...]
+    illegal: tuple[Diagnostic, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ranks, self.microbatches, *self.others)
+
+
+def columns(sizes: Iterable[Size], names: Iterable[str]) -> dict[str, Int64]:
+    """[n] the values of each parameter, one row per size."""
+    listed = list(sizes)
+    return {name: np.array([size.values[name] for size in listed], np.int64) for name in names}
+
+
+def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Grid:
+    """Up to ``fit`` and ``more`` legal sizes, chosen by a fixed shuffle of the candidates.
+
+    Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
+    """
+    ranks, microbatches = role(tree, "ranks"), role(tree, "microbatches")
+    others = [p for p in tree.parameters if p not in (ranks, microbatches)]
+    illegal: list[Diagnostic] = []
+    few = _candidates(ranks.name, microbatches.name, others, _RANKS, _as_many)
+    fitted = _legal(tree, few, _AS_MANY, set(), illegal)
+    seen = {tuple(size.values.values()) for size in fitted}
+    near = _candidates(ranks.name, microbatches.name, others, _RANKS, _microbatches)
+    fitted += _legal(tree, near, fit, seen, illegal)
+    seen = {tuple(size.values.values()) for size in fitted}
+    far = _candidates(ranks.name, microbatches.name, others, _LARGER_RANKS, _more_microbatches)
+    held_out = _legal(tree, far, more, seen, illegal) if fitted else []
+    names = tuple(p.name for p in others)
+    return Grid(ranks.name, microbatches.name, names, tuple(fitted), tuple(held_out), tuple(illegal))
+
+
+def _microbatches(ranks: int) -> Iterable[int]:
+    return range(1, 4 * ranks + 4)
+
+
+def _as_many(ranks: int) -> Iterable[int]:
+    return (ranks,)
+
+
+def _more_microbatches(ranks: int) -> Iterable[int]:
+    return sorted({*range(1, 4 * ranks), *(k * ranks + j for k in (4, 5, 6) for j in (-2, 0, 1, 3, 4))})
+
+
+def _candidates(
+    ranks: str, microbatches: str, others: list[SizeParameter], some: Iterable[int], of_ranks: object
+) -> Iterator[dict[str, int]]:
+    for P in some:
+        choices = [_values(parameter, P) for parameter in others]
+        for M in of_ranks(P):  # type: ignore[operator]
+            for values in product(*choices):
+                yield {ranks: P, microbatches: M, **{p.name: v for p, v in zip(others, values, strict=True)}}
+
+
+def _values(parameter: SizeParameter, ranks: int) -> list[int]:
+    """What is tried for another parameter: a few small values and its default; a count may be meant per rank."""
+    by_ranks = (ranks, ranks + 1, 2 * ranks) if parameter.role == "count" else ()
+    return sorted({*_OTHERS, *by_ranks, *([parameter.default] if parameter.default else [])})
+
+
+def _legal(
+    tree: ScheduleTree,
+    candidates: Iterable[dict[str, int]],
+    most: int,
+    seen: set[tuple[int, ...]],
+    illegal: list[Diagnostic],
+) -> list[Size]:
+    shuffled = list(candidates)
+    Random(len(shuffled)).shuffle(shuffled)
+    found: list[Size] = []
+    for values in shuffled:
+        if len(found) == most:
+            break
+        try:
+            if not meets(tree, values):
+                continue
+            schedule = elaborate(tree, values)
+            if findings := check_schedule(schedule):
+                raise DiagnosticError(findings)
+        except DiagnosticError as error:
+            if not illegal and not {d.code for d in error.diagnostics} <= REFUSED:
+                illegal.extend(error.diagnostics)
+            continue
+        if tuple(schedule.sizes.values()) not in seen and len(schedule) <= _MOST_OPS:
+            found.append(Size(schedule.sizes, Dependencies.of(schedule)))
+    return found

@@ -1,0 +1,145 @@
+"""Which linear forms a time has over the sizes: those that its exact pieces follow, fitted as quasi-polynomials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.exact.cone import Vector, dot
+from schedc.exact.pieces import volume
+from schedc.formulas.fit import Floats, Form, Monomial, Table, families, fit
+from schedc.formulas.measure import Measured
+from schedc.formulas.pieces import Names, coefficients, inside
+from schedc.formulas.regions import REGIONS, REMAINDERS, Region
+
+_LEAST_SIZES = 8
+"""Sizes that a region must have to be looked at."""
+
+_SIZES_OF_DIRECTIONS = 14
+"""Sizes whose pieces give the directions that are followed over all sizes."""
+
+_BETTER = 0.02
+"""By how much more of the costs a narrower region must explain to be preferred."""
+
+_NEAR = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Regime:
+    """Forms that a time has at the sizes of a region, nowhere above it; ``complete`` if it has no other."""
+
+    region: Region
+    forms: tuple[Form, ...]
+    complete: bool
+
+
+def find_regimes(rows: Sequence[Measured], table: Table, names: Names, *, remainders: bool) -> list[Regime]:
+    """The first region of sizes of which all pieces are known, else that of which most are; then, if ``remainders``,
+    the same for sizes that it leaves out."""
+    first = _best(rows, table, names, REGIONS)
+    if first is None:
+        return []
+    found = [first]
+    covered = set(inside(first.region, table, names))
+    while remainders and first.region.texts:
+        rest = [r for r in REMAINDERS if not covered & set(inside(r, table, names))]
+        other = _best(rows, table, names, rest)
+        if other is None:
+            break
+        found.append(other)
+        covered |= set(inside(other.region, table, names))
+    return found
+
+
+def _best(rows: Sequence[Measured], table: Table, names: Names, regions: Sequence[Region]) -> Regime | None:
+    monomials = list(families(*names))
+    best: tuple[float, Regime] | None = None
+    for number, region in enumerate(regions):
+        chosen = inside(region, table, names)
+        if len(chosen) < _LEAST_SIZES or (best is not None and region.texts and len(chosen) == len(rows)):
+            continue
+        part, columns = _rows(rows, table, chosen)
+        forms = _forms(part, columns, monomials)
+        if not forms:
+            continue
+        explained = _explained(part, columns, forms)
+        regime = Regime(region, forms, explained == 1.0)
+        if regime.complete:
+            return _widened(regime, rows, table, names, regions[:number])
+        if best is None or explained > best[0] + _BETTER:
+            best = explained, regime
+    return None if best is None else best[1]
+
+
+def _widened(regime: Regime, rows: Sequence[Measured], table: Table, names: Names, wider: Sequence[Region]) -> Regime:
+    """The regime in the first region of sizes that holds its own, and in which its forms are all pieces, too.
+
+    Directions that are followed over a region may pass from one piece to another at a few of its sizes.
+    """
+    own = set(inside(regime.region, table, names))
+    for region in wider:
+        chosen = inside(region, table, names)
+        part, columns = _rows(rows, table, chosen)
+        below = own < set(chosen) and all(_below(form, part, columns) for form in regime.forms)
+        if below and _explained(part, columns, regime.forms) == 1.0:
+            return Regime(region, regime.forms, True)
+    return regime
+
+
+def _rows(rows: Sequence[Measured], table: Table, chosen: Sequence[int]) -> tuple[list[Measured], Table]:
+    return [rows[i] for i in chosen], {name: column[list(chosen)] for name, column in table.items()}
+
+
+def _explained(rows: Sequence[Measured], table: Table, forms: Sequence[Form]) -> float:
+    """The share of the costs at which some form is the time, as a mean over the sizes; 1.0 only if it is all."""
+    shares = []
+    for row, measured in enumerate(rows):
+        known = {_vector(form, table, row) for form in forms}
+        left = [region for form, region in measured.pieces.items() if form not in known]
+        total = volume(measured.space.cone)
+        shares.append(1.0 if not left else 1.0 - float(sum(map(volume, left)) / total))
+    return 1.0 if min(shares) == 1.0 else min(float(np.mean(shares)), 0.9999)
+
+
+def _vector(form: Form, table: Table, row: int) -> Vector | None:
+    """The coefficients at one size; None where they are no integers."""
+    vector, scale = coefficients(form, table, row)
+    return vector if scale == 1 else None
+
+
+def _forms(rows: Sequence[Measured], table: Table, families: list[list[Monomial]]) -> tuple[Form, ...]:
+    """Forms that follow the pieces in some direction of the costs over all sizes, and are nowhere above the time."""
+    directions = _directions(rows)
+    sequences = np.stack([measured.matrix[np.argmax(measured.matrix @ directions.T, axis=0)] for measured in rows])
+    found: dict[Form, None] = {}
+    left = np.unique(sequences.transpose(1, 0, 2), axis=0).transpose(1, 0, 2)
+    for monomials in families:
+        fitted = fit(left, table, monomials)
+        found |= {form: None for form in fitted if form is not None and _below(form, rows, table)}
+        left = left[:, [form is None for form in fitted]]
+        if not left.shape[1]:
+            break
+    return tuple(found)
+
+
+def _directions(rows: Sequence[Measured]) -> Floats:
+    """[K, symbols] a point inside of every piece of some of the sizes, moved off symmetric places."""
+    step = max(1, len(rows) // _SIZES_OF_DIRECTIONS)
+    points = [region.interior for measured in rows[::step] for region in measured.pieces.values()]
+    listed = np.array([[float(x) for x in point] for point in points])
+    listed /= listed.sum(axis=1, keepdims=True)
+    space = rows[0].space
+    skew = sum((1 + i / 7) * np.array(ray, np.float64) / sum(ray) for i, ray in enumerate(space.cone.rays))
+    return np.asarray(np.unique(np.round(listed, 9), axis=0) + _NEAR * skew)
+
+
+def _below(form: Form, rows: Sequence[Measured], table: Table) -> bool:
+    """Whether the form nowhere exceeds the time, at any size."""
+    for row, measured in enumerate(rows):
+        vector, scale = coefficients(form, table, row)
+        epigraph = measured.epigraph
+        if any(dot(vector, x) > scale * z for x, z in zip(epigraph.points, epigraph.heights, strict=True)):
+            return False
+    return True

@@ -1,0 +1,138 @@
+"""Whether a lowered CSV can run: messages have both ends in time, parameters are there, and no rank waits for ever.
+
+Run on the cells of a file whose computation `schedc.analysis.legality.check_schedule` has found legal. Each group of
+checks relies on the ones before it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.diagnostics import Diagnostic
+from schedc.interchange.lowered_values import Values, program_of
+from schedc.interchange.torch_cells import MESSAGES, CellKind, Cells
+from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.verify_program import verify_program
+
+SHOWN = 3
+
+
+def check_lowered(cells: Cells, schedule: Schedule) -> list[Diagnostic]:
+    """Everything wrong with the cells beyond their computation, which is ``schedule``; empty for a compute-level file.
+
+    Codes: S604 messages, S605 parameters and reductions; S310 and S313 from `schedc.ir.verify_program`, which runs
+    the messages where a send completes only with its receive and each rank's messages in the order of their cells.
+    """
+    if not cells.lowered:
+        return []
+    values = Values(cells, schedule)
+    return _ends(values) or _times(values) + _stages(cells) or verify_program(program_of(values))
+
+
+def _first(rows: npt.NDArray[np.int64]) -> list[int]:
+    return [int(row) for row in np.sort(rows)[:SHOWN]]
+
+
+def _ends(values: Values) -> list[Diagnostic]:
+    """S604: each value that one rank makes and another takes is sent once and received once, and no other."""
+    cells, found = values.cells, []
+    for rows, home, verb in ((values.sends, values.made, "sends"), (values.receives, values.taken, "receives")):
+        slot = values.slot[rows]
+        owner = np.where(slot >= 0, home[slot], -1)
+        needless = rows[(owner < 0) | (cells.rank[owner] != cells.rank[rows])]
+        for row in _first(needless):
+            message = f"{cells.text(row)} {verb} what rank {cells.rank[row]} does not " + (
+                "have to give away" if verb == "sends" else "need from another rank"
+            )
+            found.append(cells.finding("S604", row, message, help="remove it"))
+        good = rows[~np.isin(rows, needless)]
+        first = (values.sent if verb == "sends" else values.received)[values.slot[good]]
+        for row in _first(good[first != good]):
+            earlier = int((values.sent if verb == "sends" else values.received)[values.slot[row]])
+            found.append(
+                cells.finding("S604", row, f"{cells.text(row)} stands here twice", other=(earlier, "first here"))
+            )
+    needed = values.made >= 0
+    for at, home, receive in ((values.sent, values.made, False), (values.received, values.taken, True)):
+        for slot in np.flatnonzero(needed & (at < 0))[:SHOWN].tolist():
+            row, word = int(home[slot]), values.word(slot, receive)
+            message = f"{cells.text(row)} has no {word}"
+            help = f"write {word} {'before' if receive else 'behind'} it"
+            found.append(cells.finding("S604", row, message, help=help))
+    return found
+
+
+def _times(values: Values) -> list[Diagnostic]:
+    """S604: a value is sent after it is made, and received before it is taken."""
+    cells, found = values.cells, []
+    needed = np.flatnonzero(values.made >= 0)
+    sent, made = values.sent[needed], values.made[needed]
+    for slot in needed[sent < made][:SHOWN].tolist():
+        row = int(values.sent[slot])
+        other = (int(values.made[slot]), "it is computed here")
+        found.append(cells.finding("S604", row, f"{cells.text(row)} comes before what it sends", other=other))
+    received, taken = values.received[needed], values.taken[needed]
+    for slot in needed[received > taken][:SHOWN].tolist():
+        row = int(values.taken[slot])
+        other = (int(values.received[slot]), "it is received here")
+        message = f"{cells.text(row)} runs before {cells.text(other[0])}"
+        found.append(cells.finding("S604", row, message, other=other))
+    return found
+
+
+def _stages(cells: Cells) -> list[Diagnostic]:
+    """S605: gradients are reduced once, after the last weight gradient; stages compute while their weights are there.
+
+    A file without any UNSHARD and RESHARD is one for training without FSDP.
+    """
+    found: list[Diagnostic] = []
+    sharded = bool(np.isin(cells.kind, (CellKind.UNSHARD, CellKind.RESHARD)).any())
+    for start, stop in pairwise(cells.rank_start.tolist()):
+        for stage in np.unique(cells.stage[start:stop]).tolist():
+            rows = start + np.flatnonzero(cells.stage[start:stop] == stage)
+            found += _reduced(cells, rows) + (_gathered(cells, rows) if sharded else [])
+    return sorted(found, key=lambda finding: finding.primary.span)[: 2 * SHOWN]
+
+
+def _reduced(cells: Cells, rows: Int64) -> list[Diagnostic]:
+    """rows: of one stage on one rank, in order."""
+    reductions = rows[cells.kind[rows] == CellKind.REDUCE_GRAD]
+    weights = rows[np.isin(cells.kind[rows], (CellKind.B, CellKind.W))]
+    if not weights.size:
+        row = int(rows[0])
+        return [
+            cells.finding("S605", row, f"{cells.text(row)} is for a stage that rank {cells.rank[row]} does not hold")
+        ]
+    last = int(weights[-1])
+    if not reductions.size:
+        message = f"the gradients of stage {cells.stage[last]} are never reduced"
+        help = f"write {cells.stage[last]}REDUCE_GRAD behind it"
+        return [cells.finding("S605", last, message, "its last weight gradient", help)]
+    found = []
+    for row in reductions[1:].tolist():
+        other = (int(reductions[0]), "first here")
+        found.append(cells.finding("S605", row, f"{cells.text(row)} stands here twice", other=other))
+    if reductions[0] < last:
+        row, other = int(reductions[0]), (last, "this one comes later")
+        message = f"{cells.text(row)} comes before the last weight gradient of its stage"
+        found.append(cells.finding("S605", row, message, other=other))
+    return found
+
+
+def _gathered(cells: Cells, rows: Int64) -> list[Diagnostic]:
+    """rows: of one stage on one rank, in order."""
+    rows = rows[~np.isin(cells.kind[rows], MESSAGES)]
+    kind = cells.kind[rows]
+    step = (kind == CellKind.UNSHARD).astype(np.int64) - (kind == CellKind.RESHARD)
+    held = np.cumsum(step) - step  # before each cell
+    computes = (kind <= CellKind.B) | (kind == CellKind.REDUCE_GRAD)
+    wrong = {
+        "runs while the weights of its stage are not gathered": computes & (held < 1),
+        "gathers weights that are gathered already": (kind == CellKind.UNSHARD) & (held != 0),
+        "gives up weights that are not gathered": (kind == CellKind.RESHARD) & (held != 1),
+    }
+    first = [(int(rows[mask][0]), text) for text, mask in wrong.items() if mask.any()]
+    return [cells.finding("S605", row, f"{cells.text(row)} {text}") for row, text in sorted(first)[:1]]

@@ -1,0 +1,129 @@
+"""Settings with which torchtitan and NeMo AutoModel train in the order of a schedule CSV.
+
+Both place the stages by the *name* of one of torch's schedules and then load the order from the CSV at compute level
+(torchtitan: distributed/pipeline_parallel.py; NeMo AutoModel: components/distributed/pipelining/functional.py). The
+name must be one whose placement is that of the order.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+
+from schedc.diagnostics import DiagnosticError
+from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
+from schedc.ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What differs between the two trainers."""
+
+    name: str
+    version: str
+    """The release whose own code the tests run on these settings."""
+    v_schedule: str
+    """The schedule of torch that it places on a V of two stages per rank."""
+
+
+TORCHTITAN = Trainer("torchtitan", "0.3.0", "DualPipeV")
+NEMO_AUTOMODEL = Trainer("NeMo AutoModel", "0.7.0", "ZBVZeroBubble")
+
+
+def to_torchtitan(schedule: Schedule) -> str:
+    """Command-line flags of torchtitan, one per line, under comments; ends with a newline.
+
+    ``xargs`` and ``shlex.split(text, comments=True)`` read them as arguments.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that torchtitan does not have and
+    for a single rank, S609 for an order with Rs.
+    """
+    name, chunks = _placed(schedule, TORCHTITAN)
+    lines = _heading(schedule, TORCHTITAN, "append these flags to `--module ... --config ...`.")
+    lines += _split(chunks, "--parallelism.pipeline_parallel_layers_per_stage", "(layers + 2)", schedule.stages)
+    lines += [
+        f"--training.local_batch_size {schedule.microbatches}",
+        "--training.disable_cuda_graphs",
+        f"--parallelism.pipeline_parallel_degree {schedule.ranks}",
+        f"--parallelism.pipeline_parallel_schedule {name}",
+        f"--parallelism.pipeline_parallel_schedule_csv {shlex.quote(_csv(schedule))}",
+        "--parallelism.pipeline_parallel_microbatch_size 1",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_nemo_automodel(schedule: Schedule) -> str:
+    """The lines of a NeMo AutoModel recipe, as YAML under comments; ends with a newline.
+
+    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that NeMo AutoModel does not have,
+    for a single rank and for fewer microbatches than ranks, S609 for an order with Rs.
+    """
+    name, chunks = _placed(schedule, NEMO_AUTOMODEL)
+    if schedule.microbatches < schedule.ranks:
+        why = f"its recipes demand a microbatch per rank or more; here {schedule.microbatches} meet {schedule.ranks}"
+        raise _refusal(schedule, NEMO_AUTOMODEL, why, f"{schedule.ranks} microbatches are the nearest")
+    lines = _heading(schedule, NEMO_AUTOMODEL, "merge these lines into the recipe.")
+    lines += _split(chunks, "distributed.pipeline.layers_per_stage", "layers", schedule.stages)
+    lines += [
+        "step_scheduler:",
+        f"  local_batch_size: {schedule.microbatches}",
+        "distributed:",
+        f"  pp_size: {schedule.ranks}",
+        "  pipeline:",
+        f"    pp_schedule: {name}",
+        f"    pp_schedule_csv: {json.dumps(_csv(schedule))}",
+        "    pp_microbatch_size: 1",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
+    """The schedule of torch that the trainer places as this one lies, and the stages per rank; or raises."""
+    one_copy(schedule.placement, trainer.name, schedule.source)
+    no_recomputation(schedule, trainer.name)
+    if schedule.ranks == 1:
+        raise _refusal(schedule, trainer, "it pipelines from two ranks on; here is one", "two ranks are the nearest")
+    form = placement_form(schedule.placement)
+    if form is None:
+        why = "it puts stage s on rank s mod P, or on a V of two stages per rank; here the stages lie otherwise"
+        nearest = "`zbv` or `dualpipev` is the nearest with a V, `interleaved_1f1b` with a loop"
+        raise _refusal(schedule, trainer, why, nearest)
+    shape, chunks = form
+    if shape == "v":
+        return trainer.v_schedule, chunks
+    return ("1F1B" if chunks == 1 else "Interleaved1F1B"), chunks
+
+
+def _heading(schedule: Schedule, trainer: Trainer, use: str) -> list[str]:
+    """Comments: which order, for which release, and where the order itself is written."""
+    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    return [
+        f"# {_one_line(schedule.name)}: {sizes}",
+        f"# For {trainer.name} {trainer.version}: {use}",
+        "# The schedule named here places the stages. Their order is that of the CSV, which",
+        f"# `schedc export ... --to csv -o {shlex.quote(_csv(schedule))}` writes.",
+        "# The local batch size is the number of microbatches times the microbatch size.",
+    ]
+
+
+def _split(chunks: int, option: str, layers: str, stages: int) -> list[str]:
+    """A comment where the number of stages follows from the layers of the model alone.
+
+    Without the option both trainers make one stage per rank (1F1B), or two.
+    """
+    if chunks <= 2:
+        return []
+    return [f"# Set {option} to an n with ceil({layers} / n) = {stages}: {chunks} stages per rank."]
+
+
+def _csv(schedule: Schedule) -> str:
+    return f"{_one_line(schedule.name)}.csv"
+
+
+def _one_line(name: str) -> str:
+    """The name of a file may hold line breaks; comments end at them."""
+    return " ".join(name.split())
+
+
+def _refusal(schedule: Schedule, trainer: Trainer, why: str, nearest: str) -> DiagnosticError:
+    return cannot("S607", f"{trainer.name} cannot run {schedule.name}", why, nearest, schedule.source)

@@ -1,0 +1,134 @@
+"""What the messages of a lowered CSV carry, and the file as a Program that can be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.diagnostics import CompilerBug
+from schedc.interchange.torch_cells import MESSAGES, CellKind, Cells
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Channel, InstructionKind, Program, computation
+from schedc.ir.schedule import Int64, Schedule
+
+_CHANNELS = {
+    CellKind.SEND_F: (Channel.ACTIVATION, 0),
+    CellKind.RECV_F: (Channel.ACTIVATION, -1),
+    CellKind.SEND_B: (Channel.GRADIENT, 0),
+    CellKind.RECV_B: (Channel.GRADIENT, +1),
+}
+"""What a message cell carries, and the stage that produced it, from the one that the cell names."""
+
+_RECEIVES = (CellKind.RECV_F, CellKind.RECV_B)
+
+
+class Values:
+    """The values that stages hand over, by slot (channel, producing stage, microbatch), and what the cells do to them.
+
+    made, taken, sent, received: [slots] row of the cell, -1 where there is none or where no value is needed.
+    sends, receives: rows of message cells; slot: [rows] slot of each message cell, -1 outside the table.
+    """
+
+    def __init__(self, cells: Cells, schedule: Schedule) -> None:
+        self.cells, self.place = cells, schedule.placement
+        shape = (2, self.place.stages, self.place.microbatches)
+        self.shape = shape
+        made = np.full(shape, -1, np.int64)
+        for channel, kinds in ((Channel.ACTIVATION, (OpKind.F,)), (Channel.GRADIENT, (OpKind.B, OpKind.I))):
+            rows = np.flatnonzero(np.isin(cells.kind, kinds))
+            made[channel, cells.stage[rows], cells.microbatch[rows]] = rows
+        taken = np.full(shape, -1, np.int64)
+        taken[Channel.ACTIVATION, :-1] = made[Channel.ACTIVATION, 1:]
+        taken[Channel.GRADIENT, 1:] = made[Channel.GRADIENT, :-1]
+        local = (taken < 0) | (cells.rank[made] == cells.rank[taken])
+        made[local] = taken[local] = -1
+        self.made, self.taken = made.ravel(), taken.ravel()
+        self.slot = np.full(cells.kind.size, -1, np.int64)
+        for kind, (channel, step) in _CHANNELS.items():
+            rows = np.flatnonzero(cells.kind == kind)
+            stage, microbatch = cells.stage[rows] + step, cells.microbatch[rows]
+            inside = (stage >= 0) & (stage < shape[1]) & (microbatch < shape[2])
+            self.slot[rows[inside]] = (channel * shape[1] + stage[inside]) * shape[2] + microbatch[inside]
+        receive = np.isin(cells.kind, _RECEIVES)
+        message = np.isin(cells.kind, MESSAGES)
+        self.sends, self.receives = np.flatnonzero(message & ~receive), np.flatnonzero(receive)
+        self.sent, self.received = self._rows(self.sends), self._rows(self.receives)
+
+    def _rows(self, rows: Int64) -> Int64:
+        at = np.full(self.made.size, -1, np.int64)
+        known = rows[self.slot[rows] >= 0][::-1]  # of several the first
+        at[self.slot[known]] = known
+        return at
+
+    def word(self, slot: int, receive: bool) -> str:
+        """The cell that a slot needs: ``3RECV_B0``."""
+        channel, stage, microbatch = np.unravel_index(slot, self.shape)
+        letter, step = ("F", 1) if channel == Channel.ACTIVATION else ("B", -1)
+        return f"{stage + step * receive}{'RECV' if receive else 'SEND'}_{letter}{microbatch}"
+
+
+def program_of(values: Values) -> Program:
+    """The file as a Program, to be run: torch waits for a received message at the cell that takes it, and for all sent
+    ones at the end of a step."""
+    cells, place = values.cells, values.place
+    second = np.zeros(cells.kind.size, bool)
+    second[1:] = (cells.pair[1:] >= 0) & (cells.pair[1:] == cells.pair[:-1])
+    compute = np.flatnonzero((cells.kind <= CellKind.B) & ~second)
+    pair = cells.pair[compute] >= 0
+    backward = compute + pair
+    number = np.cumsum((cells.kind <= CellKind.B) & ~second) - 1
+    number -= np.searchsorted(compute, cells.rank_start)[cells.rank]
+    slots = np.flatnonzero(values.made >= 0)
+    channel, stage, microbatch = np.unravel_index(slots, values.shape)
+    made, taken, sent, received = (at[slots] for at in (values.made, values.taken, values.sent, values.received))
+    end, message = cells.rank_start[cells.rank[sent] + 1], np.arange(slots.size)
+    both = {"channel": channel, "stage": stage, "microbatch": microbatch, "message": message}
+    groups = [
+        {
+            "key": 4 * compute, "row": compute,
+            "kind": np.where(pair, InstructionKind.CELL, cells.kind[compute]),
+            "stage": cells.stage[compute], "microbatch": cells.microbatch[compute],
+            "stage2": np.where(pair, cells.stage[backward], -1),
+            "microbatch2": np.where(pair, cells.microbatch[backward], -1),
+            "backward": np.where(pair, cells.kind[backward], -1),
+            "op": number[compute],
+        },
+        _post(InstructionKind.SEND, 4 * sent, sent, cells.rank[received], number[made]) | both,
+        _post(InstructionKind.RECV, 4 * received, received, cells.rank[sent], number[taken]) | both,
+        # A WAIT stands just before the cell that takes the message (its first op), or behind the whole rank.
+        _post(InstructionKind.WAIT, 4 * (taken - second[taken]) - 1, received, cells.rank[sent], number[taken]) | both,
+        _post(InstructionKind.WAIT, 4 * end - 2, sent, cells.rank[received], number[made]) | both,
+    ]  # fmt: skip
+    return _assembled(values, groups, place.ranks)
+
+
+def _post(kind: InstructionKind, key: Int64, row: Int64, peer: Int64, op: Int64) -> dict[str, npt.NDArray[np.int64]]:
+    return {"key": key, "row": row, "kind": np.full(row.size, kind, np.int64), "peer": peer, "op": op}
+
+
+def _assembled(values: Values, groups: list[dict[str, npt.NDArray[np.int64]]], ranks: int) -> Program:
+    cells = values.cells
+
+    def column(name: str) -> Int64:
+        return np.concatenate([group.get(name, np.full(group["key"].size, -1, np.int64)) for group in groups])
+
+    order = np.lexsort((column("message"), column("key")))
+    rank_of = cells.rank[column("row")[order]]
+    columns: dict[str, Any] = {name: column(name)[order].astype(np.int8) for name in ("kind", "backward", "channel")}
+    columns |= {
+        name: column(name)[order].astype(np.int32)
+        for name in ("stage", "microbatch", "stage2", "microbatch2", "peer", "message", "op")
+    }
+    program = Program(
+        name="imported", sizes={"P": ranks, "M": values.place.microbatches}, placement=values.place,
+        rank_start=np.searchsorted(rank_of, np.arange(ranks + 1)).astype(np.int64),
+        **columns,
+        batch=np.full(order.size, -1, np.int32), phase=np.zeros(order.size, np.int32),
+        span=cells.span[column("row")[order]].astype(np.int32),
+        spans=cells.spans, source_name=cells.source.name, source=cells.source,
+    )  # fmt: skip
+    if len(computation(program)[0]) != int((cells.kind <= CellKind.B).sum()):
+        raise CompilerBug("lowered_values", "the program of a lowered file lost some of its cells")
+    return program

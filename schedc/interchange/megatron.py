@@ -1,0 +1,149 @@
+"""The command-line flags with which Megatron-LM runs a schedule, for those that it has.
+
+Megatron generates its order itself (megatron/core/pipeline_parallel/schedules.py): what it can run is decided by
+comparing ours with the orders that it makes, op for op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.diagnostics import DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Kind, Layout
+from schedc.layout.writer import write_layout
+from schedc.load.library import names, open_schedule
+
+_COLUMNS = ("rank_start", "kind", "stage", "microbatch")
+_CHUNKS = "--num-virtual-stages-per-pipeline-rank"
+Flags = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """A way in which Megatron runs: the library schedule that has its order, and the flags that choose it."""
+
+    schedule: str
+    needs: Callable[[int, int, int], bool]
+    """Of ranks, microbatches and chunks."""
+    flags: Callable[[int, int, int], Flags]
+
+
+def _group(ranks: int, microbatches: int) -> int:
+    """Microbatches that a chunk takes in one go, as `interleaved_1f1b` has them: P where P divides M."""
+    return microbatches // max(1, microbatches // ranks)
+
+
+def _interleaved(ranks: int, microbatches: int, chunks: int) -> Flags:
+    return (
+        f"{_CHUNKS} {chunks}",
+        f"--microbatch-group-size-per-virtual-pipeline-stage {_group(ranks, microbatches)}",
+    )
+
+
+def _has_groups(ranks: int, microbatches: int, chunks: int) -> bool:
+    return chunks > 1 and 1 < ranks <= microbatches
+
+
+_MODES = (
+    _Mode("1f1b", lambda P, M, v: v == 1, lambda P, M, v: ()),
+    _Mode("interleaved_1f1b", _has_groups, _interleaved),
+    _Mode(
+        "interleaved_overlap",
+        _has_groups,
+        lambda P, M, v: (*_interleaved(P, M, v), "--overlap-moe-expert-parallel-comm"),
+    ),
+)
+
+
+def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
+    """The flags, one per line, under comments that say what else must hold; ends with a newline.
+
+    layout: which stage holds which layers; its paddings, which hold nothing, are left out.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs, S607 for one that Megatron
+    does not make and for a layout that is not one of these stages.
+    """
+    one_copy(schedule.placement, "Megatron", schedule.source)
+    no_recomputation(schedule, "Megatron")
+    form = placement_form(schedule.placement)
+    ranks, microbatches = schedule.ranks, schedule.microbatches
+    if form is None or form[0] != "loop":
+        why = "Megatron puts stage s on rank s mod P; here the stages lie otherwise"
+        raise _refusal(schedule, why, "interleaved_1f1b")
+    chunks = form[1]
+    modes = [mode for mode in _MODES if mode.schedule in names() and mode.needs(ranks, microbatches, chunks)]
+    for mode in modes:
+        if (made := _made(mode, ranks, microbatches, chunks)) is not None and _same(schedule, made):
+            flags = mode.flags(ranks, microbatches, chunks)
+            return _text(schedule, flags if layout is None else _laid_out(schedule, layout, flags))
+    nearest = modes[0].schedule if modes else "1f1b"
+    raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
+
+
+def _made(mode: _Mode, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
+    """Megatron's order at these sizes, if it has one."""
+    tree = open_schedule(mode.schedule)
+    values = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
+    try:
+        return elaborate(tree, {parameter.name: values[parameter.role] for parameter in tree.parameters})
+    except DiagnosticError:
+        return None
+
+
+def _same(one: Schedule, other: Schedule) -> bool:
+    columns = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _COLUMNS)
+    return columns and np.array_equal(one.pair >= 0, other.pair >= 0)
+
+
+def _laid_out(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
+    """The flags with a layout, from which Megatron takes the number of chunks itself."""
+    if len(layout.stages) != schedule.stages:
+        message = f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages}"
+        why = "Megatron's layout names every stage of every rank, chunk after chunk"
+        raise cannot("S607", message, why, "`schedc layout --schedule` makes one that fits", schedule.source)
+    predictions = layout.counts[:, list(Kind).index(Kind.MTP)]
+    if np.count_nonzero(predictions) > 1:
+        message = "the layout has multi-token predictions in several stages"
+        raise cannot("S607", message, "Megatron runs all of them in one", "put them into one stage", schedule.source)
+    bare = Layout(tuple(tuple(part for part in stage if part.kind is not Kind.NOOP) for stage in layout.stages))
+    mtp = (f"--mtp-num-layers {predictions.sum()}",) if predictions.any() else ()
+    kept = tuple(flag for flag in flags if not flag.startswith(_CHUNKS))
+    return (f"--num-layers {layout.layers}", *mtp, f'--pipeline-model-parallel-layout "{write_layout(bare)}"', *kept)
+
+
+def _text(schedule: Schedule, flags: Flags) -> str:
+    sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
+    lines = [
+        f"# {schedule.name}: {sizes}",
+        f"# --global-batch-size must be {schedule.microbatches} x --micro-batch-size x the data-parallel size.",
+        f"--pipeline-model-parallel-size {schedule.ranks}",
+        *flags,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(schedule: Schedule, mode: _Mode | None, chunks: int) -> str:
+    """Why no mode fits: the first op that Megatron would not run there."""
+    made = _made(mode, schedule.ranks, schedule.microbatches, chunks) if mode else None
+    if mode is None or made is None:
+        return (
+            f"Megatron interleaves only with 2 ranks or more and no more ranks than microbatches ({chunks} chunks here)"
+        )
+    for rank in range(schedule.ranks):
+        ours, theirs = ([str(op) for op in order.ops(rank)] for order in (schedule, made))
+        for place, (own, other) in enumerate(zip(ours, theirs, strict=False)):
+            if own != other:
+                return f"op {place} of rank {rank} is {own}, where Megatron runs {other}"
+        if len(ours) != len(theirs):
+            return f"rank {rank} has {len(ours)} ops, Megatron's {len(theirs)}: it does not split the backward"
+    return "the ops are Megatron's, but it does not overlap them in these pairs"
+
+
+def _refusal(schedule: Schedule, why: str, nearest: str) -> DiagnosticError:
+    message = f"Megatron cannot run the order of {schedule.name}"
+    return cannot("S607", message, why, f"`{nearest}` is the nearest that it runs", schedule.source)

@@ -1,0 +1,115 @@
+"""A schedule as torch's lowered CSV: computation, messages, and when parameters are gathered and gradients reduced.
+
+What `torch.distributed.pipelining`'s _PipelineScheduleRuntime reads with ``format="compute_comms"``. A line is what
+one rank does in order: ``0UNSHARD,0F0,0SEND_F0,…,1RECV_B0,0B0,…,0REDUCE_GRAD,0RESHARD``. The messages are those of
+our own `Program`, in its one global order, so that the file also runs where a send completes only with its receive.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from schedc.interchange.refusals import no_recomputation, one_copy
+from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.program import Channel, InstructionKind, Program, computation
+from schedc.ir.schedule import Int64, Schedule
+
+GATHERED = 3
+"""Stages whose parameters a rank holds whole at one time: the one that computes and the next two, as in torch."""
+
+_WORDS = {
+    (InstructionKind.SEND, Channel.ACTIVATION): "SEND_F",
+    (InstructionKind.RECV, Channel.ACTIVATION): "RECV_F",
+    (InstructionKind.SEND, Channel.GRADIENT): "SEND_B",
+    (InstructionKind.RECV, Channel.GRADIENT): "RECV_B",
+}
+_NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
+"""From the stage that produces a message, which is how a Program names it, to the one that receives it."""
+
+
+def to_lowered_csv(program: Program) -> str:
+    """The lowered order of every rank; ends with a newline. Raises `DiagnosticError`: S603 for two copies of a
+    stage, S609 for an order with Rs.
+
+    SEND stands behind what it sends and RECV where the Program posts it; torch waits for a message by itself.
+    UNSHARD comes before the first use of a stage and again after a RESHARD, which makes room for the stages that are
+    used sooner; REDUCE_GRAD behind the last weight gradient of a stage. They do nothing without FSDP.
+    """
+    one_copy(program.placement, "torch's lowered CSV", program.source)
+    no_recomputation(program, "torch's lowered CSV")
+    schedule, row = computation(program)
+    texts = _texts(program)
+    before, after = _of_stages(schedule, row)
+    lines = []
+    for start, stop in pairwise(program.rank_start.tolist()):
+        cells: list[str] = []
+        for at in range(start, stop):
+            cells += before.get(at, ())
+            if texts[at]:
+                cells.append(texts[at])
+            cells += after.get(at, ())
+        lines.append(",".join(cells) + "\n")
+    return "".join(lines)
+
+
+def _texts(program: Program) -> list[str]:
+    """[n] the cell of each instruction; empty for those that torch does by itself (WAIT)."""
+    texts = [""] * len(program)
+    for kind in (*map(InstructionKind, OpKind), InstructionKind.CELL):
+        for at in np.flatnonzero(program.kind == kind).tolist():
+            texts[at] = _compute(program, at)
+    for (kind, channel), word in _WORDS.items():
+        rows = np.flatnonzero((program.kind == kind) & (program.channel == channel))
+        step = _NEXT[channel] if kind is InstructionKind.RECV else 0
+        stages, numbers = (program.stage[rows] + step).tolist(), program.microbatch[rows].tolist()
+        for at, stage, microbatch in zip(rows.tolist(), stages, numbers, strict=True):
+            texts[at] = f"{stage}{word}{microbatch}"
+    return texts
+
+
+def _compute(program: Program, at: int) -> str:
+    stage, microbatch = program.stage[at], program.microbatch[at]
+    if program.kind[at] != InstructionKind.CELL:
+        return f"{stage}{LETTERS[program.kind[at]]}{microbatch}"
+    second = f"{program.stage2[at]}{LETTERS[program.backward[at]]}{program.microbatch2[at]}"
+    return f"({stage}F{microbatch};{second})OVERLAP_F_B"
+
+
+def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """The cells that concern whole stages: before and after which row of the program.
+
+    row: [ops] row of the program that runs each op; two ops of a pair share one.
+    """
+    before: dict[int, list[str]] = {}
+    after: dict[int, list[str]] = {}
+    weights = np.isin(schedule.kind, (OpKind.B, OpKind.W))
+    last = {int(stage): int(at) for stage, at in zip(schedule.stage[weights], row[weights], strict=True)}
+    for stage, at in last.items():
+        after.setdefault(at, []).append(f"{stage}REDUCE_GRAD")
+    for start, stop in pairwise(schedule.rank_start.tolist()):
+        if start == stop:
+            continue
+        rows, stages = row[start:stop].tolist(), schedule.stage[start:stop].tolist()
+        held: list[int] = []
+        for at, wanted in _windows(rows, stages):
+            evicted = [stage for stage in held if stage not in wanted]
+            fetched = [stage for stage in wanted if stage not in held]
+            held = [stage for stage in held if stage in wanted] + fetched
+            if evicted or fetched:
+                before[at] = [f"{stage}RESHARD" for stage in evicted] + [f"{stage}UNSHARD" for stage in fetched]
+        after.setdefault(rows[-1], []).extend(f"{stage}RESHARD" for stage in held)
+    return before, after
+
+
+def _windows(rows: list[int], stages: list[int]) -> list[tuple[int, list[int]]]:
+    """For every cell its row and the stages that it and the next cells use, at most GATHERED of them, soonest first."""
+    soonest: list[int] = []  # all stages of the rank, the one used next in front
+    found: list[tuple[int, list[int]]] = []
+    for at, stage in zip(reversed(rows), reversed(stages), strict=True):
+        soonest = [stage, *(other for other in soonest if other != stage)]
+        if found and found[-1][0] == at:
+            found.pop()
+        found.append((at, soonest[:GATHERED]))
+    return found[::-1]

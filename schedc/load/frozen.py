@@ -1,0 +1,94 @@
+"""Frozen orders: what a `policy` chose, kept beside its file and used until it is asked for anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from schedc.analysis.legality import check_schedule
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
+from schedc.elaborate import elaborate
+from schedc.elaborate.fastest import has_policy
+from schedc.elaborate.sizes import bind_sizes
+from schedc.ir.schedule import Schedule
+from schedc.ir.text import parse_schedule, print_schedule
+from schedc.source import Source
+from schedc.syntax.tree import ScheduleTree
+
+SUFFIX = ".order"
+_MARK = "# text "
+
+
+def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
+    """Where the order of ``tree`` at these sizes is kept: ``NAME.P4-M8.order`` beside its file.
+
+    None where nothing is: a schedule without a policy, or one that is not in a file (the library's).
+    """
+    file = Path(tree.source.name)
+    if not has_policy(tree) or not _is_text_of(file, tree.source):
+        return None
+    values = "-".join(f"{name}{value}" for name, value in bind_sizes(tree, sizes).items())
+    return file.with_name(f"{tree.name}.{values}{SUFFIX}")
+
+
+def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
+    """Order by these costs, whatever was frozen before, and keep the order. Returns the path of the file written.
+
+    Raises `DiagnosticError`: that of an illegal schedule, or S129 where there is nothing to freeze.
+    """
+    path = frozen_path(tree, sizes)
+    if path is None:
+        message = f"`{tree.name}` has no order to freeze"
+        help = "only a `policy` in a file of yours is frozen; any other order is the same each time"
+        raise RequestError([Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)])
+    schedule = elaborate(tree, sizes, costs)
+    if findings := check_schedule(schedule):
+        raise DiagnosticError(findings)
+    try:
+        path.write_text(f"{_MARK}{_digest(tree.source)}\n{print_schedule(schedule)}", encoding="utf-8")
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise RequestError([Diagnostic("S122", message, Label(tree.span), source=tree.source)]) from None
+    return path
+
+
+def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
+    """The frozen order at these sizes, if there is one.
+
+    Raises `DiagnosticError`: S129 where it was made of another text, S2 and S3 where somebody made it illegal.
+    """
+    path = frozen_path(tree, sizes)
+    if path is None or not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise DiagnosticError([_stale(tree, f"{path} cannot be read")]) from None
+    if text.partition("\n")[0] != f"{_MARK}{_digest(tree.source)}":
+        raise DiagnosticError([_stale(tree, f"{path} was made of another text than `{tree.source.place}` now has")])
+    schedule = replace(parse_schedule(text, str(path)), source=tree.source)
+    if schedule.name != tree.name or dict(schedule.sizes) != bind_sizes(tree, sizes):
+        raise DiagnosticError([_stale(tree, f"{path} is the order of another schedule, or of other sizes")])
+    if findings := check_schedule(schedule):
+        raise DiagnosticError(findings)
+    return schedule
+
+
+def _stale(tree: ScheduleTree, message: str) -> Diagnostic:
+    help = f"order it anew with `schedc freeze {tree.source.place}`, or remove that file"
+    return Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)
+
+
+def _is_text_of(file: Path, source: Source) -> bool:
+    """Whether ``source`` was read from that file, and not from a shipped one of its name."""
+    try:
+        return file.is_file() and file.read_text(encoding="utf-8") == source.text
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(source: Source) -> str:
+    return sha256(source.text.encode()).hexdigest()

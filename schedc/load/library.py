@@ -1,0 +1,219 @@
+"""Finding schedules: those that ship with schedc by name, others by path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from schedc.check.names import check
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError, did_you_mean
+from schedc.elaborate.sizes import BOUNDS
+from schedc.source import NOWHERE, Source
+from schedc.syntax.parser import parse
+from schedc.syntax.plan import PlanTree
+from schedc.syntax.tokens import MAX_FILE
+from schedc.syntax.tree import Claim, FileTree, ScheduleTree, SizeParameter
+
+_SUFFIX = ".sched"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
+
+    Name and documentation are the plan's, all that is known of the order is the schedule's.
+    """
+
+    tree: PlanTree
+    schedule: ScheduleTree
+
+    @property
+    def name(self) -> str:
+        return self.tree.name
+
+    @property
+    def doc(self) -> str:
+        return self.tree.doc or self.schedule.doc
+
+    @property
+    def source(self) -> Source:
+        return self.schedule.source
+
+    @property
+    def parameters(self) -> tuple[SizeParameter, ...]:
+        return self.schedule.parameters
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        return self.schedule.claims
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that stands in place of a path, as it came through a pipe; wanted: which of its schedules and plans."""
+
+    source: Source
+    wanted: str = ""
+
+
+Given: TypeAlias = str | Path | Text
+"""What names a schedule or a plan: a library name, a path with or without ``:name``, or the text itself."""
+
+
+def _folder() -> Path:
+    """Where the shipped schedules lie: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "schedules"
+    return installed if installed.is_dir() else package.parent / "schedules"
+
+
+def _from_here(path: Path) -> str:
+    """The path from the current folder where that is above it, else the whole path."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def names() -> list[str]:
+    """The names of the shipped schedules."""
+    return sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}"))
+
+
+def load(name_or_path: str | Path) -> Source:
+    """The text of a shipped schedule, or of the file at a path. Raises `DiagnosticError` (S121, S122).
+
+    ``dualpipev`` is always the shipped one, ``dualpipev.sched`` only where there is no such file.
+    """
+    given = str(name_or_path)
+    path = Path(given)
+    if given in names() or (given.removesuffix(_SUFFIX) in names() and not path.exists()):
+        shipped = _folder() / f"{given.removesuffix(_SUFFIX)}{_SUFFIX}"
+        return Source(shipped.name, _read(shipped), _from_here(shipped))
+    if path.suffix == _SUFFIX or path.is_file():
+        return Source(given, _read(path))
+    help = did_you_mean(given, names()) or "`schedc list` names the schedules of the library"
+    raise _refusal("S121", f"there is no schedule `{given}` in the library, nor a file of that name", help)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE + 1)  # one byte more than legal: the parser then refuses it
+        return raw[:MAX_FILE].decode("utf-8") if len(raw) <= MAX_FILE else raw.decode("utf-8", errors="replace")
+    except UnicodeDecodeError as error:
+        raise _refusal("S122", f"{path} is not UTF-8 text (byte {error.start})", "") from None
+    except FileNotFoundError:
+        help = f"`{path.stem}` alone is the shipped schedule" if path.stem in names() else ""
+        raise _refusal("S122", f"there is no file {path}", help) from None
+    except (OSError, ValueError) as error:
+        raise _refusal("S122", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
+
+
+def open_schedule(given: Given) -> ScheduleTree:
+    """The checked tree of a shipped schedule or of a file; ``file.sched:name`` chooses one of several.
+
+    Of a plan: the schedule that it applies, with the plan's sizes as defaults.
+    Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
+    """
+    found = open_named(given)
+    return found.schedule if isinstance(found, Plan) else found
+
+
+def open_named(given: Given) -> ScheduleTree | Plan:
+    """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
+    source, wanted = _asked(given)
+    file = parse(source)
+    tree = _choose(file, wanted, source)
+    if isinstance(tree, PlanTree):
+        return applied(tree, file)
+    if findings := check(tree):
+        raise DiagnosticError(findings)
+    return tree
+
+
+def _asked(given: Given) -> tuple[Source, str | None]:
+    """The text, and which of its schedules and plans is meant."""
+    if isinstance(given, Text):
+        return given.source, given.wanted or None
+    place, colon, wanted = str(given).rpartition(":")
+    if colon and place.endswith(_SUFFIX):
+        return load(place), wanted
+    return load(given), None
+
+
+def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree | PlanTree:
+    """The one of that name; without a name the only schedule, or the only plan where there is no schedule."""
+    trees: Sequence[ScheduleTree | PlanTree] = [*file.schedules, *file.plans]
+    if wanted is None:
+        found: Sequence[ScheduleTree | PlanTree] = file.schedules or file.plans
+    else:
+        found = [tree for tree in trees if tree.name == wanted]
+    if len(found) == 1:
+        return found[0]
+    known = [tree.name for tree in trees]
+    if wanted is not None and not found:
+        message = f"{source.place} holds no schedule `{wanted}`" + (", and no plan of that name" if file.plans else "")
+        raise _refusal("S121", message, did_you_mean(wanted, known))
+    if wanted is not None:
+        raise DiagnosticError([_twice(found[1], source)])
+    place = "/dev/stdin" if source.name == "<stdin>" else source.place
+    help = f"choose one: {', '.join(f'{place}:{name}' for name in known[:8])}"
+    raise _refusal("S121", f"{source.place} holds {len(found)} {'schedules' if file.schedules else 'plans'}", help)
+
+
+def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
+    return Diagnostic("S102", f"`{tree.name}` is defined twice", Label(tree.span, "again here"), source=source)
+
+
+def applied(plan: PlanTree, file: FileTree) -> Plan:
+    """The plan with its schedule: one of its own file, else of the library.
+
+    Raises `DiagnosticError`: S121 for an unknown schedule, S102, S111 and S113 for its sizes, those of the schedule.
+    """
+    schedule = _schedule_of(plan, file)
+    if findings := check(schedule) or _size_faults(plan, schedule):
+        raise DiagnosticError(findings)
+    values = {size.name: int(size.value) for size in plan.sizes}
+    parameters = (replace(p, default=values.get(p.name, p.default)) for p in schedule.parameters)
+    return Plan(plan, replace(schedule, parameters=tuple(parameters)))
+
+
+def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:
+    own = [tree for tree in file.schedules if tree.name == plan.schedule]
+    if len(own) > 1:
+        raise DiagnosticError([_twice(own[1], plan.source)])
+    if own:
+        return own[0]
+    if plan.schedule in names():
+        return open_schedule(plan.schedule)
+    known = [*(tree.name for tree in file.schedules), *names()]
+    message = f"there is no schedule `{plan.schedule}` in this file, nor in the library"
+    help = did_you_mean(plan.schedule, known) or "`schedc list` names the schedules of the library"
+    raise DiagnosticError([Diagnostic("S121", message, Label(plan.schedule_span), help=help, source=plan.source)])
+
+
+def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
+    """What is wrong with the sizes that a plan gives, at their places in the plan."""
+    roles = {parameter.name: parameter.role for parameter in schedule.parameters}
+    found: list[Diagnostic] = []
+    seen: set[str] = set()
+    for size in plan.sizes:
+        code, message, help = "", "", ""
+        least, largest = BOUNDS[roles.get(size.name, "count")]
+        if size.name not in roles:
+            code, message = "S111", f"`{schedule.name}` has no size `{size.name}`"
+            help = did_you_mean(size.name, roles)
+        elif size.name in seen:
+            code, message, help = "S102", f"`{size.name}` is given twice", "keep one of the two"
+        elif not least <= size.value <= largest:
+            code, message = "S113", f"{size.name} = {size.value} is not between {least} and {largest:,}"
+            help = "write a number between these two"
+        seen.add(size.name)
+        if code:
+            found.append(Diagnostic(code, message, Label(size.span), help=help, source=plan.source))
+    return found
+
+
+def _refusal(code: str, message: str, help: str) -> RequestError:
+    return RequestError([Diagnostic(code, message, Label(NOWHERE), help=help)])

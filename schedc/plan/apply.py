@@ -1,0 +1,232 @@
+"""A plan carried out: the layout that its lines say, what its stages then cost, and what is attached to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from schedc.cost.checks import Cost
+from schedc.cost.costs import Costs
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.schedule import Schedule
+from schedc.layout.balancing import balance
+from schedc.layout.compare import peaks
+from schedc.layout.costs import Floats, LayerCosts, PerKind
+from schedc.layout.even import even, padded
+from schedc.layout.parser import parse_layout
+from schedc.layout.parts import Layout, Model, refusal
+from schedc.plan.activation_memory import activation_bytes, kept, kept_until_recomputed, waiting
+from schedc.plan.checks import check_directives, memory_is_said
+from schedc.plan.read import attached
+from schedc.plan.resolve import resolve
+from schedc.plan.units import amount
+from schedc.plan.values import ExpertPlan
+from schedc.source import Source, Span
+from schedc.syntax.plan import ExpertsLine, Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
+from schedc.syntax.tokens import PLAN_LINES
+
+MOST_BALANCED = 1 << 14
+"""Layers times stages that `auto` works out in a plan: an exact search, and a file must not keep the compiler long."""
+
+_PLACES = ("last", "first", "auto")
+_OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
+_TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
+"""The table of `LayerCosts` that a line gives."""
+_PER_LAYER = ("F", "I", "W", "B", "R", "FB")
+
+
+def check_plan(plan: PlanTree) -> list[Diagnostic]:
+    """What is wrong with the lines of a plan, before any size is known (S144 to S152, S401)."""
+    found = [*_line_faults(plan)]
+    for line in plan.lines:
+        if isinstance(line, LayersLine | LayoutLine):
+            found += _name_faults(plan, line.options, _OPTIONS[type(line)], "S144", "option")
+        if isinstance(line, LayersLine):
+            found += _spot_faults(plan, line)
+        if isinstance(line, TableLine):
+            found += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
+    return [*found, *check_directives(attached(plan))]
+
+
+def attach(plan: PlanTree, schedule: Schedule, layout: Layout) -> ExpertPlan:
+    """What a checked plan attaches to a schedule. Raises `DiagnosticError` (S145 to S149, S323) at its place."""
+    found = attached(plan)
+    given = {entry.name for line in plan.lines if isinstance(line, TableLine) and line.table == "activations"
+             for entry in line.entries}  # fmt: skip
+    derived = {"moe", "mtp"} if activation_bytes(found.plan) is not None else set()
+    if missing := list(memory_is_said(plan, layout, given | derived)):
+        raise DiagnosticError(missing)
+    return resolve(found, schedule, layout)
+
+
+def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
+    """Layers are placed exactly once, and nothing else is said twice."""
+    where = [line for line in plan.lines if isinstance(line, LayersLine | LayoutLine)]
+    if not where:
+        help = 'write `layers 61`, or a layout: `layout "Et*3|(tt|)*29,m|L"`'
+        yield _fault(plan, "S144", "a plan that does not say where the layers are", plan.span, help)
+    for second in where[1:]:
+        yield _fault(plan, "S144", "the layers are placed twice", second.span, "keep one `layers` or `layout` line")
+    seen: set[str] = set()
+    for line in plan.lines:
+        word = line.table if isinstance(line, TableLine) else "memory"
+        if isinstance(line, TableLine | MemoryLine) and word in seen:
+            yield _fault(plan, "S144", f"`{word}` is said twice", line.span, f"keep one `{word}` line")
+        seen.add(word if isinstance(line, TableLine | MemoryLine) else "")
+
+
+def _name_faults(
+    plan: PlanTree, given: tuple[Given, ...], known: tuple[str, ...], code: str, what: str
+) -> Iterator[Diagnostic]:
+    for at, entry in enumerate(given):
+        if entry.name not in known:
+            help = did_you_mean(entry.name, (*known, *PLAN_LINES))
+            help = help if help.startswith("did") else f"known here: {', '.join(known)}"
+            yield _fault(plan, code, f"`{entry.name}` is no {what}", entry.span, help)
+        elif entry.name in {other.name for other in given[:at]}:
+            yield _fault(plan, "S144", f"`{entry.name}` is said twice", entry.span, "keep one of the two")
+
+
+def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:
+    if isinstance(line.at, str) and line.at not in _PLACES:
+        help = did_you_mean(line.at, _PLACES) or "last, first, auto, or places as [0, 31, 63]"
+        yield _fault(plan, "S144", f"no places are called `{line.at}`", line.at_span, help)
+    elif line.at not in (None, "auto") and not any(option.name == "pad" for option in line.options):
+        yield _fault(plan, "S144", "places of paddings, and no paddings", line.at_span, "say how many: `pad 3`")
+
+
+def _fault(plan: PlanTree, code: str, message: str, span: Span, help: str = "") -> Diagnostic:
+    return Diagnostic(code, message, Label(span), help=help, source=plan.source)
+
+
+def layer_costs(plan: PlanTree) -> LayerCosts:
+    """The costs of the parts of the model that a plan says; those that it leaves out have their defaults.
+
+    Memory is in bytes where the plan's memory has a unit, and the activations of MoE layers then follow from the
+    experts and the tokens where they are not said.
+    """
+    costs = LayerCosts()
+    held = activation_bytes(attached(plan).plan)
+    if held is not None and plan.memory is not None and plan.memory.unit:
+        costs = replace(costs, activations=costs.activations._replace(moe=held, mtp=held))
+    for line in plan.lines:
+        if isinstance(line, TableLine):
+            table = _TABLES[line.table]
+            values = {entry.name: amount(entry) for entry in line.entries}
+            costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
+    return costs
+
+
+def dense_of(plan: PlanTree) -> int | None:
+    """How many of the first layers are dense: as said, else none where the plan has experts, else (None) all."""
+    line = next(line for line in plan.lines if isinstance(line, LayersLine | LayoutLine))
+    experts = any(isinstance(line, ExpertsLine) for line in plan.lines)
+    said = (int(option.value) for option in line.options if option.name == "dense")
+    return next(said, 0 if experts else None)
+
+
+def layout_of(plan: PlanTree, schedule: Schedule) -> Layout:
+    """The layout that a checked plan says, for the stages of ``schedule``.
+
+    Raises `DiagnosticError` (S140 to S143, S406) at the place in the plan.
+    """
+    line = next(line for line in plan.lines if isinstance(line, LayersLine | LayoutLine))
+    return _written(plan, line, schedule) if isinstance(line, LayoutLine) else _made(plan, line, schedule)
+
+
+def _written(plan: PlanTree, line: LayoutLine, schedule: Schedule) -> Layout:
+    start = line.text_span
+
+    def in_plan(span: Span) -> Span:
+        """The string stands on one line, behind its quote."""
+        return Span(start.line, start.column + span.column, start.line, start.column + span.end_column)
+
+    dense = dense_of(plan)
+    with _placed(plan, in_plan):
+        layout = parse_layout(Source(plan.source.name, line.text), dense=dense)
+    with _placed(plan, lambda _: start):
+        if len(layout.stages) != schedule.stages:
+            shape = f"{schedule.ranks} ranks with {schedule.placement.chunks} chunks each"
+            message = f"the layout has {len(layout.stages)} stages, {plan.schedule} has {schedule.stages}"
+            raise refusal(f"{message} at these sizes", shape)
+    return layout
+
+
+def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
+    given = {option.name: int(option.value) for option in line.options}
+    pad, stages = given.get("pad"), schedule.stages
+    limit = plan.memory
+    with _placed(plan, lambda _: line.span, limit.span if limit else line.span):
+        model = Model(line.count, dense_of(plan), given.get("mtp", 0))
+        if line.at == "auto":
+            if line.count * stages > MOST_BALANCED:
+                message = f"`auto` for {line.count} layers in {stages} stages"
+                help = (
+                    f"layers times stages are at most {MOST_BALANCED:,}; `schedc layout --auto` makes a string to write"
+                )
+                raise refusal(message, help)
+            memory = amount(limit) if limit else None
+            held = peaks(schedule).tolist()
+            found = balance(model, schedule.placement, layer_costs(plan), pad=pad, memory=memory, in_flight=held)
+            return found.layout
+        return even(model, stages) if pad is None else padded(model, stages, pad, line.at or "last")
+
+
+@contextmanager
+def _placed(plan: PlanTree, where: Callable[[Span], Span], memory: Span | None = None) -> Iterator[None]:
+    """Errors from inside get their place in the plan: S406 that of the memory line, others ``where`` their own is."""
+    try:
+        yield
+    except DiagnosticError as error:
+        raise DiagnosticError([
+            replace(
+                found,
+                primary=Label(memory if memory and found.code == "S406" else where(found.primary.span)),
+                source=plan.source,
+            )
+            for found in error.diagnostics
+        ]) from None  # fmt: skip
+
+
+def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertPlan | None = None) -> Costs:
+    """The costs of the stages of a layout, with what the recomputation of ``with_plan`` leaves of their activations.
+
+    Of ``costs``, a single number is that of one layer of cost 1 (of one that holds activations 1), and is multiplied
+    by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
+    """
+    layers, attaching = layer_costs(plan), with_plan or ExpertPlan()
+    held_of = {"activation": kept, "pending_weight": waiting}
+
+    def scaled(name: str, table: str, held: Floats | float = 1.0) -> Cost | None:
+        value: Cost | None = getattr(costs, name)
+        if not value or isinstance(value, tuple):  # nothing is nothing, however many layers
+            return value
+        return tuple((layers.per_stage(layout, table) * held * value).tolist())
+
+    changed = {name: scaled(name, "time") for name in _PER_LAYER}
+    changed |= {
+        name: scaled(name, "activations", share(attaching, layout, layers.activations))
+        for name, share in held_of.items()
+    }
+    of_stages = replace(costs, **changed)  # type: ignore[arg-type]
+    return _with_recomputation(of_stages, costs, attaching, layout, layers)
+
+
+def _with_recomputation(of_stages: Costs, costs: Costs, plan: ExpertPlan, layout: Layout, layers: LayerCosts) -> Costs:
+    """The costs of the stages with what a microbatch with an R holds before it and after. ``costs``: as they are given;
+    numbers per stage stay."""
+    whole = costs.resolved(len(layout.stages)).activation
+    if not isinstance(costs.activation, tuple):
+        whole = whole * layers.per_stage(layout, "activations")
+    if plan.recompute:
+        restored = whole * waiting(plan, layout, layers.activations)  # then it is there, as where it waits for its W
+        of_stages = replace(of_stages, restored=tuple(restored.tolist()))
+    let_go = kept_until_recomputed(plan, layout, layers.activations)
+    if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(let_go).all()):
+        otherwise = costs.recomputed * layers.per_stage(layout, "activations")
+        held = np.where(np.isnan(let_go), otherwise, let_go * whole)
+        of_stages = replace(of_stages, recomputed=tuple(held.tolist()))
+    return of_stages

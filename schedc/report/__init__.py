@@ -1,0 +1,1 @@
+"""What the commands report: facts as JSON, and text made of that JSON."""

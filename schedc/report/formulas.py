@@ -1,0 +1,240 @@
+"""What `schedc report` prints: a derivation as one JSON object, as text, and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedc.elaborate.fastest import has_policy
+from schedc.formulas.counts import CountFailure, CountPiece
+from schedc.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
+from schedc.formulas.grid import Grid, columns
+from schedc.formulas.pieces import Example, Failure, Piece, Untried
+from schedc.formulas.text import (
+    atoms_of,
+    condition,
+    count_expression,
+    count_latex,
+    count_text,
+    expression,
+    latex,
+    text,
+)
+
+SCHEMA, VERSION = "schedc.report", 1
+
+_EVERY, _LARGEST = "every rank", "largest over the ranks"
+_SHOWN = 4
+"""Formulas that were not kept that the text tells, per quantity."""
+
+
+def to_json(derivation: Derivation) -> dict[str, Any]:
+    """One object.
+
+    ``quantities``: for each its ``definition`` and ``domain``: the costs that a time speaks of, as comparisons; none
+    for counts, which no cost changes. ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank``
+    (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at how many sizes it
+    is proved for all costs that satisfy them, and the largest value of each parameter there; ``share``: of the domain,
+    what satisfies the conditions, at the size where that is least.
+    ``complete``: whether nothing is left out, of times at the sizes that satisfy one of ``complete_when``, each a list
+    of comparisons; ``sizes``: how many were looked at. ``example``: sizes and costs that the pieces leave out, and the
+    ``simulated`` value; ``why``: why there are no pieces.
+    ``unknown``: formulas that were fitted and not kept, each with its ``counterexample``, or with ``untried``: sizes
+    that it depends on and was not tried above, and how far it was fitted. ``order``: the costs that chose it, if any.
+    """
+    grid = derivation.grid
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "schedule": derivation.tree.name,
+        "order": "unit costs" if has_policy(derivation.tree) else None,
+        "parameters": {"ranks": grid.ranks, "microbatches": grid.microbatches, "others": list(grid.others)},
+        "sizes_fitted": len(grid.fitted),
+        "sizes_held_out": len(grid.held_out),
+        "quantities": [
+            *(_time(derivation, result) for result in derivation.times),
+            *(_count(derivation, result) for result in derivation.counts),
+        ],
+        "diagnostics": [diagnostic.to_json() for diagnostic in grid.illegal],
+    }
+
+
+def _time(derivation: Derivation, result: TimeResult) -> dict[str, Any]:
+    grid, space = derivation.grid, result.space
+    return {
+        "quantity": result.quantity,
+        "definition": DEFINITIONS[result.quantity],
+        "latency": "p2p" in space.symbols,
+        "domain": list(space.texts),
+        "pieces": [_time_piece(derivation, result, piece) for piece in result.pieces],
+        "complete": bool(result.complete),
+        "complete_when": [list(region.conditions(grid.ranks, grid.microbatches)) for region in result.complete],
+        "sizes": result.sizes,
+        "example": _left_out(result.example),
+        "why": result.why,
+        "unknown": [_time_failure(result, failure) for failure in result.failures],
+    }
+
+
+def _time_piece(derivation: Derivation, result: TimeResult, piece: Piece) -> dict[str, Any]:
+    grid, symbols = derivation.grid, result.space.symbols
+    expr = expression(piece.form, symbols)
+    table = columns((*grid.fitted, *grid.held_out), grid.names)
+    sides = [condition(form, symbols, table) for form in piece.conditions]
+    return {
+        "formula": text(expr),
+        "latex": latex(expr, atoms_of(piece.form)),
+        "rank": _EVERY if piece.even else _LARGEST,
+        "conditions": [
+            *piece.region.conditions(grid.ranks, grid.microbatches),
+            *(f"{text(less)} <= {text(more)}" for less, more in sides),
+        ],
+        "proved_sizes": piece.proved,
+        "largest": dict(piece.largest or {}),
+        "share": float(piece.share),
+    }
+
+
+def _left_out(example: Example | None) -> dict[str, Any] | None:
+    if example is None:
+        return None
+    return {"sizes": example.sizes, "costs": example.costs, "simulated": example.measured}
+
+
+def _untried(failure: Untried) -> dict[str, Any]:
+    return {"counterexample": None, "untried": dict(zip(failure.names, failure.most, strict=True))}
+
+
+def _time_failure(result: TimeResult, failure: Failure | Untried) -> dict[str, Any]:
+    formula = text(expression(failure.form, result.space.symbols))
+    if isinstance(failure, Untried):
+        return {"formula": formula, **_untried(failure)}
+    return {
+        "formula": formula,
+        "counterexample": {
+            "sizes": failure.sizes,
+            "costs": failure.costs,
+            "formula": failure.said,
+            "simulated": failure.measured,
+        },
+    }
+
+
+def _count(derivation: Derivation, result: CountResult) -> dict[str, Any]:
+    return {
+        "quantity": result.quantity,
+        "definition": DEFINITIONS[result.quantity],
+        "domain": [],
+        "pieces": [_count_piece(derivation, result, piece) for piece in result.pieces],
+        "complete": result.example is None,
+        "example": _left_out(result.example),
+        "unknown": [_count_failure(failure) for failure in result.failures],
+    }
+
+
+def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece) -> dict[str, Any]:
+    grid = derivation.grid
+    where = piece.part.text.format(P=grid.ranks) if piece.part else _LARGEST if result.largest else "all together"
+    return {
+        "formula": count_text(piece),
+        "latex": count_latex(piece),
+        "rank": where or ("rank r" if any(atom.rank for atom in atoms_of(*piece.forms)) else _EVERY),
+        "conditions": list(piece.region.conditions(grid.ranks, grid.microbatches)),
+        **_counted_at(piece, grid),
+    }
+
+
+def _counted_at(piece: CountPiece, grid: Grid) -> dict[str, Any]:
+    """The sizes at which a count was compared: there it holds whatever the costs."""
+    table = columns((*grid.fitted, *grid.held_out), grid.names)
+    inside = piece.region.of(table, grid.ranks, grid.microbatches)
+    return {
+        "proved_sizes": int(inside.sum()),
+        "largest": {name: int(column[inside].max()) for name, column in table.items()},
+        "share": 1.0,
+    }
+
+
+def _count_failure(failure: CountFailure | Untried) -> dict[str, Any]:
+    formula = text(count_expression(failure.form))
+    if isinstance(failure, Untried):
+        return {"formula": formula, **_untried(failure)}
+    return {
+        "formula": formula,
+        "counterexample": {"sizes": failure.sizes, "formula": failure.said, "simulated": failure.measured},
+    }
+
+
+# For people.
+
+
+def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
+    """The report of `to_json` as text, its formulas as LaTeX if wanted."""
+    parameters = facts["parameters"]
+    names = ", ".join([parameters["ranks"], parameters["microbatches"], *parameters["others"]])
+    lines = [
+        f"{facts['schedule']}({names}), {parameters['ranks']} >= 2: fitted at {facts['sizes_fitted']} sizes, "
+        f"decided at these and {facts['sizes_held_out']} others",
+        "times per chunk"
+        + (", one p2p per message" if any(q.get("latency") for q in facts["quantities"]) else "")
+        + "; in brackets: the sizes at which a piece is proved for all costs, not beyond, and its least share of them",
+    ]
+    if facts["order"]:
+        lines.append(f"all of the order for {facts['order']}: other costs would choose other orders")
+    for quantity in facts["quantities"]:
+        lines += ["", *_described(quantity, as_latex)]
+    return "\n".join(lines)
+
+
+def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
+    latency = " with latency" if quantity.get("latency") else ""
+    yield f"{quantity['quantity']}{latency}: {quantity['definition']}"
+    if quantity["domain"]:
+        yield f"    costs: {', '.join(quantity['domain'])}"
+    costly = bool(quantity["domain"])
+    shown = [f"${piece['latex']}$" if as_latex else piece["formula"] for piece in quantity["pieces"]]
+    width = max(map(len, shown), default=0)
+    for formula, piece in zip(shown, quantity["pieces"], strict=True):
+        when = f"  when {' and '.join(piece['conditions'])}" if piece["conditions"] else ""
+        yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece, costly)}]"
+    yield from _completeness(quantity)
+    told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
+    yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN])
+    if len(told) > _SHOWN:
+        yield f"    not kept: {len(told) - _SHOWN} formulas more, which --json tells"
+
+
+def _proved(piece: dict[str, Any], costly: bool) -> str:
+    largest = ", ".join(f"{name} <= {value}" for name, value in piece["largest"].items())
+    share = f"; {piece['share']:.1%}" if costly else ""
+    return f"{piece['proved_sizes']} sizes, {largest}{share}"
+
+
+def _completeness(quantity: dict[str, Any]) -> Iterator[str]:
+    """Whether the pieces are all that there is; of counts only what they leave out is told."""
+    for conditions in quantity.get("complete_when", ()):
+        where = " and ".join(conditions) or "all sizes"
+        yield f"    complete for {where}: it is the largest of these forms, for all costs, at every size looked at"
+    if quantity.get("why"):
+        yield f"    not known: {quantity['why']}"
+    elif quantity["example"] is not None:
+        yield f"    not known {'elsewhere' if quantity['pieces'] else 'at all'}{_such_as(quantity['example'])}"
+    elif not quantity["complete"]:
+        yield "    not known elsewhere"
+
+
+def _such_as(example: dict[str, Any] | None) -> str:
+    return "" if example is None else f", such as {example['simulated']:g} at {_where(example)}"
+
+
+def _why(unknown: dict[str, Any]) -> str:
+    if (example := unknown["counterexample"]) is not None:
+        said = f"{example['formula']:g} instead of {example['simulated']:g}"
+        return f"fits, but not at {_where(example)}: {said}"
+    sizes = " and ".join(f"{name} > {most}" for name, most in unknown["untried"].items())
+    return f"fits, but was not proved with {sizes}, and not fitted there"
+
+
+def _where(example: dict[str, Any]) -> str:
+    values = {**example["sizes"], **example.get("costs", {})}
+    return ", ".join(f"{name} = {value}" for name, value in values.items())

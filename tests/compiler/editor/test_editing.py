@@ -1,0 +1,236 @@
+"""What editors and shells get: completion, highlighting, and the language server over stdio."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from schedc.cli import main
+from schedc.editor.findings import findings
+from schedc.editor.hover import WORDS, explain
+from schedc.load.library import names
+from schedc.source import Source
+from schedc.syntax.plan_words import FORMS
+from schedc.syntax.tokens import PLAN_LINES
+from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
+from support.paths import ROOT
+
+LIBRARY = sorted((ROOT / "schedules").glob("*.sched"))
+
+
+# Completion.
+
+
+def completions(*words: str) -> list[str]:
+    shell = ShellComplete(main, {}, "schedc", "_SCHEDC_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1]) if item.type == "plain"]
+
+
+def test_the_shell_completes_schedules_sizes_and_targets() -> None:
+    assert completions("check", "") == names()
+    assert completions("show", "dualpipev") == [name for name in names() if name.startswith("dualpipev")]
+    assert completions("check", "interleaved_1f1b", "-D", "") == ["P=4", "M=8", "v=2"]
+    assert completions("check", "interleaved_1f1b", "-D", "v") == ["v=2"]
+    assert completions("check", "-D", "") == []
+    assert completions("check", "no_such_schedule", "-D", "") == []
+    assert completions("export", "1f1b", "--to", "csv") == ["csv", "csv-lowered"]
+
+
+# Highlighting.
+
+
+def grammar_words() -> set[str]:
+    """The words that the parser itself knows."""
+    from schedc.syntax.parser import _grammar
+
+    patterns = [terminal.pattern.value for terminal in _grammar()[0].terminals]
+    return {pattern for pattern in patterns if re.fullmatch("[a-z]+", pattern)}
+
+
+def test_both_highlighters_know_the_words_of_the_grammar() -> None:
+    pytest.importorskip("pygments")
+    from schedc.editor.highlight import keywords
+
+    assert set(keywords()) == grammar_words() | {"if"}
+    path = ROOT / "editors" / "vscode" / "syntaxes" / "sched.tmLanguage.json"
+    rules = json.loads(path.read_text())["patterns"]
+    by_name = {rule.get("name"): set(re.findall(r"\w+", rule["match"].replace(r"\b", ""))) for rule in rules}
+    assert by_name["keyword.control.sched"] == set(keywords())
+    assert by_name["storage.type.sched"] == {*ROLES, *PLACEMENTS}
+    assert by_name["support.function.sched"] == {*BUILTINS, *METRICS}
+    assert by_name["keyword.other.sched"] >= set(PLAN_LINES)
+    assert all(re.compile(rule["match"]) for rule in rules)
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+def test_pygments_leaves_nothing_of_the_library_unknown(path: Path) -> None:
+    pygments = pytest.importorskip("pygments")
+    from pygments.lexers import get_lexer_for_filename
+    from pygments.token import Error, Keyword, Name
+
+    from schedc.editor.highlight import SchedLexer
+
+    text = path.read_text(encoding="utf-8")
+    tokens = list(pygments.lex(text, SchedLexer()))
+    assert not [value for kind, value in tokens if kind is Error]
+    assert "".join(value for _, value in tokens) == text
+    assert (Name.Function, path.stem) in tokens
+    assert (Keyword, "rank") in tokens
+    planned = list(pygments.lex("plan a = x {\n  hot 3  cell F & B { comm F.dispatch }\n}", SchedLexer()))
+    assert {(Keyword, "hot"), (Keyword, "cell"), (Name.Builtin.Pseudo, "F.dispatch")} <= set(planned)
+    assert get_lexer_for_filename
+
+
+# Hover and diagnostics.
+
+TEXT = """sched 1
+## What it is.
+schedule mine(P: ranks = 2, M: microbatches = 4) {
+  place v
+  let some = M // 2
+  rank r { let all = 2*some phase x repeat all { F0  F1  B1  B0 } }
+  expect peak_activations == P
+}
+"""
+
+
+def test_every_word_of_the_language_is_explained() -> None:
+    assert set(WORDS) == {*ROLES, *PLACEMENTS, *BUILTINS, *METRICS, *COST_SYMBOLS, *PLAN_LINES} - OP_LETTERS
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "said"),
+    [
+        (3, 10, "What it is.\n\nP = 2, M = 4: makespan "),
+        (3, 15, "`P`: size: the number of ranks, P, 2 where nothing else is given"),
+        (4, 9, "placement: rank r holds stage r"),
+        (5, 8, "let some = M // 2"),
+        (6, 47, "let all = 2*some"),
+        (6, 55, "`F1`: forward of chunk 1\n\nrank 0: stage 3, rank 1: stage 2"),
+        (7, 10, "metric: the most activations"),
+    ],
+)
+def test_hover(line: int, column: int, said: str) -> None:
+    found = explain(Source("mine.sched", TEXT), line, column)
+    assert found is not None
+    assert said in found[0]
+    assert found[1].line == line
+    assert found[1].column <= column <= found[1].end_column
+
+
+def test_hover_shows_how_a_line_of_a_plan_is_written() -> None:
+    found = explain(Source("mine.sched", "plan a = 1f1b {\n  layers 4\n  recompute full\n}\n"), 3, 5)
+    assert found is not None
+    assert found[0].startswith(f"`recompute`: line of a plan, `{FORMS['recompute']}`: what backward works out again")
+
+
+def test_hover_has_nothing_to_say_about_white_space_and_comments() -> None:
+    source = Source("mine.sched", TEXT)
+    assert explain(source, 6, 1) is None
+    assert explain(source, 2, 6) is None
+    assert explain(source, 99, 1) is None
+    assert explain(Source("broken", "bubble bubble {"), 1, 3) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TEXT, []),
+        (TEXT.replace("== P\n", "== M\n"), [("S501", 7, 3)]),
+        (TEXT.replace("F0  F1", "F1  F0"), [("S204", 6, 50)]),
+        (TEXT.replace("= 4)", ")").replace("F0  F1", "F1  F0").replace("ranks = 2", "ranks"), []),
+        (TEXT.replace("place v", "place w"), [("S104", 4, 3)]),
+        (TEXT.replace("{ F0", "{ ?"), [("S002", 6, 50)]),
+    ],
+)
+def test_findings_are_those_of_check(text: str, expected: list[tuple[str, int, int]]) -> None:
+    assert [finding.position for finding in findings(Source("mine.sched", text))] == expected
+
+
+# The server.
+
+
+class Client:
+    """A language client: requests out, answers and notifications in."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "schedc", "lsp"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.number = 0
+
+    def notify(self, method: str, **params: Any) -> None:
+        self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def request(self, method: str, **params: Any) -> Any:
+        self.number += 1
+        self._send({"jsonrpc": "2.0", "id": self.number, "method": method, "params": params})
+        return self.receive(lambda message: message.get("id") == self.number)["result"]
+
+    def diagnostics(self) -> Any:
+        return self.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")["params"]
+
+    def receive(self, wanted: Any) -> Any:
+        while True:
+            length = 0
+            while (header := self.process.stdout.readline().strip()) or not length:  # type: ignore[union-attr]
+                assert header, self.process.stderr.read().decode()  # type: ignore[union-attr]
+                if header.lower().startswith(b"content-length:"):
+                    length = int(header.split(b":")[1])
+            message = json.loads(self.process.stdout.read(length))  # type: ignore[union-attr]
+            if wanted(message):
+                return message
+
+    def _send(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    pytest.importorskip("pygls")
+    running = Client()
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+def test_a_file_is_written_with_the_servers_help(client: Client) -> None:
+    uri = "file:///mine.sched"
+    capabilities = client.request("initialize", processId=None, rootUri=None, capabilities={})["capabilities"]
+    assert capabilities["hoverProvider"]
+    assert capabilities["documentFormattingProvider"]
+    client.notify("initialized")
+    broken = TEXT.replace("== P\n", "== P*Q\n")
+    document = {"uri": uri, "languageId": "sched", "version": 1, "text": "# 🙂 ü\n" + broken}
+    client.notify("textDocument/didOpen", textDocument=document)
+    (found,) = client.diagnostics()["diagnostics"]
+    assert found["code"].startswith("S1")
+    assert found["source"] == "schedc"
+    assert found["range"] == {"start": {"line": 7, "character": 31}, "end": {"line": 7, "character": 32}}
+
+    changes = [{"text": TEXT.replace("{ F0", "{F0")}]
+    client.notify("textDocument/didChange", textDocument={"uri": uri, "version": 2}, contentChanges=changes)
+    assert client.diagnostics()["diagnostics"] == []
+
+    place = {"line": 5, "character": 49}
+    hover = client.request("textDocument/hover", textDocument={"uri": uri}, position=place)
+    assert "`F0`: forward of chunk 0" in hover["contents"]["value"]
+    options = {"tabSize": 2, "insertSpaces": True}
+    (edit,) = client.request("textDocument/formatting", textDocument={"uri": uri}, options=options)
+    assert "all { F0  F1  B1  B0 }" in edit["newText"]
+    assert edit["range"]["end"]["line"] == TEXT.count("\n") + 1
+
+    client.notify("textDocument/didClose", textDocument={"uri": uri})
+    assert client.diagnostics()["diagnostics"] == []
+    client.request("shutdown")
+    client.notify("exit")
+    assert client.process.wait(timeout=10) == 0

@@ -1,0 +1,157 @@
+"""Settings for torchtitan and NeMo AutoModel: every schedule of the library, judged by the trainers' own code.
+
+`make trainers` installs the two (build/trainers); without them, what is printed is still tested by its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from schedc.cli import main
+from schedc.compiler import legal_schedule
+from schedc.interchange.csv_trainers import NEMO_AUTOMODEL, TORCHTITAN
+from schedc.interchange.torch_csv import to_torch_csv
+from schedc.load.library import names, open_schedule
+from support.paths import ROOT
+
+TRAINERS = ROOT / "build" / "trainers"
+REFUSED = {
+    "chimera": "S603",
+    "dualpipe": "S603",
+    "hanayo": "S607",
+    "seq1f1b": "S607",
+}
+CASES = {
+    **{name: (name, ()) for name in names() if name not in REFUSED},
+    "three chunks": ("interleaved_1f1b", ("P=2", "M=4", "v=3")),
+    "four chunks": ("looped_bfs", ("P=3", "M=6", "v=4")),
+}
+
+
+def schedc(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def export(target: str, *arguments: str) -> str:
+    result = schedc("export", *arguments, "--to", target)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_torchtitan_gets_flags() -> None:
+    assert export("torchtitan", "dualpipev") == (
+        "# dualpipev: P = 4, M = 10\n"
+        "# For torchtitan 0.3.0: append these flags to `--module ... --config ...`.\n"
+        "# The schedule named here places the stages. Their order is that of the CSV, which\n"
+        "# `schedc export ... --to csv -o dualpipev.csv` writes.\n"
+        "# The local batch size is the number of microbatches times the microbatch size.\n"
+        "--training.local_batch_size 10\n"
+        "--training.disable_cuda_graphs\n"
+        "--parallelism.pipeline_parallel_degree 4\n"
+        "--parallelism.pipeline_parallel_schedule DualPipeV\n"
+        "--parallelism.pipeline_parallel_schedule_csv dualpipev.csv\n"
+        "--parallelism.pipeline_parallel_microbatch_size 1\n"
+    )
+
+
+def test_nemo_automodel_gets_lines_of_a_recipe() -> None:
+    assert export("nemo", "interleaved_1f1b", "-D", "v=3") == (
+        "# interleaved_1f1b: P = 4, M = 8, v = 3\n"
+        "# For NeMo AutoModel 0.7.0: merge these lines into the recipe.\n"
+        "# The schedule named here places the stages. Their order is that of the CSV, which\n"
+        "# `schedc export ... --to csv -o interleaved_1f1b.csv` writes.\n"
+        "# The local batch size is the number of microbatches times the microbatch size.\n"
+        "# Set distributed.pipeline.layers_per_stage to an n with ceil(layers / n) = 12: 3 stages per rank.\n"
+        "step_scheduler:\n"
+        "  local_batch_size: 8\n"
+        "distributed:\n"
+        "  pp_size: 4\n"
+        "  pipeline:\n"
+        "    pp_schedule: Interleaved1F1B\n"
+        '    pp_schedule_csv: "interleaved_1f1b.csv"\n'
+        "    pp_microbatch_size: 1\n"
+    )
+
+
+def test_a_file_name_is_quoted_for_both(tmp_path: Path) -> None:
+    path = tmp_path / 'my "own"\norder.csv'
+    path.write_text(export("csv", "1f1b"))
+    words = shlex.split(export("torchtitan", str(path)), comments=True)
+    assert words[words.index("--parallelism.pipeline_parallel_schedule_csv") + 1] == 'my "own" order.csv'
+    (line,) = re.findall("pp_schedule_csv: (.*)", export("nemo", str(path)))
+    assert json.loads(line) == 'my "own" order.csv'
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "nemo"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_neither_can_place_is_refused(name: str, target: str) -> None:
+    assert f"error[{REFUSED[name]}]" in schedc("export", name, "--to", target).stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "why"),
+    [
+        ("torchtitan", "P=1", "it pipelines from two ranks on"),
+        ("nemo", "P=1", "it pipelines from two ranks on"),
+        ("nemo", "M=3", "its recipes demand a microbatch per rank or more; here 3 meet 4"),
+    ],
+)
+def test_sizes_that_a_trainer_does_not_take_are_refused(target: str, size: str, why: str) -> None:
+    error = schedc("export", "zbh1", "-D", size, "--to", target).stderr
+    assert "error[S607]" in error
+    assert why in error
+
+
+def case(what: str, folder: Path) -> dict[str, Any]:
+    """The settings as printed, in a folder beside their CSV, and what a trainer must make of them on rank 1."""
+    name, given = CASES[what]
+    sizes = [word for size in given for word in ("-D", size)]
+    schedule = legal_schedule(open_schedule(name), {key: int(value) for key, value in (s.split("=") for s in given)})
+    place = folder / what
+    place.mkdir()
+    (place / f"{name}.csv").write_text(export("csv", name, *sizes))
+    return {
+        "name": what,
+        "folder": str(place),
+        "ranks": schedule.ranks,
+        "stages": schedule.stages,
+        "torchtitan": export("torchtitan", name, *sizes),
+        "nemo": export("nemo", name, *sizes),
+        "expected": {
+            "stages": np.flatnonzero(schedule.placement.rank_of_stage[0] == 1).tolist(),
+            "microbatches": schedule.microbatches,
+            "order": to_torch_csv(schedule).splitlines(),
+        },
+    }
+
+
+@pytest.mark.skipif(not (TRAINERS / ".ready").exists(), reason="`make trainers` installs torchtitan and NeMo AutoModel")
+def test_both_trainers_take_the_settings_of_every_schedule(tmp_path: Path) -> None:
+    """Their parsers read them, their placements are those of the order, and the order that they load is ours."""
+    cases = [case(what, tmp_path) for what in CASES]
+    source, target = tmp_path / "cases.json", tmp_path / "results.json"
+    source.write_text(json.dumps(cases))
+    paths = os.pathsep.join([str(TRAINERS), str(ROOT / "tests")])
+    program = [
+        sys.executable,
+        str(ROOT / "tests" / "compiler" / "interchange" / "trainer_cases.py"),
+        str(source),
+        str(target),
+    ]
+    run = subprocess.run(program, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths})
+    assert run.returncode == 0, run.stderr[-4000:]
+    results = json.loads(target.read_text())
+    assert results.pop("versions") == {"torchtitan": TORCHTITAN.version, "nemo-automodel": NEMO_AUTOMODEL.version}
+    expected = {c["name"]: {"torchtitan": {"graphs": False} | c["expected"], "nemo": c["expected"]} for c in cases}
+    assert results == expected

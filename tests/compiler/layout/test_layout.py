@@ -1,0 +1,420 @@
+"""Layout strings, paddings, layer costs and `schedc layout`: what is read, refused and where, and printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedc.cli import main
+from schedc.compiler import legal_schedule
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.ops import OpKind
+from schedc.layout import (
+    Kind,
+    LayerCosts,
+    Layout,
+    Model,
+    Part,
+    PerKind,
+    balance,
+    even,
+    padded,
+    parse_layer_costs,
+    parse_layout,
+    write_layout,
+)
+from schedc.layout.compare import measure, peaks
+from schedc.load.library import open_schedule
+from schedc.source import Source
+from support.paths import ROOT
+
+
+def letters(layout: Layout) -> str:
+    """Every part by its first letter, noop as ``-``; stages between bars."""
+    short = {Kind.EMBEDDING: "E", Kind.DENSE: "t", Kind.MOE: "t", Kind.MTP: "m", Kind.HEAD: "L", Kind.NOOP: "-"}
+    return "|".join("".join(short[part.kind] for part in parts) for parts in layout.stages)
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("Et*3|(tt|)*29,m|L", "Ettt|" + "tt|" * 29 + "m|L"),  # Megatron's own examples
+        ("E,(t)*13|(t)*14,L", "E" + "t" * 13 + "|" + "t" * 14 + "L"),
+        ("E|(tt|)*2,(t|)*4,mL", "E|tt|tt|t|t|t|t|mL"),
+        ("E||t|L", "E||t|L"),
+        ("Ett|((t|)*2tt|)*2mL", "Ett|t|t|tt|t|t|tt|mL"),
+        ("(E(tt|(tt|m|)))L", "Ett|tt|m|L"),
+        (" E t * 2 |\n\tnoop*2 (t noop)*2\n| noop L ", "Ett|--t-t-|-L"),
+        ("noop Et|L noop", "-Et|L-"),
+    ],
+)
+def test_layout_strings(text: str, expanded: str) -> None:
+    layout = parse_layout(text)
+    assert letters(layout) == expanded
+    numbers = [number for stage in range(len(layout.stages)) for number in layout.layers_of(stage)]
+    assert numbers == list(range(expanded.count("t")))
+    assert parse_layout(write_layout(layout)) == layout
+
+
+def refused(text: str, **known: int) -> list[tuple[str, int, int]]:
+    with pytest.raises(DiagnosticError) as error:
+        parse_layout(text, **known)
+    return [diagnostic.position for diagnostic in error.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        ("Et*3|x t*2 y2|L", [("S140", 1, 6), ("S140", 1, 12)]),
+        ("E t*0 |*3 tL)", [("S140", 1, 4), ("S140", 1, 8), ("S140", 1, 13)]),
+        ("E\n (t|(t|L", [("S140", 2, 2), ("S140", 2, 5)]),
+        ("Et*|L", [("S140", 1, 3)]),
+        ("*3E()t*2*2L", [("S140", 1, 1), ("S140", 1, 4), ("S140", 1, 9)]),
+        ("t|L", [("S142", 1, 1)]),
+        ("Et|t", [("S142", 1, 5)]),
+        ("E|L ", [("S142", 1, 4)]),
+        ("", [("S142", 1, 1), ("S142", 1, 1), ("S142", 1, 1)]),
+        ("tE|L", [("S142", 1, 2)]),
+        ("noop|Et|L", [("S142", 1, 6)]),
+        ("Et|L|t", [("S142", 1, 4), ("S142", 1, 6)]),
+        ("Et|tEmtL", [("S142", 1, 5), ("S142", 1, 7)]),
+        ("EtLm", [("S142", 1, 4)]),
+        ("EtLL", [("S142", 1, 4)]),
+        ("Em t*3 L", [("S142", 1, 4)]),  # once, not for each of the three
+    ],
+)
+def test_errors_point_into_the_string(text: str, positions: list[tuple[str, int, int]]) -> None:
+    assert refused(text) == positions
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["((((t*9999)*9999)*9999)*9999)", "Et*99999999999999999999999|L", "(" * 5000, "(t|)*65536" * 2,
+     "(" * 20 + "t" + "*9)" * 20, "t" * 200_000],
+)  # fmt: skip
+def test_hostile_strings_end_at_once(text: str) -> None:
+    begin = time.perf_counter()
+    assert refused(text)[0][0] == "S141"
+    assert time.perf_counter() - begin < 1
+
+
+@given(
+    st.text(st.sampled_from("EtmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
+    st.none() | st.integers(-2, 9),
+)
+@settings(max_examples=400)
+def test_any_text_is_read_or_refused_at_a_place_in_it(text: str, dense: int | None) -> None:
+    try:
+        layout = parse_layout(text, dense=dense)
+    except DiagnosticError as error:
+        for found in error.diagnostics:
+            span = found.primary.span
+            assert found.code in ("S140", "S141", "S142", "S143")
+            assert found.source is None or span.column <= len(found.source.line(span.line)) + 1
+        return
+    assert parse_layout(write_layout(layout), dense=dense) == layout
+
+
+def test_the_number_of_layers_is_checked() -> None:
+    assert refused("Ett|tL", layers=4) == [("S143", 1, 7)]
+    assert refused("Ett|tL", dense=4) == [("S143", 1, 7)]
+    layout = parse_layout("Ett|tL", layers=3, dense=2)
+    assert layout.model == Model(3, 2)
+    assert layout.stages[1][0] == Part(Kind.MOE, 2)
+
+
+def test_a_layout_made_by_hand_is_checked_too() -> None:
+    with pytest.raises(DiagnosticError, match="dense number 1 where 0 is due"):
+        Layout(((Part(Kind.EMBEDDING), Part(Kind.DENSE, 1), Part(Kind.HEAD)),))
+    mixed = Layout(((Part(Kind.EMBEDDING), Part(Kind.MOE, 0)), (Part(Kind.DENSE, 1), Part(Kind.HEAD))))
+    assert mixed.layers == 2
+    with pytest.raises(DiagnosticError, match=r"S143.*a dense layer after a MoE layer"):
+        _ = mixed.model
+
+
+PARTS = st.lists(st.lists(st.sampled_from("tt-"), max_size=9), min_size=1, max_size=12)
+
+
+@given(PARTS, st.integers(0, 2), st.integers(0, 5))
+@settings(max_examples=200)
+def test_every_layout_is_written_and_read_back(decoder: list[list[str]], mtp: int, dense: int) -> None:
+    rows = ["".join(row) for row in decoder]
+    rows[0] = "E" + rows[0]
+    rows[-1] += "t" + "m" * mtp + "L"
+    layout = parse_layout("|".join(rows).replace("-", " noop "))
+    dense = min(dense, layout.layers)
+    layout = parse_layout(write_layout(layout), dense=dense)
+    assert letters(layout) == "|".join(rows)
+    assert parse_layout(write_layout(layout), dense=dense) == layout
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ("last", "Ettt|ttt|tt-L"),
+        ("first", "E-tt|ttt|tttL"),
+        ([4], "Ettt|t-t|tttL"),
+    ],
+)
+def test_paddings(at: str | list[int], expected: str) -> None:
+    layout = padded(Model(8, 2, 0), 3, 1, at)
+    assert letters(layout) == expected
+    assert [part.number for held in layout.stages for part in held if part.kind is Kind.MOE] == [2, 3, 4, 5, 6, 7]
+    assert letters(even(Model(8, mtp=1), 3)) == "Ettt|ttt|ttmL"
+    assert letters(even(Model(1), 3)) == "Et||L"
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "pad", "at", "message"),
+    [
+        (Model(61), 16, 2, "last", "61 layers and 2 paddings are 63 places, which 16 stages cannot share equally"),
+        (Model(7), 4, 1, [3, 4], "1 paddings at 2 different places"),
+        (Model(7), 4, 1, [8], "a padding at place 8 of 8"),
+        (Model(7), 4, 1, "end", "no places are called `end`"),
+        (Model(7), 4, -3, "last", "-3 paddings"),
+        (Model(7), 0, 1, "last", "0 stages"),
+    ],
+)
+def test_paddings_that_do_not_fit(model: Model, stages: int, pad: int, at: str | list[int], message: str) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        padded(model, stages, pad, at)
+    (found,) = error.value.diagnostics
+    assert (found.code, found.message) == ("S143", message)
+
+
+def test_models_that_do_not_exist() -> None:
+    for layers, dense, mtp in ((0, None, 0), (4, 5, 0), (4, -1, 0), (4, 1, -1), (10**6, None, 0)):
+        with pytest.raises(DiagnosticError, match="S143"):
+            Model(layers, dense, mtp)
+
+
+COSTS = """schema = "schedc.layer-costs/1"
+
+[time]
+moe = 1.4
+head = 0.9
+
+[parameters]
+moe = 3.0
+
+[ops]
+W = 0.5
+"""
+
+
+def test_layer_costs_of_a_file_and_options() -> None:
+    costs = LayerCosts.from_options(
+        ["embedding=0.25", "activations.moe=2", "p2p=0.1", "moe = 1.5"], parse_layer_costs(Source("costs.toml", COSTS))
+    )
+    assert costs.time == PerKind(0.25, 1.0, 1.5, 1.0, 0.9)
+    assert costs.parameters == PerKind(0.0, 0.0, 3.0, 0.0, 0.0)
+    assert costs.activations == PerKind(0.0, 1.0, 2.0, 1.0, 0.0)
+    of_stages = costs.of(parse_layout("Et noop|ttL", dense=1))
+    assert (of_stages.F, of_stages.W, of_stages.p2p) == ((1.25, 3.9), (0.625, 1.95), 0.1)
+    assert of_stages.activation == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        (COSTS.replace("moe = 1.4", "moa = 1.4"), [("S401", 4, 1)]),
+        (COSTS.replace("0.9", "-0.9"), [("S402", 5, 1)]),
+        (COSTS.replace("0.9", "[1.0, 2.0]"), [("S402", 5, 1)]),
+        (COSTS.replace("[ops]", "[op]"), [("S401", 10, 1)]),
+        (COSTS.replace("[time]", "parameters = 1\n[time]").replace("[parameters]\nmoe = 3.0\n", ""), [("S402", 3, 1)]),
+        (COSTS.replace("layer-costs", "costs"), [("S405", 1, 1)]),
+        (COSTS.replace("head = ", "head : "), [("S405", 5, 6)]),
+    ],
+)
+def test_errors_of_cost_files(text: str, positions: list[tuple[str, int, int]]) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        parse_layer_costs(Source("costs.toml", text))
+    assert [diagnostic.position for diagnostic in error.value.diagnostics] == positions
+
+
+def test_errors_of_cost_options() -> None:
+    with pytest.raises(DiagnosticError) as error:
+        LayerCosts.from_options(["moe", "mo=1", "weights.moe=1", "moe=much", "head=nan"])
+    assert [d.code for d in error.value.diagnostics] == ["S403", "S401", "S401", "S402", "S402"]
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("interleaved_1f1b", {"P": 3, "M": 6, "v": 2}), ("1f1b", {"P": 4, "M": 6}),
+                                             ("zbh1", {"P": 3, "M": 5})])  # fmt: skip
+def test_peaks_are_those_of_a_walk_through_the_order(name: str, sizes: dict[str, int]) -> None:
+    schedule = legal_schedule(open_schedule(name), sizes)
+    most = [0] * schedule.stages
+    for rank in range(schedule.ranks):
+        held = dict.fromkeys(range(schedule.stages), 0)
+        for op in schedule.ops(rank):
+            held[op.stage] += {OpKind.F: 1, OpKind.I: 0}.get(op.kind, -1)
+            most[op.stage] = max(most[op.stage], held[op.stage])
+    assert peaks(schedule).tolist() == most
+
+
+@pytest.mark.parametrize("microbatches", [16, 32, 48, 54, 64])
+def test_the_published_case(microbatches: int) -> None:
+    """Lmax*M + (P-1)*Lmax/v, times F + I + W: exact where every place is taken; 61 layers do better in both."""
+    interleaved = legal_schedule(open_schedule("interleaved_1f1b"), {"P": 8, "M": microbatches, "v": 2})
+    one_chunk = legal_schedule(open_schedule("1f1b"), {"P": 8, "M": microbatches})
+    costs = LayerCosts()
+    full = [measure(even(Model(64), s.stages), s, costs).makespan for s in (interleaved, one_chunk)]
+    formula = [3 * (8 * microbatches + 7 * 8 / v) for v in (2, 1)]
+    assert full == formula
+    padding = measure(padded(Model(61), 16, 3), interleaved, costs)
+    uneven = measure(even(Model(61), 8), one_chunk, costs)
+    assert padding.load.tolist() == [8.0] * 7 + [5.0]
+    assert padding.makespan <= formula[0]
+    assert uneven.makespan <= formula[1]
+    if microbatches == 54:
+        assert round(formula[1] / formula[0] - 1, 3) == 0.061
+        assert round(uneven.makespan / padding.makespan - 1, 3) == 0.057
+
+
+def test_memory_is_parameters_and_the_peak_of_activations() -> None:
+    schedule = legal_schedule(open_schedule("1f1b"), {"P": 3, "M": 5})
+    costs = LayerCosts(parameters=PerKind(2.0, 10.0, 0.0, 0.0, 5.0), activations=PerKind(0.0, 1.0, 0.0, 0.0, 0.5))
+    measured = measure(even(Model(4), 3), schedule, costs)
+    assert measured.memory.tolist() == [2 + 20 + 3 * 2, 10 + 2 * 1, 10 + 5 + 1 * 1.5]
+    assert np.array_equal(measured.load, [2.0, 1.0, 1.0])
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["layout", *arguments])
+
+
+INTERLEAVED = ("--schedule", "interleaved_1f1b", "-D", "P=8", "-D", "v=2", "-D", "M=54")
+
+
+BALANCED = ("--layers", "61", "--dense", "3", "--mtp", "1", "--auto", *INTERLEAVED, "--cost", "moe=1.4",
+            "--cost", "mtp=1.6", "--cost", "head=0.9", "--cost", "embedding=0.3")  # fmt: skip
+
+
+def test_the_command_as_json() -> None:
+    result = run("--layers", "61", "--pad", "3", *INTERLEAVED, "--json")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["schema"] == "schedc.layout"
+    assert facts["layout"] == "Et*4|(t*4|)*14t,noop*3,L"
+    assert (facts["largest_rank"], facts["optimal"], facts["paddings"]) == (8.0, False, 3)
+    assert facts["stages"][15]["parts"] == ["dense 60", "3 noop", "head"]
+    assert facts["stages"][8]["ranks"] == [0]
+    assert facts["measured"]["makespan"] == 1368.0
+    assert [(other["schedule"], other["makespan"]) for other in facts["others"]] == [
+        ("interleaved_1f1b", 1349.0),
+        ("1f1b", 1446.0),
+    ]
+
+
+def test_the_command_balances_and_says_why_nothing_is_better() -> None:
+    result = run(*BALANCED)
+    assert result.exit_code == 0, result.output
+    assert "largest rank 11.2, largest stage 9.8; none is better: no layout keeps every rank to 11.1" in result.output
+    assert "mtp 0" in result.output
+    shortest = run(*BALANCED, "--objective", "makespan", "--json")
+    facts = json.loads(shortest.stdout)
+    assert all(other["gain"] >= 0 for other in facts["others"] if other["what"].startswith("balanced"))
+    assert facts["largest_rank"] > 11.2
+
+
+def test_the_command_names_what_does_not_fit_into_memory() -> None:
+    """Rank 0 holds 4 and per layer 1 + 2, rank 1 holds 2 and per layer 1 + 1: one layer and three need 7 and 8."""
+    least = ("--layers", "4", "--auto", "--schedule", "1f1b", "-D", "P=2", "-D", "M=4", "--cost", "parameters.dense=1",
+             "--cost", "parameters.embedding=4", "--cost", "parameters.head=2")  # fmt: skip
+    result = run(*least, "--memory", "7.5")
+    assert result.exit_code == 1
+    assert (
+        "error[S406]: no layout keeps every rank within 7.5: rank 1 holds 8 in the one that needs least"
+        in result.output
+    )
+    assert "note: rank 1 holds 3 for the parameters of 3 dense layers of stage 1\n" in result.output
+    assert "note: rank 1 holds 3 for the activations of 1 microbatch in 3 dense layers of stage 1\n" in result.output
+    assert "note: rank 1 holds 2 for the parameters of 1 head of stage 1\n" in result.output
+    enough = run(*least, "--memory", "8")
+    assert enough.exit_code == 0, enough.output
+    assert "layout Et|tttL" in enough.output
+
+
+def test_the_command_shows_where_a_string_is_wrong() -> None:
+    result = run("Et*3|tx|L")
+    assert result.exit_code == 2
+    assert "--> layout:1:7" in result.output
+    assert run("Et*3|tt|L").exit_code == 0
+    fits_not = run("Et*3|tt|L", *INTERLEAVED)
+    assert fits_not.exit_code == 2
+    assert "the layout has 3 stages, interleaved_1f1b has 16 at these sizes" in fits_not.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a LAYOUT, or --layers"),
+        (("Et|L", "--pad", "1"), "a LAYOUT says itself"),
+        (("Et|L", "--mtp", "1"), "a LAYOUT says itself"),
+        (("--layers", "8", "--stages", "2", "--at", "first"), "--at needs --pad"),
+        (("--layers", "8", "--stages", "2", "--pad", "0", "--auto", "--at", "first"), "--auto leaves no choice"),
+        (("--layers", "8"), "--layers needs --schedule or --stages"),
+        (("--layers", "8", "--stages", "2", "--schedule", "1f1b"), "--stages follows from --schedule"),
+        (("Et|L", "-D", "P=2"), "-D needs --schedule"),
+        (("--layers", "8", "--stages", "2", "--memory", "4"), "--memory needs"),
+        (("--layers", "8", "--schedule", "1f1b", "--auto", "--memory", "nan"), "--memory is a number"),
+        (("--layers", "8", "--stages", "2", "--auto", "--objective", "makespan"), "--objective makespan needs"),
+        (("--layers", "8", "--stages", "2", "--at", "here"), "is not last, first, auto or numbers"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_wrong_costs_are_wrong_usage(tmp_path: Path) -> None:
+    assert run("Et|L", "--cost", "mow=1").exit_code == 2
+    path = tmp_path / "costs.toml"
+    path.write_text(COSTS.replace("moe", "mow"), encoding="utf-8")
+    assert run("Et|L", "--cost-file", str(path)).exit_code == 1
+    path.write_text(COSTS, encoding="utf-8")
+    result = run("Et|L", "--dense", "0", "--cost-file", str(path), "--json")
+    assert json.loads(result.stdout)["load"] == [1.4, 0.9]
+
+
+LAYERS_MD = (ROOT / "docs" / "reference" / "layers.md").read_text(encoding="utf-8")
+
+
+def console_examples() -> list[tuple[str, list[str]]]:
+    """Each command of docs/reference/layers.md with the lines of its output that the page shows."""
+    blocks = re.findall(r"```console\n(.*?)```", LAYERS_MD, re.DOTALL)
+    parts = [part.splitlines() for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part]
+    return [(lines[0], lines[1:]) for lines in parts]
+
+
+@pytest.mark.parametrize(("command", "shown"), console_examples())
+def test_the_page_shows_what_the_command_prints(command: str, shown: list[str]) -> None:
+    result = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    lines = iter(result.output.splitlines())
+    assert all(line in lines for line in shown), result.output  # in this order
+
+
+def test_the_costs_and_the_table_of_the_page() -> None:
+    (toml,) = re.findall(r"```toml\n(.*?)```", LAYERS_MD, re.DOTALL)
+    assert parse_layer_costs(Source("layers.md", toml)).time == PerKind(0.3, 1.0, 1.4, 1.6, 0.9)
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", LAYERS_MD, re.MULTILINE)
+    assert len(rows) == 5
+    for row in rows:
+        microbatches = int(row[0])
+        interleaved = legal_schedule(open_schedule("interleaved_1f1b"), {"P": 8, "M": microbatches, "v": 2})
+        one_chunk = legal_schedule(open_schedule("1f1b"), {"P": 8, "M": microbatches})
+        uneven = measure(even(Model(61), 8), one_chunk, LayerCosts())
+        gains = [(8 * microbatches + 56) / (8 * microbatches + 28) - 1]
+        for layout in (padded(Model(61), 16, 3), balance(Model(61), interleaved.placement, pad=3).layout):
+            gains.append(uneven.makespan / measure(layout, interleaved, LayerCosts()).makespan - 1)
+        assert [f"{gain:.1%}" for gain in gains] == [f"{number}%" for number in row[1:]]

@@ -1,0 +1,364 @@
+"""What plans attach: values from text and back, checks at their place, reports."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import schedc
+from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
+from schedc.cli import main
+from schedc.compiler import analyse, priced, report
+from schedc.cost.exchange import (
+    Routing,
+    choose,
+    rows,
+)
+from schedc.diagnostics import DiagnosticError
+from schedc.editor.findings import findings
+from schedc.inputs import open_input
+from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
+from schedc.layout.costs import PerKind
+from schedc.plan import (
+    By,
+    Capacity,
+    CellPlan,
+    Drop,
+    ExpertPlan,
+    Experts,
+    Hot,
+    Level,
+    Method,
+    Recompute,
+    Topology,
+    plan_of,
+)
+from schedc.plan.recompute_bytes import saving
+from schedc.plan.values import BYTES as BYTES_OF
+from schedc.plan.writer import read_plan, write_plan
+from schedc.source import Source
+from schedc.syntax.formatter import format_source
+from schedc.syntax.plan_words import FORMS, INSIDE
+from schedc.syntax.tokens import PLAN_LINES
+from support.paths import ROOT
+from support.plan_cases import written
+
+FULL = """plan a = dualpipev(P = 2, M = 8) {
+  layers 8 dense 1
+  experts 64 top 8 groups 8 limit 4 shared 1 width 1408 hidden 2048
+  topology nodes 4 x 2 rail 50 GB/s node 400 Gbit/s
+  tokens 4096 dtype fp16
+  alltoall auto
+  cell F & B {
+    compute B.mlp.I B.mlp.W F.mlp B.attn.I B.attn.W F.attn
+    comm F.dispatch B.dispatch F.combine B.combine
+  }
+  capacity 1.25 drop position
+  hot 3 until imbalance < 1.2
+  recompute all medium adaptive(2.0)
+  recompute chunk 1 light
+  recompute stage [3] full
+}
+"""
+
+
+def test_a_plan_becomes_the_values_that_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    plan = plan_of(schedc.compile(path))
+    light = Recompute(Level.LIGHT)
+    assert plan == ExpertPlan(
+        experts=Experts(64, 8, 8, 4, 1, 1408, 2048),
+        topology=Topology(4, 2, 50e9, 50e9),
+        tokens=4096,
+        dtype="fp16",
+        method=Method.HIERARCHICAL,
+        overlap=True,
+        cells=(
+            CellPlan(
+                "FB",
+                ("F.attention", "B.experts.I", "B.experts.W", "F.experts", "B.attention.I", "B.attention.W"),
+                ("B.combine", "F.dispatch", "B.dispatch", "F.combine"),
+            ),
+        ),
+        capacity=Capacity(1.25, Drop.POSITION),
+        hot=Hot(3, 1.2),
+        recompute=(Recompute(Level.MEDIUM, 2.0, By.RANK),) * 2 + (light, Recompute(Level.FULL)),
+    )
+
+
+def test_an_order_by_hand_goes_round(tmp_path: Path) -> None:
+    """The order of the language's design begins its compute lane in the middle of a layer; begun elsewhere it runs."""
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    (cell,) = plan_of(schedc.compile(path)).cells
+    shape = stage_shape(["moe", "moe"])
+    program = cell_program("FB", shape, shape, CellCosts(()), PlanOrder(cell.compute, cell.communication))
+    assert len(program.steps) > 2 * len(shape)
+
+
+def test_everything_that_carries_a_plan_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    program = schedc.compile(path)
+    assert program_from_json(program_to_json(program)) == program
+    assert parse_program(print_program(program)) == replace(program, source=None)
+    schedule, _ = priced(open_input(path), {})
+    assert parse_schedule(print_schedule(schedule)) == schedule
+    assert plan_of(schedule) == plan_of(program)
+    bare = schedc.compile(written(tmp_path, "layers 4"))
+    assert (bare.plan, plan_of(bare)) == ("", ExpertPlan())
+    with pytest.raises(DiagnosticError):
+        read_plan("recompute stage [4] light", 4)
+
+
+experts = st.builds(
+    lambda parts, size, top, limit, shared, width, hidden: Experts(
+        parts * size, min(top, limit * size), parts, min(limit, parts), shared, width, hidden
+    ),
+    st.integers(1, 8), st.integers(8, 32), st.integers(1, 8), st.just(8), st.integers(0, 2), st.integers(0, 4096),
+    st.integers(0, 8192),
+)  # fmt: skip
+levels = (
+    st.builds(Recompute, st.sampled_from(Level))
+    | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), bubbles=st.just(True))
+    | st.builds(Recompute, st.sampled_from((Level.LIGHT, Level.FULL)), st.floats(1, 9), st.just(By.GROUP))
+)
+factors = st.floats(1, 1e4, exclude_min=True)
+
+
+@given(
+    st.builds(
+        ExpertPlan,
+        experts=experts,
+        tokens=st.integers(1, 1 << 20),
+        dtype=st.sampled_from(("bf16", "fp32")),
+        method=st.sampled_from(Method),
+        overlap=st.booleans(),
+        capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
+        hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
+        recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
+    )
+)
+def test_the_canonical_text_says_the_same(plan: ExpertPlan) -> None:
+    text = write_plan(plan)
+    assert read_plan(text, 4) == plan
+    assert write_plan(read_plan(text, 4)) == text
+
+
+@given(st.integers(1, 400), st.sampled_from(("GB", "Gbit", "MiB")), st.integers(0, 99))
+def test_speeds_survive_the_text(number: int, unit: str, hundredths: int) -> None:
+    text = f"topology nodes 2 x 4 rail {number}.{hundredths:02} {unit}/s"
+    plan = read_plan(text, 1)
+    assert read_plan(write_plan(plan), 1) == plan
+
+
+# ---- what is wrong, and where
+
+
+MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("layers 4  experts 64", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 65", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 9 groups 8 limit 1", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 groups 7", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 limit 7", [("S145", 2, 13)]),
+        ("layers 4  experts 64 top 2 widht 7", [("S144", 2, 30)]),
+        ("layers 4  experts 60 top 8\n  topology nodes 2 x 4", [("S145", 3, 3)]),
+        ("layers 4  topology nods 2 by 4", [("S144", 2, 22), ("S144", 2, 29)]),
+        ("layers 4  topology nodes 2 x 0", [("S146", 2, 13)]),
+        ("layers 4  topology nodes 2 x 4 rail 50 node 4 GB", [("S146", 2, 34), ("S146", 2, 42)]),
+        ("layers 4  tokens 0  alltoall flt  overlap yes", [("S146", 2, 13), ("S144", 2, 32), ("S144", 2, 45)]),
+        ("layers 4  tokens 8 dtype int8", [("S144", 2, 28)]),
+        ("layers 4  hot auto  hot 2", [("S144", 2, 23)]),
+        (f"{MOE}\n  hot 9", [("S151", 3, 3)]),
+        (f"{MOE}\n  hot 0", [("S151", 3, 3)]),
+        (f"{MOE}\n  hot 2 until balance > 1.2", [("S144", 3, 15)]),
+        (f"{MOE}\n  hot 2 until imbalance < 0.5", [("S146", 3, 3)]),
+        (f"{MOE}\n  tokens 8  capacity 0.5 drop probs", [("S152", 3, 13)]),
+        (f"{MOE}\n  capacity 0", [("S152", 3, 3)]),
+        (f"{MOE}\n  capacity 1 drop prob", [("S144", 3, 19)]),
+        (f"{MOE}\n  recompute all full adaptive(2.0) by rank", [("S150", 3, 3)]),
+        (f"{MOE}\n  recompute all full adaptive(0.5)", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute norm adaptive(2.0)", None),
+        (f"{MOE}\n  recompute lite", [("S144", 3, 13)]),
+        (f"{MOE}\n  recompute layer 3 light", [("S144", 3, 13)]),
+        (f"{MOE}\n  recompute chunk 0", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute none in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute full adaptive(2.0) in bubbles", [("S149", 3, 3)]),
+        (f"{MOE}\n  recompute full in pockets", [("S144", 3, 21)]),
+        (f"{MOE}\n  recompute chunk 1 light\n  recompute stage [0, 2] light", [("S149", 3, 3), ("S149", 4, 3)]),
+        (f"{MOE}\n  recompute light\n  recompute all full", [("S149", 4, 3)]),
+        ("layers 4  cell B & F auto", [("S147", 2, 22)]),
+        ("layers 4  cell F & B { compute F.atn F.experts.I comm F.dispatch F.dispatch }",
+         [("S147", 2, 34), ("S147", 2, 40), ("S147", 2, 68)]),
+        ("layers 4  cell F & B { comput F.attn }", [("S144", 2, 26)]),
+        ("layers 4  overlap off  cell F & B { compute F.attn }", [("S144", 2, 13)]),
+        ("layers 4  cell F & B auto  overlap off", [("S144", 2, 30)]),
+        ("layers 4  cell F & B auto  cell F & B { compute F.attn }", [("S147", 2, 30)]),
+        ("layers 4  cell F & B { compute F.attn }\n  cell F & I { compute F.attn }", [("S147", 3, 3)]),
+        ("layers 4 dense 4  experts 8 top 2", [("S145", 2, 21)]),
+        ("layers 4  experts 8 top 2 top 3  hot 9", [("S144", 2, 29), ("S151", 2, 36)]),
+        ("layers 4  experts 8 top 2\n  topology nodes 16 x 1  hot 1", [("S145", 3, 3)]),
+        ("layers 4  cell F & B { compute F.experts F.attention B.experts B.attention }", None),
+        ("layers 4\n  cell F & B { compute F.attention F.experts comm F.routing F.combine F.dispatch }",
+         [("S323", 3, 3)]),
+        ("layers 4  memory 4 GB", [("S146", 2, 13)]),
+        ("layers 4  memory 4  activations dense 3 GB", [("S146", 2, 35)]),
+        ("layers 4  memory 4 Gbit", [("S146", 2, 13)]),
+        ("layers 4  costs dense 3 GB", [("S146", 2, 19)]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_and_where(tmp_path: Path, lines: str, expected: list[tuple[str, int, int]] | None) -> None:
+    path = written(tmp_path, lines, *["dualpipev(P = 2, M = 8)"] * ("cell " in lines))
+    if expected is None:
+        analyse(path, {})
+        return
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(path, {})
+    assert [d.position for d in caught.value.diagnostics] == expected
+    assert all(d.help for d in caught.value.diagnostics)
+    assert [d.position for d in findings(Source("x", Path(path).read_text()))] == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "says"),
+    [
+        ("tokens", ("S001", 3, 3), "write it as `tokens 4096 dtype bf16`"),
+        ("capacity 1.25 drop\n  tokens 8", ("S001", 3, 17), "write it as `capacity 1.25 drop probs`"),
+        ("topology nodes 4 x\n    rail 8", ("S001", 3, 20), "write it as `topology nodes 4 x 8"),
+        ("overlap on", ("S001", 3, 11), "write it as `overlap auto`"),
+        ("topology nodes 4x8", ("S006", 3, 18), "write `4 x 8`"),
+        ("topology nodes 4 × 8", ("S002", 3, 20), "x between the numbers"),
+        ("topology nodes 4 x 8 rail 50 gb/s", ("S001", 3, 34), "did you mean `GB`?"),
+        ("topology nodes 4 x 8 rail 50 GB*s", ("S146", 3, 24), "50 GB/s"),
+        ("memory 80GB", ("S006", 3, 10), "write `80 GB`"),
+        ("memory 80 gb", ("S001", 3, 13), "did you mean `GB`?"),
+        ("frobnicate 7\n  tokens", ("S144", 3, 3), "a plan says layers, layout"),
+        ("tokens 8\n  overlp auto", ("S144", 4, 3), "did you mean `overlap`?"),
+        ("experts 8\n    widht 3 top 2", ("S144", 4, 5), "did you mean `width`?"),
+        ("cell F & B { }", ("S147", 3, 3), "`cell F & B auto`"),
+        ("cell F & B { compute comm F.dispatch }", ("S147", 3, 3), "name steps"),
+        ("cell F & B { compute W.attn B.attn.I.W F.dispatch }", ("S147", 3, 24), "F.role, B.role.I"),
+    ],
+)
+def test_slips_are_told_in_their_line_and_how_it_is_written(
+    tmp_path: Path, lines: str, expected: tuple[str, int, int], says: str
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"layers 4\n  {lines}", "dualpipev(P = 2, M = 8)"), {})
+    first = caught.value.diagnostics[0]
+    assert (first.position, says in first.help) == (expected, True)
+
+
+def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) -> None:
+    assert FORMS.keys() == PLAN_LINES.keys()
+    several = [form for word, form in FORMS.items() if word not in ("layout", "memory", "parameters", "activations")]
+    analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
+    held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
+    analyse(written(tmp_path, "\n  ".join(held).replace("4096", "512"), "dualpipev(P = 8, M = 16)"), {})
+    analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
+    analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
+    assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
+
+
+def test_a_rank_may_decide_where_there_is_no_collective(tmp_path: Path) -> None:
+    for lines in (
+        "recompute all medium adaptive(2.0) by rank",
+        "topology nodes 1 x 1 recompute full adaptive(2) by rank",
+    ):
+        plan = plan_of(schedc.compile(written(tmp_path, f"layers 4 experts 64 top 8 {lines}")))
+        assert {level.by for level in plan.recompute} == {By.RANK}
+    plan = plan_of(schedc.compile(written(tmp_path, f"{MOE} recompute adaptive(2.0)")))
+    assert set(plan.recompute) == {Recompute(Level.FULL, 2.0, By.GROUP)}
+
+
+def test_paddings_and_pairs(tmp_path: Path) -> None:
+    head = "dualpipev(P = 2, M = 8)"
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "overlap auto\n  layers 3 pad 1 at [2]", head), {})
+    (found,) = caught.value.diagnostics
+    assert (found.position, found.secondary[0].span.line) == (("S148", 3, 3), 2)
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "cell F & B auto\n  layers 3 pad 1 at [2]", head), {})
+    assert caught.value.diagnostics[0].secondary[0].span.line == 2
+    for lines, schedule in [("layers 3 pad 1 at [2]", head), ("overlap auto layers 3 pad 1", "1f1b(P = 4, M = 8)"),
+                            ("overlap auto layers 7 pad 1 at last", head)]:  # fmt: skip
+        analyse(written(tmp_path, lines, schedule), {})
+
+
+# ---- what the commands tell
+
+
+def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(FULL)
+    facts = report(analyse(path, {}))["plan"]
+    moved = rows("hierarchical", Routing(64, 8, 8, 4), Topology(4, 2))
+    assert moved is not None
+    assert facts["alltoall"]["bytes_per_token"]["hierarchical"] == {
+        "rail": moved.rail * 4096,
+        "node": moved.node * 4096,
+    }
+    assert facts["capacity"] == {"factor": 1.25, "drop": "position", "rows": 640}
+    assert facts["hot"]["break_even_rows"] == 2112
+    assert [(row["level"], row["moe_layers"]) for row in facts["recompute"]] == [
+        ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
+    ]  # fmt: skip
+    moe = Experts(64, 8, 8, 4, 1, 1408, 2048)
+    assert facts["recompute"][3]["bytes_saved"] == 2 * 4096 * saving(moe, "fp16", Level.FULL).bytes
+    run = lambda *words: CliRunner().invoke(main, [*words])  # noqa: E731
+    said = run("check", str(path)).output
+    assert "alltoall hierarchical: a token's experts share nodes" in said
+    assert "overlap F & B in the order of the plan\ncapacity 1.25 drop position: 640 rows of an expert" in said
+    assert "hot: none, with a capacity all ranks have equally many rows\n" in said
+    assert json.loads(run("check", str(path), "--json").output)["plan"] == facts
+    laid = run("layout", "--layers", "8", "--dense", "1", "--schedule", str(path), "--json")
+    assert json.loads(laid.output)["plan"]["recompute"] == facts["recompute"]
+    assert "plan" not in report(analyse(written(tmp_path, "layers 4"), {}))
+    refused = run("check", written(tmp_path, f"{MOE}\n  hot 9"), "--json")
+    assert json.loads(refused.stdout.splitlines()[0])["diagnostics"][0]["code"] == "S151"
+
+
+def test_an_unknown_topology_leaves_the_choice_to_the_runtime(tmp_path: Path) -> None:
+    analysis = analyse(written(tmp_path, "layers 4 experts 64 top 8 alltoall auto"), {})
+    assert plan_of(analysis.schedule).method is Method.AUTO
+    assert "when the ranks are known" in report(analysis)["plan"]["alltoall"]["why"]
+
+
+def test_plans_are_formatted() -> None:
+    loose = (
+        FULL.replace("compute B.mlp.I", "compute   B.mlp.I")
+        .replace("hot 3 until", "hot 3   until")
+        .replace("= d", "=d")
+    )
+    assert format_source(Source("x", loose)) == FULL
+    assert format_source(Source("x", FULL)) == FULL
+
+
+def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "guide" / "plans.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```sched\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / "x.sched"
+    path.write_text(block, encoding="utf-8")
+    plan = plan_of(schedc.compile(path))
+    assert plan == plan_of(schedc.compile(ROOT / "examples" / "04_plan" / "dsv3.sched"))
+    (console,) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    command, *expected = console.splitlines()
+    printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
+    assert [line for line in expected if line not in printed] == []
+    for nodes, top, count, method in re.findall(r"^\| (\d+), (\d+), (\d+) \|.*\| (\w+) \|$", text, re.MULTILINE):
+        assert choose(Routing(int(count), int(top)), Topology(int(nodes), 8)).method == method

@@ -1,0 +1,140 @@
+"""The memory of a plan: what fills a rank at its peak, the worst routing included, and what would be enough."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schedc.compiler import analyse
+from schedc.diagnostics import DiagnosticError, render
+from schedc.plan import (
+    Experts,
+    Level,
+)
+from schedc.plan.recompute_bytes import layer_bytes, saving
+from schedc.plan.units import shown
+from support.plan_cases import written
+
+BYTES = "layers 8 dense 1 experts 64 top 8 shared 1 width 1408 hidden 2048 topology nodes 2 x 4 tokens 4096 "
+BYTES += "parameters moe 1200 MB dense 200 MB activations dense 300 MB"
+
+
+def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
+    """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
+    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
+    layer, slots = 4096 * layer_bytes(moe, "bf16"), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
+    held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
+    assert 4 * layer + 4.8e9 + slots < held
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) - 1} MB"), {})
+    (found,) = caught.value.diagnostics
+    assert found.position == ("S406", 3, 3)
+    assert found.message.startswith(f"rank 0 holds {shown(held, up=True)} at 0F1, and the plan allows ")
+    activations, parameters = 2 * 3 * layer / 1e9, 3 * 1.2
+    assert found.notes[0] == (
+        f"most of it: activations of MoE layers {activations:.4g} GB, parameters of MoE layers {parameters:.4g} GB, "
+        "activations of dense layers 600 MB"
+    )
+    assert "1f1b.sched:" in render(found)
+    analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) + 1} MB"), {})
+    less = held - 2 * 3 * 4096 * saving(moe, "bf16", Level.MEDIUM).bytes
+    fits = f"{BYTES} hot 2\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
+    analyse(written(tmp_path, fits), {})
+    with pytest.raises(DiagnosticError, match="S406"):
+        analyse(written(tmp_path, fits.replace("medium", "light")), {})
+
+
+@pytest.mark.parametrize(
+    ("recompute", "row", "arrived"),
+    [
+        # Per token of a layer, held rows.
+        ("medium adaptive(2.0) by group", 16 * 2 * (2 * 2048 + 3 * 1408), 0),
+        ("full adaptive(3)", 24 * 2 * (2 * 2048 + 3 * 1408), 0),
+        ("act adaptive(2) by group", 16 * 2 * (2 * 2048 + 3 * 1408), 0),
+        # All 8 rows of all tokens of 8 ranks, at what medium holds: outputs and rows as they arrived.
+        ("medium adaptive(2.0)", 64 * 2 * 2048, 64 * 2 * 2048),
+    ],
+)
+def test_memory_counts_the_worst_case_of_adaptive(tmp_path: Path, recompute: str, row: int, arrived: int) -> None:
+    """By hand: two microbatches with three MoE layers on rank 0, one with four on rank 1.
+
+    The one that runs has all rows of eight ranks, 64 a token.
+    """
+    token = 2 * (8 * 2048 + 3 * 1408) + 4 * 64  # attention, shared experts, norms, scores: held in balanced steps
+    beside = 36 * 64  # indexes and gates
+    layer = 4096 * (token + row + arrived + beside)
+    there = 4096 * (token + 2 * 64 * (3 * 2048 + 3 * 1408) + beside)
+    running = [layers * there + 4096 * 64 * 2 * (4 * 2048 + 5 * 1408) for layers in (3, 4)]
+    by_rank = [2 * (3 * layer + 300e6) + 3.8e9 + running[0], 4 * layer + 4.8e9 + running[1]]
+    rank, held = max(enumerate(by_rank), key=lambda pair: pair[1])
+    lines = f"{BYTES} recompute {recompute} "
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{lines} memory {int(held / 1e6) - 1} MB"), {})
+    (found,) = caught.value.diagnostics
+    assert found.message.startswith(f"rank {rank} holds ")
+    assert f"the rows of the microbatch that runs {running[rank] / 1e9:.4g} GB" in found.notes[0]
+    assert "give experts a `capacity`" in found.help
+    analyse(written(tmp_path, f"{lines} memory {int(held / 1e6) + 2} MB"), {})
+    analyse(written(tmp_path, f"{lines} capacity 1.25 memory 40 GB"), {})  # then no more than 10 rows a token come
+    assert held > 40e9
+
+
+def test_memory_and_adaptive_need_to_know_how_many_rows_may_come(tmp_path: Path) -> None:
+    lines = f"{BYTES} recompute adaptive(2.0) memory 500 GB"
+    analyse(written(tmp_path, lines), {})
+    for gone in ("topology nodes 2 x 4", "width 1408 hidden 2048"):
+        said = lines.replace(gone, "").replace("dense 300 MB", "dense 300 MB moe 3 GB")
+        with pytest.raises(DiagnosticError, match="how many rows may come to a rank is not known") as caught:
+            analyse(written(tmp_path, said), {})
+        assert [found.code for found in caught.value.diagnostics] == ["S146"]
+
+
+def test_what_waits_for_its_weights_has_been_worked_out_again(tmp_path: Path) -> None:
+    """Between I and W nothing is saved by recomputation."""
+    lines = f"{BYTES} memory 900 GB recompute"
+    costs = [analyse(written(tmp_path, f"{lines} {x}", "zbh1(P = 2, M = 4)"), {}).costs for x in ("none", "full")]
+    assert costs[1].pending_weight == costs[0].pending_weight
+    assert costs[1].activation < costs[0].activation
+
+
+def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -> None:
+    """Recomputation leaves less of MoE layers, and all of the others; by hand, stage by stage."""
+    lines = BYTES.replace("dense 1 ", "dense 3 ").replace("moe 1200 MB", "moe 12 MB")
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, f"{lines} recompute medium\n  memory 1 MB"), {})
+    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    layer = 4096 * (layer_bytes(moe, "bf16") - saving(moe, "bf16", Level.MEDIUM).bytes)
+    (found,) = caught.value.diagnostics
+    assert found.notes[0] == (
+        f"most of it: activations of dense layers {shown(2 * 3 * 300e6)}, activations of MoE layers "
+        f"{shown(2 * layer)}, parameters of dense layers {shown(3 * 200e6)}"
+    )
+
+
+def test_what_is_to_be_allowed_is_enough(tmp_path: Path) -> None:
+    for unit, digits in [(" MB", "moe 1234567 KB dense 7654321 KB"), ("", "moe 1.2345678 dense 7.654321")]:
+        lines = f"layers 8 dense 1 experts 64 top 8 activations {digits}\n  memory {{}}"
+        with pytest.raises(DiagnosticError, match="S406") as caught:
+            analyse(written(tmp_path, lines.format(f"1{unit}")), {})
+        allowed = re.match(r"allow ([^,]+),", caught.value.diagnostics[0].help)
+        assert allowed
+        analyse(written(tmp_path, lines.format(allowed[1])), {})
+
+
+def test_numbers_beyond_all_reason_are_refused_in_words(tmp_path: Path) -> None:
+    most = 2**31 - 1
+    lines = f"layers 4 experts 65536 top 65536 shared {most} width {most} hidden {most} tokens {most} hot auto"
+    with pytest.raises(DiagnosticError, match="S406"):
+        analyse(written(tmp_path, f"{lines} topology nodes 65536 x 1 recompute full memory 1 GB"), {})
+
+
+def test_deferred_weight_gradients_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        analyse(written(tmp_path, "layers 8 memory 1", "zbh2(P = 4, M = 8)"), {})
+    (found,) = caught.value.diagnostics
+    known = analyse("zbh2", {"P": 4, "M": 8})
+    assert f"holds {2 * known.memory.peak_memory.max():g} at" in found.message
+    assert found.notes[0].startswith("most of it: activations of dense layers ")

@@ -1,0 +1,43 @@
+"""Every diagnostic code that the compiler can emit is explained, and its examples do what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schedc.codes import CODES, ENTRIES, FAMILIES
+from schedc.compiler import analyse
+from schedc.diagnostics import DiagnosticError
+from support.paths import ROOT
+
+
+def emitted_codes() -> set[str]:
+    files = [*(ROOT / "schedc").rglob("*.py"), *(ROOT / "runtime").rglob("*.py")]
+    texts = [f.read_text(encoding="utf-8") for f in files if f.parent.name != "codes"]
+    return {code for text in texts for code in re.findall(r"\"(S\d{3})\"", text)}
+
+
+def test_every_emitted_code_is_explained_and_every_explained_code_is_emitted() -> None:
+    assert emitted_codes() == set(CODES)
+    assert all(code[:2] in FAMILIES for code in CODES)
+
+
+def test_no_code_means_two_things() -> None:
+    assert [code.code for code in ENTRIES] == list(CODES)
+
+
+def findings(text: str, tmp_path: Path) -> list[str]:
+    path = tmp_path / "example.sched"
+    path.write_text(text, encoding="utf-8")
+    try:
+        return [diagnostic.code for diagnostic in analyse(path, {}).diagnostics]
+    except DiagnosticError as error:
+        return [diagnostic.code for diagnostic in error.diagnostics]
+
+
+@pytest.mark.parametrize("code", [c for c in CODES.values() if c.wrong], ids=lambda c: c.code)
+def test_the_wrong_example_raises_the_code_and_the_right_one_nothing(code, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert code.code in findings(code.wrong, tmp_path)
+    assert findings(code.right, tmp_path) == []

@@ -1,0 +1,413 @@
+"""The library's orders are those of the schedules' authors, op for op, at every size tried; its claims hold."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedc.claims.check import check_claims
+from schedc.compiler import legal_schedule
+from schedc.diagnostics import DiagnosticError
+from schedc.elaborate import elaborate
+from schedc.ir.schedule import Schedule
+from schedc.load.library import load, names, open_schedule
+from schedc.syntax.tree import ScheduleTree
+from support.orders import published
+from support.sweeps import swept
+
+TREES: dict[str, ScheduleTree] = {name: open_schedule(name) for name in names()}
+
+
+def lines(schedule: Schedule) -> list[list[str]]:
+    """The cells of each rank: ``0F3``, and a pair as ``0F3&7B1``."""
+    ranks = []
+    for rank in range(schedule.ranks):
+        cells: list[str] = []
+        open_pair = -1
+        for op in schedule.ops(rank):
+            joined = op.pair >= 0 and op.pair == open_pair
+            cells[-1:] = [f"{cells[-1]}&{op}"] if joined else [*cells[-1:], str(op)]
+            open_pair = op.pair
+        ranks.append(cells)
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [(n, f"{n}_P4_M8") for n in ("gpipe", "1f1b", "zbh1", "dualpipe", "dualpipev", "zbh2", "1f1b_overlap")]
+    + [
+        ("interleaved_1f1b", "interleaved_v2_P4_M8"),
+        ("zbv", "torch_zbv_P4_M8"),
+        ("eager_1f1b", "eager1f1b_P4_M8"),
+        ("looped_bfs", "loopedbfs_v2_P4_M8"),
+        ("seq1f1b", "seq1f1b_k2_P4_M8"),
+        ("interleaved_overlap", "interleaved_overlap_v2_P4_M8"),
+        ("zbh1_late", "zbh1_quickstart_P4_M8"),
+        ("chimera", "chimera_P4_M4"),
+    ],
+)
+def test_the_published_order(name: str, file: str) -> None:
+    assert lines(elaborate(TREES[name], {"P": 4, "M": int(file[-1])})) == lines(published(file))
+
+
+# Against torch's generators, and where torch has none or a wrong one, against the published rule in plain Python.
+
+
+def torch_lines(schedule_class: Any, P: int, M: int, local: int) -> list[list[str]]:
+    """What a schedule class of torch computes for every rank, without its process group."""
+    made = object.__new__(schedule_class)
+    rounds = max(1, M // P)
+    made.__dict__.update(pp_group_size=P, _n_microbatches=M, n_local_stages=local, num_stages=local * P)
+    made.__dict__.update(
+        _stages=[None] * local, _num_stages=local * P, number_of_rounds=rounds, microbatches_per_round=M // rounds
+    )
+
+    def cell(action: Any) -> str:
+        if action.sub_actions:
+            return "&".join(cell(part) for part in action.sub_actions)
+        return f"{action.stage_index}{action.computation_type.value}{action.microbatch_index}"
+
+    ops = (made._calculate_single_rank_operations(rank) for rank in range(P))
+    return [[cell(action) for action in rank if action is not None] for rank in ops]
+
+
+def sizes_of_torch() -> Iterator[tuple[str, str, int, dict[str, int]]]:
+    """Library name, torch's name, stages per rank, sizes."""
+    for P in (1, 2, 3, 4, 5, 8):
+        for M in {1, P, 2 * P - 2, 2 * P - 1, 2 * P, 2 * P + 1, 3 * P + 2, 5 * P} - {0}:
+            yield "zbv", "ScheduleZBVZeroBubble", 2, {"P": P, "M": M}
+            if M >= 2 * P:
+                yield "dualpipev", "ScheduleDualPipeV", 2, {"P": P, "M": M}
+        for M in (m for m in {1, P - 1, P, P + 1, 2 * P, 2 * P + 2, 3 * P, 3 * P + 3} - {0} if m % max(1, m // P) == 0):
+            yield "zbh1", "ScheduleInterleavedZeroBubble", 1, {"P": P, "M": M}
+            for v in (1, 2, 3):
+                yield "looped_bfs", "ScheduleLoopedBFS", v, {"P": P, "M": M, "v": v}
+                yield "interleaved_1f1b", "ScheduleInterleaved1F1B", v, {"P": P, "M": M, "v": v}
+
+
+def test_torchs_orders() -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    compared = Counter[str]()
+    for name, torch_name, local, sizes in sizes_of_torch():
+        expected = torch_lines(getattr(schedules, torch_name), sizes["P"], sizes["M"], local)
+        assert lines(elaborate(TREES[name], sizes)) == expected, (name, sizes)
+        compared[name] += 1
+    assert min(compared.values()) >= 18
+    assert len(compared) == 5
+
+
+def plain_1f1b(P: int, M: int, r: int) -> list[str]:
+    ahead = min(P - 1 - r, M)
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M - ahead):
+        cells += [f"{r}F{ahead + i}", f"{r}B{i}"]
+    return cells + [f"{r}B{i}" for i in range(M - ahead, M)]
+
+
+def plain_gpipe(P: int, M: int, r: int) -> list[str]:
+    return [f"{r}{kind}{i}" for kind in "FB" for i in range(M)]
+
+
+def plain_zbh1(P: int, M: int, r: int) -> list[str]:
+    ahead = min(P - 1 - r, M)
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M):
+        cells += [f"{r}F{ahead + i}"] if i < M - ahead else []
+        cells += [f"{r}I{i}"]
+        cells += [f"{r}W{i - r}"] if i >= r else []
+    return cells + [f"{r}W{i}" for i in range(max(0, M - r), M)]
+
+
+def plain_eager_1f1b(P: int, M: int, r: int) -> list[str]:
+    ahead = min(2 * (P - r) - 1, M)
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M - ahead):
+        cells += [f"{r}B{i}", f"{r}F{ahead + i}"]
+    return cells + [f"{r}B{i}" for i in range(M - ahead, M)]
+
+
+def plain_zbh2(P: int, M: int, r: int) -> list[str]:
+    """A counter of each kind, and W as late as 2r allows: no phases."""
+    cells, forwards = [], 0
+    for i in range(M):
+        while forwards < min(2 * (P - 1 - r) + 1 + i, M):
+            cells.append(f"{r}F{forwards}")
+            forwards += 1
+        cells += [f"{r}I{i}"] + ([f"{r}W{i - 2 * r}"] if i >= 2 * r else [])
+    return cells + [f"{r}W{i}" for i in range(max(0, M - 2 * r), M)]
+
+
+def plain_1f1b_overlap(P: int, M: int, r: int) -> list[str]:
+    ahead = min(2 * (P - 1 - r) + 1, M)
+    pairs = [f"{r}F{ahead + i}&{r}B{i}" for i in range(M - ahead)]
+    return [f"{r}F{i}" for i in range(ahead)] + pairs + [f"{r}B{i}" for i in range(M - ahead, M)]
+
+
+def plain_zbh1_late(P: int, M: int, r: int) -> list[str]:
+    """Backward i of rank r > 0 is split if it is one of the first r, the last beside a forward, or after those."""
+    ahead = min(P - 1 - r, M)
+    cells, pending = [f"{r}F{i}" for i in range(ahead)], deque[str]()
+    for i in range(M):
+        cells += [f"{r}F{ahead + i}"] if i < M - ahead else []
+        if r == 0 or r <= i < M - ahead - 1:
+            cells.append(f"{r}B{i}")
+            continue
+        cells.append(f"{r}I{i}")
+        pending.append(f"{r}W{i}")
+        cells += [pending.popleft()] if i >= r else []
+    return cells + list(pending)
+
+
+def plain_chimera(P: int, M: int, r: int) -> list[str]:
+    """When each op starts if a backward takes as long as a forward: both directions, unit by unit."""
+    at: dict[int, str] = {}
+    for pipe, stage in enumerate((r, P - 1 - r)):
+        for i in range(M // 2):
+            begin = i // (P // 2) * 2 * P + 2 * (i % (P // 2))
+            at[begin + stage] = f"{stage}F{pipe * M // 2 + i}"
+            at[begin + 2 * P - 1 - stage] = f"{stage}B{pipe * M // 2 + i}"
+    assert len(at) == 2 * M
+    return [at[slot] for slot in sorted(at)]
+
+
+def plain_hanayo(P: int, M: int, w: int, r: int) -> list[str]:
+    """Waves: a stage every other slot, there and back again through all of them, unit after unit of P microbatches."""
+    stages = [s for s in range(2 * P * w) if r == (s % P if s // P % 2 == 0 else P - 1 - s % P)]
+    at: dict[int, str] = {}
+    for m in range(M):
+        unit, i = divmod(m, P)
+        for s in stages:
+            at[unit * 4 * P * w + 2 * i + s] = f"{s}F{m}"
+            at[unit * 4 * P * w + 2 * i + 4 * P * w - 1 - s] = f"{s}B{m}"
+    assert len(at) == 4 * w * M
+    return [at[slot] for slot in sorted(at)]
+
+
+class Steps:
+    """DualPipe as its authors write it: counters and a queue of weight gradients, step by step."""
+
+    def __init__(self, stages: tuple[int, int], first: tuple[int, int], swapped: bool) -> None:
+        self.stages, self.swapped = stages, swapped
+        self.next = {(kind, chunk): first[chunk] for kind in "FB" for chunk in (0, 1)}
+        self.weights: deque[str] = deque()
+        self.cells: list[str] = []
+
+    def op(self, kind: str, phase: int) -> str:
+        chunk = phase ^ self.swapped
+        counter = ("F" if kind == "F" else "B", chunk)
+        microbatch = self.next[counter]
+        self.next[counter] += 1
+        if kind == "I":
+            self.weights.append(f"{self.stages[chunk]}W{microbatch}")
+        return f"{self.stages[chunk]}{kind}{microbatch}"
+
+    def do(self, *ops: str) -> None:
+        """``F0``: an op of a phase; ``W``: the oldest weight gradient; ``F0&B1``: a pair."""
+        for op in ops:
+            done = [self.weights.popleft() if part == "W" else self.op(part[0], int(part[1])) for part in op.split("&")]
+            self.cells.append("&".join(done))
+
+
+def eight_steps(steps: Steps, half: int, near: int, pairs: int, unpaired: bool) -> list[str]:
+    """The step function of DeepSeek's code: ``half`` ranks (half of them for DualPipe), at distance ``near``."""
+    ahead = half - near - 1
+    for _ in range(2 * ahead):
+        steps.do("F0")
+    for _ in range(near + 1):
+        steps.do("F0", "F1")
+    for _ in range(ahead):
+        steps.do("I1", "W", "F1")
+    for i in range(pairs):
+        steps.do(*(("F0", "B1") if i == 0 and unpaired else ("F0&B1",)), "F1&B0")
+    for _ in range(ahead):
+        steps.do("B1", "F1&B0")
+    split = False
+    for i in range(near + 1):
+        split = split or (i == (near + 1) // 2 and near % 2 == 1)
+        steps.do("I1" if split else "B1")
+        split = split or (i == (near + 1) // 2 and near % 2 == 0)
+        steps.do("I0" if split else "B0")
+    for _ in range(ahead):
+        steps.do("W", "I0")
+    for _ in range(near + 1):
+        steps.do("W")
+    return steps.cells
+
+
+def plain_dualpipe(P: int, M: int, r: int) -> list[str]:
+    near = min(r, P - 1 - r)
+    steps = Steps((r, P - 1 - r), (0, M // 2), swapped=r >= P // 2)
+    return eight_steps(steps, P // 2, near, M // 2 - P + near + 1, unpaired=near == P // 2 - 1)
+
+
+def plain_dualpipev_nosplit(P: int, M: int, r: int) -> list[str]:
+    """The steps of DualPipeV, where the last backwards are whole: from the first backward after the last pair on."""
+    cells = plain_dualpipev(P, M, r)
+    last_pair = max(i for i, cell in enumerate(cells) if "&" in cell)
+    return cells[: last_pair + 1] + [c.replace("I", "B") for c in cells[last_pair + 1 :] if "W" not in c]
+
+
+def plain_dualpipev(P: int, M: int, r: int) -> list[str]:
+    steps = Steps((r, 2 * P - 1 - r), (0, 0), swapped=False)
+    return eight_steps(steps, P, r, M - 2 * P + r + 1, unpaired=r == P - 1)
+
+
+PLAIN: dict[str, Callable[[int, int, int], list[str]]] = {
+    "eager_1f1b": plain_eager_1f1b,
+    "zbh2": plain_zbh2,
+    "1f1b_overlap": plain_1f1b_overlap,
+    "zbh1_late": plain_zbh1_late,
+    "chimera": plain_chimera,
+    "dualpipev_nosplit": plain_dualpipev_nosplit,
+    "gpipe": plain_gpipe,
+    "1f1b": plain_1f1b,
+    "zbh1": plain_zbh1,
+    "dualpipe": plain_dualpipe,
+    "dualpipev": plain_dualpipev,
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_rule_in_plain_python(name: str) -> None:
+    ranks = swept(range(1, 17), (1, 2, 3, 4, 5, 8))
+    if name in ("dualpipe", "chimera"):
+        ranks = swept(range(2, 17, 2), (2, 4, 6, 8, 10))
+    for P in ranks:
+        least = 2 * P if name.startswith("dualpipe") else P if name == "chimera" else 1
+        step = {"dualpipe": 2, "chimera": P}.get(name, 1)
+        for M in (least, least + step, least + 2 * step, least + 7 * step, 4 * P):
+            expected = [PLAIN[name](P, M, rank) for rank in range(P)]
+            assert lines(elaborate(TREES[name], {"P": P, "M": M})) == expected, (name, P, M)
+
+
+def plain_seq1f1b(P: int, M: int, k: int, r: int) -> list[str]:
+    ahead = min(P - r - 2 + k, M * k)
+    backwards = [f"{r}B{m * k + k - 1 - j}" for m in range(M) for j in range(k)]
+    cells = [f"{r}F{i}" for i in range(ahead)]
+    for i in range(M * k - ahead):
+        cells += [f"{r}F{ahead + i}", backwards[i]]
+    return cells + backwards[M * k - ahead :]
+
+
+def plain_interleaved_overlap(P: int, M: int, v: int, r: int) -> list[str]:
+    """Megatron's tables of the virtual index, in rounds of P microbatches, and one forward more ahead."""
+    table = [(c, first + i) for first in range(0, M, P) for c in range(v) for i in range(P)]
+    forwards = [f"{c * P + r}F{m}" for c, m in table]
+    backwards = [f"{(v - 1 - c) * P + r}B{m}" for c, m in table]
+    ahead = min(2 * (P - 1 - r) + (v - 1) * P + 1, M * v)
+    pairs = [f"{f}&{b}" for f, b in zip(forwards[ahead:], backwards, strict=False)]
+    return forwards[:ahead] + pairs + backwards[len(pairs) :]
+
+
+@pytest.mark.parametrize("third", [1, 2, 3, 4])
+def test_rules_with_a_third_size(third: int) -> None:
+    for P in (1, 2, 3, 4, 5, 8):
+        for M in (P, 2 * P, 3 * P, 4 * P):
+            expected = [plain_interleaved_overlap(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["interleaved_overlap"], {"P": P, "M": M, "v": third})) == expected, (P, M)
+            expected = [plain_hanayo(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["hanayo"], {"P": P, "M": M, "w": third})) == expected, (P, M)
+        for M in (1, 2, P, 3 * P + 1):
+            expected = [plain_seq1f1b(P, M, third, rank) for rank in range(P)]
+            assert lines(elaborate(TREES["seq1f1b"], {"P": P, "M": M, "k": third})) == expected, (P, M)
+
+
+# Completeness, order, deadlock and claims at every legal size in a range.
+
+
+def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
+    third = next((p.name for p in TREES[name].parameters if p.role in ("chunks", "segments", "count")), "")
+    values = (lambda P: (P, P + P // 2, 2 * P)) if third == "limit" else lambda P: (1, 2, 3)
+    for P in range(2, 17, 2) if name == "chimera" else swept(tuple(range(1, 17)), (1, 2, 3, 4, 5, 8)):
+        for M in swept(list(range(1, 33)), sorted({1, 2, 3, 4, 5, 7, 8, 10, 15, 16, P})):
+            for value in values(P) if third else (0,):
+                sizes = {"P": P, "M": M, **({third: value} if third else {})}
+                if (schedule := unless_refused(name, sizes)) is not None:
+                    yield sizes, schedule
+
+
+def unless_refused(name: str, sizes: dict[str, int]) -> Schedule | None:
+    """The verified schedule; None where the file itself says that it is not made for these sizes."""
+    try:
+        return legal_schedule(TREES[name], sizes)
+    except DiagnosticError as error:
+        if {d.code for d in error.diagnostics} != {"S114"}:
+            raise
+        return None
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", names())
+def test_every_legal_size_is_complete_and_its_claims_hold(name: str) -> None:
+    tried = Counter[str]()
+    for sizes, schedule in legal_sizes(name):
+        for result in check_claims(TREES[name].claims, schedule):
+            assert result.holds is not False, (name, sizes, result.claim, result.counterexample)
+            tried[result.claim] += result.holds is True
+    assert len(tried) == len(TREES[name].claims) >= 2
+    assert min(tried.values()) >= 8
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_schedule_says_what_it_is_and_where_it_is_from(name: str) -> None:
+    tree = TREES[name]
+    assert tree.name == name
+    assert "Source:" in tree.doc
+    assert all(parameter.default is not None for parameter in tree.parameters)
+    assert load(name).name == f"{name}.sched"
+
+
+# Finding schedules.
+
+
+def code_of(name: str) -> SimpleNamespace:
+    with pytest.raises(DiagnosticError) as caught:
+        open_schedule(name)
+    (finding,) = caught.value.diagnostics
+    return SimpleNamespace(code=finding.code, help=finding.help, text=str(caught.value))
+
+
+def test_unknown_schedules_and_files(tmp_path: Path) -> None:
+    assert code_of("dualpipe_v").code == "S121"
+    assert "dualpipev" in code_of("dualpipe_v").help
+    assert code_of("no/such.sched").code == "S122"
+    assert code_of("dualpipev.sched" + "\0").code == "S121"
+    binary = tmp_path / "binary.sched"
+    binary.write_bytes(b"sched 1 \xff\xfe")
+    assert code_of(str(binary)).code == "S122"
+    assert code_of(str(tmp_path)).code == "S121"
+    large = tmp_path / "large.sched"
+    large.write_bytes(b" " * (1 << 21))
+    assert code_of(str(large)).code == "S004"
+
+
+def test_a_file_goes_before_the_shipped_schedule_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_schedule("gpipe.sched") == TREES["gpipe"]
+    Path("gpipe.sched").write_text(load("1f1b").text)
+    assert open_schedule("gpipe.sched").name == "1f1b"
+    assert open_schedule(Path("gpipe")).name == "gpipe"
+    assert "alone" in code_of("sub/gpipe.sched").help
+
+
+def test_one_of_several_schedules_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "two.sched"
+    body = "(P: ranks = 2, M: microbatches = 2) { place linear rank r { repeat M { F B } } }\n"
+    path.write_text(f"schedule one{body}schedule two{body}")
+    assert open_schedule(f"{path}:two").name == "two"
+    assert "two.sched:one" in code_of(str(path)).help
+    assert code_of(f"{path}:too").help == "did you mean `two`?"
+
+
+def test_elaborating_twice_gives_equal_schedules() -> None:
+    again, once = (elaborate(TREES["dualpipe"], {"P": 4, "M": 8}) for _ in range(2))
+    assert again == once
+    assert once != elaborate(TREES["dualpipe"], {"P": 4, "M": 10})
+    assert np.array_equal(once.rank_start, again.rank_start)

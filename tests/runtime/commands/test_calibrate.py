@@ -1,0 +1,209 @@
+"""Calibration: every part of a model timed once, made into a cost file that the compiler and the runtime read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import schedc
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.program import Action
+from schedc.cell.standard_blocks import stage_shape
+from schedc.cell.table import CellTable
+from schedc.cli import main as schedc_main
+from schedc.compiler import analyse
+from schedc.cost.costs import Costs, dump_costs, load_costs, parse_costs
+from schedc.ir.json import program_to_json
+from schedc.source import Source
+from schedc_runtime import Pipeline
+from schedc_runtime.commands import calibrate, run
+from schedc_runtime.execute.micro_steps import serial
+from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of, measure_stages, merged
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.segmented_cases import small_moe
+
+PLAN = """sched 1
+
+plan small = dualpipev(P = 1, M = 2) {
+  layers 5 dense 1
+  experts 8 top 2 shared 1
+  topology nodes 1 x 2
+  overlap auto
+}
+"""
+TINY = ["--width", "8", "--tokens", "4", "--rows", "1"]
+
+
+def measured(model: torch.nn.Module, stages: int, *, split: bool = True, overlap: bool = False) -> list[StageTimes]:
+    parts = partition(model, stages)
+    batch, targets = tokens(2)
+    boundaries = infer_boundaries(parts, (batch,))
+    bench = Bench(ExpertGroup.solo(), torch.device("cpu"), warmup=1, repetitions=3)
+    inputs = boundaries[0].pack(parts.bind((batch,)))
+    return measure_stages(
+        parts, boundaries, inputs, targets, next_token_loss, bench, split=split, overlap=overlap
+    )  # fmt: skip
+
+
+def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
+    stages = measured(small_moe(3, 1), 2)
+    for stage in stages:
+        assert stage.shape is not None
+        steps = [step for kind in ("F", "B") for step in serial(kind, stage.shape, stage.shape).steps]
+        expected = {f"{half} {stage.shape.names[node]}" for action, half, node in steps if action is not Action.START}
+        assert stage.samples.keys() == expected | {"forward loss", "backward loss"}
+        assert {len(times) for times in stage.samples.values()} == {3}
+        assert min(min(times) for times in stage.samples.values()) > 0
+    costs = costs_of(stages, "flat")
+    assert isinstance(costs.F, tuple)
+    assert costs.F[0] == pytest.approx(
+        sum(sorted(times)[1] for key, times in stages[0].samples.items() if key.startswith("forward ")), rel=1e-4
+    )
+    assert costs.cell is not None
+    assert costs.cell.blocks == (("dense", "moe"), ("moe", "moe"))
+    roles = {name for name, _ in costs.cell.costs.segments}
+    assert roles == {"dense", "attention", "shared", "permute", "experts", "post"}
+    assert parse_costs(Source("costs.toml", dump_costs(costs))) == costs
+
+
+@pytest.mark.parametrize(("split", "overlap"), [(True, False), (False, False), (True, True)])
+def test_dense_models_are_timed_as_they_are_run(split: bool, overlap: bool) -> None:
+    model = small_gpt(4)
+    stages = measured(model, 2, split=split, overlap=overlap)
+    costs = costs_of(stages, "flat")
+    assert all(isinstance(value, tuple) and min(value) > 0 for value in (costs.F, costs.I, costs.W))
+    assert (costs.B is None) == split
+    assert (costs.cell is not None) == overlap
+    if not split:  # the split backward beside the whole one, each in every repetition
+        names = ("forward", "backward", "weight", "unsplit")
+        assert [{key: len(times) for key, times in x.samples.items()} for x in stages] == [
+            {f"{name} ": 3 for name in names}
+        ] * 2
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss = next_token_loss(model(tokens(2)[0]), tokens(2)[1])  # the model is as it was before
+    loss.backward()
+    assert "forward" not in vars(model.head)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_each_number_is_measured_or_not_in_the_file(split: bool) -> None:
+    """Whole backwards of 8 ms, of which split ones take 5 and 2."""
+    split_times = {"forward ": [3.0], "backward ": [5.0], "weight ": [2.0]}
+    stages = [StageTimes(split_times | ({} if split else {"unsplit ": [8.0]}), None)] * 2
+    costs = costs_of(stages, "flat", p2p=None if split else 0.25)
+    assert (costs.F, costs.I, costs.W) == ((3, 3), (5, 5), (2, 2))
+    assert (costs.B is None) if split else (costs.B == (8, 8))
+    text = dump_costs(costs)
+    keys = [line.partition(" = ")[0] for line in text.splitlines()[1:] if line]
+    assert keys == ["[ops]", "F", "I", "W", *(() if split else ("B", "p2p"))]
+    said = "\n".join(calibrate.provenance(costs, 9, 3, 1))
+    assert ("B is I + W" in said, "B: whole" in said) == (split, not split)
+    assert ("p2p: not measured" in said, "the median of 15" in said) == (split, not split)
+    read = parse_costs(Source("costs.toml", text))
+    assert read == costs
+    for schedule in ("zbh1", "1f1b"):
+        analyse(schedule, {"P": 2, "M": 4}, read)
+
+
+def test_a_role_has_the_lower_median_of_its_places() -> None:
+    """The first attention holds the embedding, the last post the head, and a middle attention another layer's end."""
+    shape = stage_shape(["moe", "moe"], "flat", True, nodes=1)
+    base = dict.fromkeys(shape.names, 1.0) | {"0.attention": 5.0, "1.attention": 7.0, "1.post": 2.0}
+    stages = []
+    for extra in (10.0, 0.0, 0.5):
+        samples = {f"forward {name}": [time, time + 1, time + 1000] for name, time in base.items()}
+        samples["forward 0.attention"] = [5.0 + extra] * 3
+        stages.append(StageTimes({**samples, "weight 0.experts": [4.0, 4.0, 4.0]}, shape))
+    costs = costs_of(stages, "flat", p2p=0.25)
+    assert costs.cell is not None
+    segments = dict(costs.cell.costs.segments)
+    assert segments["attention"] == Times(5.5)
+    assert segments["post"] == Times(3.0)
+    assert segments["experts"] == Times(2.0, 0.0, 4.0)
+    assert dict(costs.cell.costs.exchanges)["dispatch.node"] == Times(2.0)
+    assert costs.p2p == 0.25
+    assert merged([[{"a": [1.0]}], [{"a": [2.0], "b": [3.0]}]]) == [{"a": [1.0, 2.0], "b": [3.0]}]
+
+
+def test_calibrate_check_run(tmp_path: Path) -> None:
+    """What a user does: measure a plan on processes, price it, train with the measured order."""
+    plan, costs_file = tmp_path / "small.sched", tmp_path / "made" / "costs.toml"
+    plan.write_text(PLAN)
+    command = [sys.executable, "-m", "schedc", "calibrate", str(plan), "-o", str(costs_file), "--repetitions", "2"]
+    done = subprocess.run([*command, *TINY], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert costs_file.read_text().startswith("# Milliseconds on ")
+    costs = load_costs(costs_file)
+    assert costs.cell is not None
+    assert costs.cell.blocks == (("dense", "moe", "moe"), ("moe", "moe"))
+    labels = ("routing", "dispatch", "combine", "balance")
+    assert {name for name, _ in costs.cell.costs.exchanges} == {f"{label}.node" for label in labels}
+    assert costs.p2p > 0
+    analysis = analyse(plan, {}, costs)
+    assert analysis.inside is not None
+    options = ["--cost-file", str(costs_file), "--check", "bitwise", "--steps", "2", "--timeout", "60"]
+    command = [sys.executable, "-m", "schedc", "run", str(plan), *options, *TINY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("= all ranks in one process, serial cells, bitwise") == 2
+    assert "check passed" in done.stdout
+
+
+def test_cell_costs_of_a_file_order_cells() -> None:
+    """An order follows the file: with nothing but a long routing, the shared expert fills the wait for it."""
+    costs = CellCosts.of({"shared": Times(5.0)}, {"routing.node": 5.0})
+    loaded = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs))))).cell
+    assert loaded is not None
+    program = schedc.compile("1f1b", P=1, M=2)
+    plan = schedc.plan.ExpertPlan(overlap=True)
+    pipe = Pipeline(small_moe(2, 0), program, loss_fn=next_token_loss, plan=plan, cell_costs=loaded.costs)
+    names = pipe.held(pipe.places[0])[0].shape.names
+    steps = [f"{step.action} {names[step.node]}" for step in pipe._cells["F of 0"].program.steps]
+    start, filler, wait = (steps.index(x) for x in ("start 0.routing.node", "run 0.shared", "wait 0.routing.node"))
+    assert start < filler < wait
+
+
+def test_a_model_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = ModuleType("mine")
+    mine.model = lambda: (small_moe(2, 0), next_token_loss, *tokens(2))  # type: ignore[attr-defined]
+    mine.wrong = lambda: small_moe(2, 0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    path = tmp_path / "program.json"
+    path.write_text(program_to_json(schedc.compile("1f1b", P=1, M=2)))
+    arguments = ["--program", str(path), "--repetitions", "1", "--warmup", "1", "--model"]
+    assert calibrate.main([*arguments, "mine:model"]) == 0
+    assert 'stages = "moe*2"' in capsys.readouterr().out
+    for name, said in [
+        ("mine:wrong", "no function that gives"),
+        ("mine:none", "no attribute"),
+        ("nowhere:f", "nowhere"),
+    ]:
+        assert calibrate.main([*arguments, name]) == 1
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit) as usage:
+        calibrate.main(["--program", str(tmp_path / "none.json")])
+    assert usage.value.code == 2
+
+
+def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(schedc_main, ["calibrate", "1f1b", "--toy", "gpt", "--model", "a:b"])
+    assert result.exit_code == 2
+    path = tmp_path / "program.json"
+    plan = tmp_path / "large.sched"
+    plan.write_text(PLAN.replace("1 x 2", "64 x 8").replace("experts 8", "experts 512"))
+    path.write_text(program_to_json(schedc.compile(plan)))
+    assert run.main(["--program", str(path)]) == 1
+    assert "ask for 512 processes" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run.main(["--program", str(path), "--topology", "2"])

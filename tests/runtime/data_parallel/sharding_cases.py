@@ -1,0 +1,76 @@
+"""What the tests of a sharded dense part run on every rank of a pool of processes: importable, with JSON in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline
+from schedc_runtime.ranks.mesh import Mesh
+from support.mesh_cases import batch_of
+from support.recompute_cases import with_rs
+from support.runtime_cases import next_token_loss, small_gpt
+from support.segmented_cases import small_moe
+
+
+def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, data: int, rs: bool) -> dict[str, Any]:
+    """Two optimizer steps with and without sharding: what differs, and what was found on the way."""
+    program = compile_schedule(schedule, P=2, M=4)
+    program = with_rs(program) if rs else program
+    mesh = Mesh(2, experts, data)
+    batch, targets = batch_of(mesh, program.microbatches)
+    results = []
+    for shard in (False, True):
+        model = small_moe() if kind == "moe" else small_gpt()
+        names = list(model.state_dict())
+        pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=mesh, timeout=60, shard_dense=shard)
+        results.append(_trained(pipe, batch, targets))
+        parameters = dict(pipe.named_parameters())
+        sharded = [name for name, p in parameters.items() if isinstance(p, DTensor)]
+        held = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters.values())
+        results[-1]["held"] = held
+        results[-1]["sharded"] = len(sharded)
+        results[-1]["experts"] = [name for name in sharded if ".experts." in name]
+        results[-1]["names"] = [name for name in names if name in pipe.state_dict()]
+        pipe.load_state_dict({name: torch.ones_like(value) for name, value in model_state(kind).items()})
+        loaded = [_whole(p) for p in parameters.values()]
+        results[-1]["loaded"] = all(bool((value == 1).all()) for value in loaded)
+        pipe.close()
+    plain, sharded_run = results
+    wrong = [key for key in plain["tensors"] if not torch.equal(plain["tensors"][key], sharded_run["tensors"][key])]
+    return {
+        "wrong": wrong + [key for key in sharded_run["tensors"] if key not in plain["tensors"]],
+        "compared": len(plain["tensors"]),
+        **{f"{key} {name}": x[key] for name, x in (("plain", plain), ("sharded", sharded_run)) for key in FACTS},
+    }
+
+
+FACTS = ("held", "sharded", "experts", "names", "loaded")
+
+
+def model_state(kind: str) -> dict[str, Tensor]:
+    return (small_moe() if kind == "moe" else small_gpt()).state_dict()
+
+
+def _trained(pipe: Pipeline, batch: Tensor, targets: Tensor) -> dict[str, Any]:
+    mine = [part.chunk(pipe.mesh.replicas)[pipe.replica] for part in (batch, targets)]
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
+    tensors: dict[str, Tensor] = {}
+    for step in range(2):
+        for accumulated in range(2):  # gradients of two steps add up
+            tensors[f"loss {step} {accumulated}"] = pipe.step(*mine)
+        tensors |= {f"grad {step} {name}": _whole(p.grad) for name, p in pipe.named_parameters() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+        tensors[f"evaluated {step}"] = pipe.evaluate(*mine)
+    tensors |= {f"value {name}": _whole(p) for name, p in pipe.named_parameters()}
+    tensors |= {f"state {name}": value for name, value in pipe.full_state_dict().items()}
+    return {"tensors": {name: value.detach().clone() for name, value in tensors.items()}}
+
+
+def _whole(value: Any) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

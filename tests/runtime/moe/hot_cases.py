@@ -1,0 +1,122 @@
+"""Models whose routing is skewed on purpose, and steps of them with hot experts, in one process or in many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedc_runtime import Pipeline
+from schedc_runtime.moe.hot import HotPolicy
+from schedc_runtime.moe.layer import MoELayer, moe_layers
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from support.expert_cases import compiled
+from support.runtime_cases import next_token_loss, tokens
+from support.segmented_cases import small_moe
+
+ROWS = 4
+"""Of a microbatch, 6 tokens each."""
+
+
+def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2) -> Any:
+    """Four blocks, the first dense, whose routers prefer some experts: all tokens the same ones, the stronger it is."""
+    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=1e-2)
+    model = small_moe(moe_blocks=3, dense_blocks=1, routing=routing, expert_inner=inner)
+    for number, (_, layer) in enumerate(moe_layers(model)):
+        _prefer(layer, strength, seed + number)
+    return model
+
+
+def _prefer(layer: MoELayer, strength: float, seed: int) -> None:
+    assert layer.router.bias is not None
+    generator = torch.Generator().manual_seed(seed)
+    layer.router.bias.copy_(strength * torch.randn(8, generator=generator, dtype=torch.float64))
+
+
+def layers_of(pipe: Pipeline) -> list[MoELayer]:
+    """Of all places."""
+    return [layer for held in pipe._stages.values() for s in held.values() for _, layer in moe_layers(s.module)]
+
+
+def set_strength(pipe: Pipeline, strength: float) -> None:
+    """Bias all layers of all places alike."""
+    for layer in layers_of(pipe):
+        _prefer(layer, strength, seed=0)
+
+
+def pipeline(schedule: str, sizes: dict[str, int], lines: str, model: Any, here: bool = True) -> Pipeline:
+    """All ranks here, cells one after the other; or this process' rank, as the plan has it."""
+    lines = lines.replace("overlap auto", "overlap off") if here else lines
+    program = compiled(schedule, sizes, lines)
+    return Pipeline(model, program, loss_fn=next_token_loss, in_process=here, timeout=30)
+
+
+def step(pipe: Pipeline, seed: int = 1) -> Tensor:
+    """Loss of one step; gradients add up."""
+    replicas = pipe.mesh.replicas
+    batch, targets = tokens(ROWS * pipe.program.microbatches * replicas, seed=seed)
+    if not pipe._network.in_process:
+        batch, targets = (part.chunk(replicas)[pipe.replica] for part in (batch, targets))
+    return pipe.step(batch, targets)
+
+
+def gradients(pipe: Pipeline) -> dict[str, Tensor]:
+    """By name, with the place that holds them."""
+    return {
+        f"{place} {name}": parameter.grad.clone()
+        for place, held in pipe._stages.items()
+        for stage in held.values()
+        for name, parameter in stage.module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def lent(pipe: Pipeline) -> dict[str, int]:
+    """What all layers and ranks counted, summed."""
+    names = ("hot_experts", "hot_rows", "hot_bytes_sent", "hot_bytes_saved")
+    found = [layer.statistics for layer in layers_of(pipe)]
+    return {name: sum(getattr(statistics, name) for statistics in found) for name in names}
+
+
+def exchanged_bytes(pipe: Pipeline) -> int:
+    """What all ranks sent to others so far, over the communicator of their whole group."""
+    groups = {id(layer.routing.group.expert): layer.routing.group.expert for layer in layers_of(pipe)}
+    return sum(sum(group.sent) - group.sent[group.rank] for group in groups.values())
+
+
+def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
+    """A layer under plain autograd with and without hot experts: the largest difference of anything, rows that stayed,
+    and whether experts have gradients."""
+    assert dist.group.WORLD is not None
+    group = ExpertGroup.of([range(dist.get_world_size())], 2, 30.0)
+    found: list[list[Tensor]] = []
+    for policy in (None, HotPolicy(2, 1.0, 1)):
+        (_, layer), *_ = moe_layers(skewed(2.0))
+        shard_experts(layer, group, "hierarchical", hot=policy)
+        layer.experts.requires_grad_(not frozen)
+        x = torch.randn(20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+        y = layer(x)
+        y.sin().sum().backward()
+        grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
+        found.append([y.detach(), *(grad for grad in grads if grad is not None)])
+    error = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+    return error, layer.statistics.hot_rows, layer.experts.down.grad is not None
+
+
+def parity(rank: int, world_size: int, cases: Sequence[tuple[str, dict[str, int], str]]) -> list[Any]:
+    """Per case: names of what differs here from all ranks in one process, after two steps; and what was lent here."""
+    found = []
+    for case in cases:
+        pipe = pipeline(*case, skewed(), here=False)
+        expected = pipeline(*case, skewed())
+        losses = [torch.equal(step(pipe, seed), step(expected, seed)) for seed in (1, 2)]
+        mine, wanted = gradients(pipe), gradients(expected)
+        wrong = [name for name, grad in mine.items() if not torch.equal(grad, wanted[name])]
+        found.append([losses, wrong, lent(pipe)])
+        pipe.close()
+    return found

@@ -1,0 +1,211 @@
+"""Dispatch and combine: three methods with the same bits, their bytes, and the collectives under them."""
+
+from __future__ import annotations
+
+from math import comb
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.routes import Shape, collect, pack, plan_route, relay
+from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
+from schedc_runtime.testing import pool
+from schedc_runtime.transport import MessageMismatch
+from schedc_runtime.transport.collectives import InProcessCommunicators, SoloCommunicator
+
+GROUPS = [(1, 1), (1, 4), (4, 1), (2, 2), (4, 2), (2, 4)]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    nodes, per_node = draw(st.sampled_from(GROUPS))
+    tokens = draw(st.lists(st.integers(0, 9), min_size=nodes * per_node, max_size=nodes * per_node))
+    if not any(tokens):
+        tokens[-1] = 3
+    return Case(
+        nodes, per_node, tuple(tokens),
+        experts=8 * draw(st.integers(1, 2)),
+        top=draw(st.integers(1, 6)),
+        width=3,
+        routing=draw(st.sampled_from(["random", "one"])),
+        capacity=draw(st.sampled_from([None, None, 1, 3, 100])),
+        dtype=draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16])),
+        seed=draw(st.integers(0, 1000)),
+    )  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(cases())
+def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
+    data = data_of(case)
+    flat, *others = [
+        run_in_process(case, data, in_process_expert_groups(case.ranks, case.per_node), method) for method in METHODS
+    ]
+    for results in others:
+        for mine, theirs in zip(flat, results, strict=True):
+            assert alike(mine.tensors, theirs.tensors)
+            assert mine.route.counts == theirs.route.counts
+    if case.dtype == torch.float64:
+        outputs, xs, weights, matrices = plain(case, data)
+        for rank, result in enumerate(flat):
+            wanted = outputs[rank], xs[rank], weights[rank], matrices.chunk(case.ranks)[rank]
+            torch.testing.assert_close(result.tensors, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 2), (4, 2)])
+@pytest.mark.parametrize("top", [1, 4])
+def test_bytes_that_leave_a_node(nodes: int, per_node: int, top: int) -> None:
+    case = Case(nodes, per_node, (300,) * (nodes * per_node), top=top, dtype=torch.float32)
+    data = data_of(case)
+    sent = {
+        method: sum(r.bytes for r in run_in_process(case, data, in_process_expert_groups(case.ranks, per_node), method))
+        for method in METHODS
+    }
+    assert sent == counted_bytes(case, data)
+    rows = {m: (sent[m] - weights_and_routing(case, data)[m]) / (4 * 4 * case.width) for m in METHODS}
+    tokens, away = sum(case.tokens), 1 - 1 / nodes
+    experts, here = case.experts, case.experts // nodes
+    missed = comb(experts - here, top) / comb(experts, top)
+    expected = {"flat": top * away, "hierarchical": (nodes - 1) * (1 - missed), "allgather": nodes - 1}
+    for method, copies in expected.items():
+        assert rows[method] / tokens == pytest.approx(copies, rel=0.06)
+
+
+def counted_bytes(case: Case, data: Data) -> dict[str, int]:
+    """Bytes that leave a node, counted token by token: rows there, back, and the gradients of both; weights."""
+    copies = dict.fromkeys(METHODS, 0)
+    for rank, index in enumerate(data.index):
+        home = rank // case.per_node
+        for chosen in index.tolist():
+            nodes = [e // (case.experts // case.nodes) for e in chosen]
+            copies["flat"] += sum(node != home for node in nodes)
+            copies["hierarchical"] += len(set(nodes) - {home})
+            copies["allgather"] += case.nodes - 1
+    more = weights_and_routing(case, data)
+    return {method: 4 * 4 * case.width * copies[method] + more[method] for method in METHODS}
+
+
+def weights_and_routing(case: Case, data: Data) -> dict[str, int]:
+    """Gate weights travel there, their gradients back; the routing goes from every rank to every other."""
+    pairs = sum(
+        e // (case.experts // case.nodes) != rank // case.per_node
+        for rank, index in enumerate(data.index)
+        for e in index.flatten().tolist()
+    )
+    everywhere = sum(case.tokens) * case.top * (case.nodes - 1)
+    routing = 2 * everywhere * case.per_node
+    return {m: 2 * 4 * (everywhere if m == "allgather" else pairs) + routing for m in METHODS}
+
+
+def test_padded_shapes_do_not_depend_on_the_routing() -> None:
+    shapes = []
+    for routing, seed in (("random", 0), ("random", 1), ("one", 0)):
+        case = Case(2, 2, (7, 7, 7, 7), routing=routing, capacity=2, seed=seed, width=2)
+        data = data_of(case)
+        found = [
+            [(r.route.hops, r.route.counts) for r in run_in_process(case, data, in_process_expert_groups(4, 2), method)]
+            for method in METHODS
+        ]
+        shapes.append(found)
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert shapes[0][0][0][1] == (2 * 4,) * 4
+
+
+def test_over_gloo() -> None:
+    for answer in pool(4).run("runtime.moe.exchange_cases:over_gloo", per_node=2, tokens=[9, 0, 4, 7], seed=3):
+        assert answer["wrong"] == []
+        for counted, expected in answer["bytes"].values():
+            assert counted == expected
+
+
+def test_collectives_over_gloo() -> None:
+    assert pool(4).run("runtime.moe.exchange_cases:collectives_over_gloo") == [[]] * 4
+
+
+def test_a_lost_collective_over_gloo_is_named() -> None:
+    text = pool(4).run("runtime.moe.exchange_cases:lost_over_gloo")[0]
+    assert text.startswith("communicator rail 1, collective 0 (all_gather `routing`), rank 0 of 4: ")
+    assert "gloo/transport" not in text
+
+
+def test_a_sum_is_added_in_the_order_of_members() -> None:
+    group = InProcessCommunicators(3)
+    parts = [torch.tensor([1e8, 0.1]), torch.tensor([1.0, 0.2]), torch.tensor([-1e8, 0.3])]
+    handles = [(group.member(rank), group.member(rank).sum(parts[rank])) for rank in (2, 0, 1)]
+    expected = (parts[0] + parts[1]) + parts[2]
+    for member, handle in handles:
+        assert torch.equal(member.wait(handle), expected)
+    assert group.unmatched() == 0
+
+
+def test_a_collective_is_complete_when_all_have_started_it() -> None:
+    group = InProcessCommunicators(2)
+    a, b = group.member(0), group.member(1)
+    first = a.all_gather(torch.tensor([1]), "routing")
+    assert not a.ready(first)
+    with pytest.raises(RuntimeError, match=r"collective 0 \(all_gather `routing`\), rank 0 of 2: waited for before"):
+        a.wait(first)
+    second = b.all_gather(torch.tensor([2]), "routing")
+    assert a.ready(first)
+    assert a.wait(first).tolist() == b.wait(second).tolist() == [[1], [2]]
+    with pytest.raises(RuntimeError, match="waited for twice"):
+        a.wait(first)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "shown"),
+    [
+        (
+            lambda c: c.all_gather(torch.zeros(2), "routing"),
+            lambda c: c.all_to_all((torch.zeros(2, 4),), [1, 1], [1, 1], "dispatch"),
+            "rank 1 starts all_to_all `dispatch` where rank 0 has started all_gather `routing`",
+        ),
+        (
+            lambda c: c.all_to_all((torch.zeros(3, 4),), [1, 2], [1, 2], "dispatch"),
+            lambda c: c.all_to_all((torch.zeros(3, 4),), [2, 1], [1, 2], "dispatch"),
+            "rank 0 sends 2 rows of tensor 0 to rank 1, which expects 1",
+        ),
+        (
+            lambda c: c.sum(torch.zeros(3)),
+            lambda c: c.sum(torch.zeros(3, dtype=torch.float64)),
+            r"rank 1 brings \['float64\[3\]'\] where rank 0 brings \['float32\[3\]'\]",
+        ),
+    ],
+)
+def test_a_mismatch_names_the_collective_and_both_ranks(mine, theirs, shown: str) -> None:  # type: ignore[no-untyped-def]
+    group = InProcessCommunicators(2, "expert")
+    mine(group.member(0))
+    with pytest.raises(MessageMismatch, match=f"communicator expert, collective 0.*{shown}"):
+        theirs(group.member(1))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    solo = SoloCommunicator()
+    with pytest.raises(MessageMismatch, match="3 rows to send where the splits have 2"):
+        solo.all_to_all((torch.zeros(3, 1),), [2], [2])
+    with pytest.raises(MessageMismatch, match="splits for 2 members in a group of 1"):
+        solo.all_to_all((torch.zeros(3, 1),), [2, 1], [3])
+    with pytest.raises(RuntimeFault, match="6 ranks cannot be cut into nodes of 4"):
+        in_process_expert_groups(6, 4)
+    with pytest.raises(ValueError, match="expert 8 is chosen where there are 8"):
+        plan_route(torch.tensor([[[8]]]), Shape(8))
+    with pytest.raises(ValueError, match="block 2 has 2 entries, its capacity is 1"):
+        plan_route(torch.tensor([[[2], [2]]]), Shape(8, capacity=1))
+    flat = plan_route(torch.tensor([[[0]]]), Shape(8))
+    with pytest.raises(ValueError, match="a flat route has no relay"):
+        relay(flat, torch.zeros(1, 2), torch.zeros(1))
+
+
+def test_solo_is_the_layer_of_one_rank() -> None:
+    route = plan_route(torch.tensor([[[2, 0], [1, 2]]]), Shape(3, method="hierarchical"))
+    x = torch.tensor([[1.0], [10.0]])
+    rows, weights = pack(route, x, torch.tensor([[0.5, 0.25], [2.0, 4.0]]))
+    assert rows.tolist() == [[1.0], [10.0]]
+    assert weights.tolist() == [0.5, 0.25, 2.0, 4.0]
+    assert route.counts == (1, 1, 2)
+    assert collect(route, rows).tolist() == x.tolist()
+    assert ExpertGroup.solo().bytes_leaving_node() == 0

@@ -1,0 +1,156 @@
+"""The MoE transformer in pipelines: bits of the reference, gradients of plain autograd, the example, the document."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import schedc
+from schedc.plan import ExpertPlan, Method
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss, turn
+from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_biases
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.parity.reference import reference_step
+from schedc_runtime.pipeline.batch import split
+from support.paths import ROOT
+
+torch.set_num_threads(1)
+
+
+def test_rotary_positions_are_relative() -> None:
+    """The product of a query and a key depends on how far apart they are, and on position 0 nothing is turned."""
+    torch.manual_seed(0)
+    query, key = (turn(torch.randn(8, dtype=torch.float64).expand(5, 8)) for _ in range(2))
+    products = query @ key.T
+    torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])
+    assert not torch.allclose(products[0, 0], products[0, 1])
+
+
+CONFIG = MoEConfig(
+    vocab=32, width=16, heads=2, dense_blocks=1, moe_blocks=3, inner=24, expert_inner=6,
+    routing=Routing(8, 3, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=0.1),
+    query_rank=8, key_value_rank=4, plain=4, rotary=4, value=4, multi_token=True,
+)  # fmt: skip
+
+
+def transformer() -> MoETransformer:
+    torch.manual_seed(0)
+    return MoETransformer(CONFIG).double()
+
+
+@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
+def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedule: str, ranks: int) -> None:
+    """Whole and split backwards, multi-token prediction, auxiliary loss: bit for bit, and close to plain autograd."""
+    program = schedc.compile(schedule, P=ranks, M=4)
+    model, other = transformer(), transformer()
+    ids = torch.randint(0, 32, (8, 7), generator=torch.Generator().manual_seed(2))
+    batch, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    loss_fn = multi_token_loss()
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True)
+    set_loss_scale(model, 0.25)
+    cpu = torch.device("cpu")
+    parts = [((part,), {}) for part in split(batch, 4, cpu)]
+    expected = reference_step(pipe.partition, program, parts, split(targets, 4, cpu), loss_fn)
+    loss = pipe.step(batch, targets)
+    assert torch.equal(loss, expected.loss)
+    for name, parameter in pipe.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.equal(parameter.grad, expected.grads[name]), name
+
+    set_loss_scale(other, 0.25)
+    for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True):
+        (loss_fn(other(x), y) * 0.25).backward()
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(expected.grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
+
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    assert [layer.statistics.choices for layer in layers] == [8 * 6 * 3] * 3 + [8 * 5 * 3]
+    update_biases(model)
+    assert all(layer.router.bias.abs().max() == 1e-3 for layer in layers)  # type: ignore[union-attr]
+    assert layers[0].statistics.choices == 0
+    pipe.evaluate(batch, targets)
+    assert layers[0].statistics.choices == 0
+    pipe.close()
+
+
+@pytest.mark.parametrize(("schedule", "method"), [("1f1b", Method.ALLGATHER), ("dualpipev", Method.HIERARCHICAL)])
+def test_pipelines_that_share_experts_have_the_gradients_of_plain_autograd(schedule: str, method: Method) -> None:
+    """Two ranks share the experts; microbatch m of both is one for the auxiliary loss, the main loss is their mean."""
+    ids = torch.randint(0, 32, (16, 7), generator=torch.Generator().manual_seed(3))
+    batch, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    loss_fn = multi_token_loss()
+    pipe = Pipeline(
+        transformer(), schedc.compile(schedule, P=2, M=4), loss_fn=loss_fn, mesh=Mesh(2, 2, per_node=1),
+        plan=ExpertPlan(method=method, overlap=True), in_process=True,
+    )  # fmt: skip
+    loss = pipe.step(batch, targets)
+    other = transformer()
+    set_loss_scale(other, 0.25)
+    expected = torch.zeros((), dtype=torch.float64)
+    for m in range(4):
+        rows = torch.tensor([2 * m, 2 * m + 1, 8 + 2 * m, 9 + 2 * m])
+        part = loss_fn(other(batch[rows]), targets[rows]) / 4
+        part.backward()
+        expected += part.detach()
+    torch.testing.assert_close(loss, expected)
+    found: dict[str, list[Tensor | None]] = {}
+    for name, parameter in pipe.named_parameters():
+        found.setdefault(name, []).append(parameter.grad)
+    for name, parameter in other.named_parameters():
+        assert parameter.grad is not None
+        parts = parameter.grad.chunk(2) if name.endswith((".gate_up", "experts.down")) else [parameter.grad] * 2
+        for grad, part in zip(found[name], parts, strict=True):
+            torch.testing.assert_close(grad, part, rtol=1e-10, atol=1e-13, msg=name)
+    pipe.close()
+
+
+def test_tied_multi_token_embedding_and_plain_logits() -> None:
+    tied = MoETransformer(replace(CONFIG, tied=True))
+    assert tied.multi_token is not None
+    assert tied.multi_token.embedding.weight is tied.embedding.weight
+    single = MoETransformer(replace(CONFIG, multi_token=False, shared=0))
+    assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
+
+
+def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    sizes = {"microbatches": 2, "blocks": 2, "experts": 8, "top": 2, "tokens": 8, "steps": 10, "learning-rate": 0.02}
+    options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    expert = ["--experts-over", "2", "--per-node", "1", "--method", "hierarchical", "--capacity", "1"]
+    done = subprocess.run(
+        [*launcher, "examples/05_train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(
+        r"^step (\d+): loss (\d+\.\d+), imbalance \d\.\d+, dropped (\d+\.\d)%$", done.stdout, re.MULTILINE
+    )
+    assert [int(step) for step, _, _ in shown] == [1, 10]
+    assert float(shown[1][1]) < float(shown[0][1])
+    assert float(shown[0][2]) > 0.0
+    state = torch.load(saved, weights_only=True)
+    assert state["blocks.1.mlp.experts.gate_up"].shape == (8, 64, 32)
+    assert len(state["blocks.1.mlp.experts.down"].flatten(1).unique(dim=0)) == 8
+
+
+def test_the_lines_of_the_document_run() -> None:
+    text = (ROOT / "docs" / "guide" / "experts.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert torch.isfinite(names["loss"])
+    state = names["pipe"].full_state_dict()
+    assert state["blocks.1.mlp.experts.down"].shape == (32, 16, 64)
+    names["pipe"].close()

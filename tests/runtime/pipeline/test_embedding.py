@@ -1,0 +1,82 @@
+"""What the documents show of the runtime is run: the lines for a trainer, and the example trainer under torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schedc_runtime.testing import pool
+from support.paths import ROOT
+from support.runtime_cases import next_token_loss, small_gpt, tokens
+
+BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
+
+
+def embed(rank: int, world_size: int, code: str) -> list[Any]:
+    """Run ``code`` with what a trainer has; the rank and the last loss."""
+    model = small_gpt(tied=True)
+    names: dict[str, Any] = {"torch": torch, "model": model, "loss_fn": next_token_loss, "loader": BATCHES}
+    names["batch"], names["targets"] = BATCHES[0]
+    exec(code, names)
+    pipe, loss = names["pipe"], names["loss"]
+    if "graph" in names:
+        assert "stage 7 on rank 0: " in names["graph"].source
+    pipe.close()
+    return [pipe.rank, loss.item()]
+
+
+def train_plainly(steps: int) -> float:
+    """The last loss of as many steps of one process, by autograd alone."""
+    model = small_gpt(tied=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch, targets in BATCHES[:steps]:
+        optimizer.zero_grad()
+        loss = next_token_loss(model(batch), targets)
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/guide/running.md", 1)])
+def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
+    first, *others = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    code = first + "".join(block for block in others if "partition.graph" in block)
+    answers = pool(4).run("test_embedding:embed", code=code)
+    assert [rank for rank, _ in answers] == [0, 1, 2, 3]
+    assert {loss for _, loss in answers} == {answers[0][1]}
+    assert answers[0][1] == pytest.approx(train_plainly(steps), rel=1e-9)
+
+
+def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    sizes = {"microbatches": 4, "blocks": 4, "width": 16, "tokens": 8, "steps": 20, "learning-rate": 0.02}
+    options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*launcher, "tests/runtime/ranks/restarting.py", "4", "examples/02_train_gpt.py", "--schedule", "dualpipev", *options]
+    command += ["--save", str(saved)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ZeroDivisionError: injected" in done.stderr
+    losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert losses[0] == losses[1], "step 1 of both attempts"
+    assert re.findall(r"^(step \d+|evaluation)", done.stdout, re.MULTILINE) == [
+        "step 1",
+        "step 1",
+        "step 10",
+        "step 20",
+        "evaluation",
+    ]
+    assert losses[-1] < losses[0]
+    state = torch.load(saved, weights_only=True)
+    assert {"token_embedding.weight", "blocks.3.down.bias", "head.weight"} <= state.keys()

@@ -1,0 +1,217 @@
+"""Faults that the tests inject on ranks of a pool, and what each rank then reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from schedc.compiler import compile as compile_schedule
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.ranks.network import Network
+from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
+
+
+def build(timeout: float, schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4) -> tuple[nn.Module, Pipeline]:
+    model = small_gpt(blocks=4)
+    program = compile_schedule(schedule, P=ranks, M=microbatches)
+    return model, Pipeline(model, program, loss_fn=next_token_loss, timeout=timeout)
+
+
+def on_call(block: nn.Module, number: int, act: Callable[[Tensor], Tensor | None]) -> None:
+    """Let ``act`` see, and perhaps replace, the output of the ``number``-th real call of a block."""
+    calls = iter(range(1_000_000))
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        if isinstance(output, FakeTensor) or next(calls) != number:
+            return None
+        return act(output)
+
+    block.register_forward_hook(hook)
+
+
+def outcome(pipe: Pipeline, *data: Any) -> list[str]:
+    """Class and text of what a step raises; empty if it does not."""
+    try:
+        pipe.step(*data)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def refusals(rank: int, world_size: int) -> list[list[str]]:
+    """Batches that must be refused; the pipeline takes a good step after each."""
+    _, pipe = build(timeout=20)
+    batch, targets = tokens(8)
+    last = rank == world_size - 1
+    bad: list[tuple[Any, Any]] = [
+        (batch[:7], targets[:7]),
+        (batch[: 8 if rank else 4], targets),
+        (batch, None if last else targets),
+        (batch, targets[:4]),
+        ((batch, object()), targets),
+        ((batch, 3), targets),
+    ]
+    found = []
+    for data in bad:
+        found.append(outcome(pipe, *data))
+        pipe.zero_grad()
+        assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+    try:
+        pipe.step(batch, targets) if rank else pipe.evaluate(batch, targets)
+    except Exception as error:
+        found.append([type(error).__name__, str(error)])
+    pipe.close()
+    return found
+
+
+def different_models(rank: int, world_size: int) -> list[str]:
+    """Rank 1 builds or freezes its model otherwise: fatal where a stage has two copies, and only there."""
+    found = []
+    for schedule, freeze in (("dualpipe", False), ("dualpipe", True), ("1f1b", False)):
+        model = small_gpt(blocks=4)
+        if rank == 1 and freeze:
+            model.blocks[0].requires_grad_(False)
+        elif rank == 1:
+            nn.init.ones_(model.blocks[0].up.weight)
+        try:
+            Pipeline(model, compile_schedule(schedule, P=2, M=4), loss_fn=next_token_loss, timeout=20).close()
+            found.append("built")
+        except Exception as error:
+            found.append(str(error).splitlines()[0])
+    return found
+
+
+def other_device(rank: int, world_size: int) -> list[str]:
+    """The pipeline's network for a model on a GPU, over gloo."""
+    try:
+        Network(Mesh(2), None, False, 20.0, torch.device("cuda", 0))
+    except RuntimeFault as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def changing_sizes(rank: int, world_size: int) -> list[str]:
+    """Batch size and sequence length change from step to step; only the ends are given data."""
+    _, pipe = build(timeout=20, ranks=world_size)
+    wrong = []
+    for rows, length in ((8, 6), (4, 6), (8, 3), (8, 6)):
+        batch, targets = tokens(rows, length)
+        expected = oracle(pipe, batch, targets)
+        pipe.zero_grad()
+        first, last = rank == 0, rank == world_size - 1
+        wrong += differences(pipe, pipe.step(batch if first else None, targets if last else None), expected)
+    pipe.close()
+    return wrong
+
+
+def failing(rank: int, world_size: int, fault: str, timeout: float = 2.0) -> list[Any]:
+    """Rank 1 fails as ``fault`` says at the third call of its first block; what this rank raises, and when."""
+    model, pipe = build(timeout)
+    if rank == 1:
+        on_call(model.blocks[2], 2, FAULTS[fault])
+    if fault == "shape" and rank == 0:
+        on_call(model.blocks[1], 2, lambda output: output[:, :3].contiguous())
+    start = time.monotonic()
+    found = outcome(pipe, *tokens(8))
+    seconds = time.monotonic() - start
+    return [found, seconds, outcome(pipe, *tokens(8))]
+
+
+def _raise(output: Tensor) -> Tensor:
+    raise ZeroDivisionError("injected")
+
+
+def _sleep(output: Tensor) -> None:
+    time.sleep(4.5)
+
+
+def _kill(output: Tensor) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(seconds: float) -> Callable[[Tensor], None]:
+    def stop(output: Tensor) -> None:
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return stop
+
+
+FAULTS: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "raise": _raise,
+    "sleep": _sleep,
+    "kill": _kill,
+    "stop": _stop(5),
+    "pause": _stop(1),
+    "shape": lambda output: None,
+}
+
+
+def pause(rank: int, world_size: int) -> list[str]:
+    """Rank 1 is stopped for less than the timeout: the step is late, and right."""
+    model, pipe = build(timeout=15)
+    batch, targets = tokens(8)
+    expected = oracle(pipe, batch, targets)
+    if rank == 1:
+        on_call(model.blocks[2], 2, FAULTS["pause"])
+    return differences(pipe, pipe.step(batch, targets), expected)
+
+
+def absent(rank: int, world_size: int) -> list[str]:
+    """Rank 1 never comes to the step."""
+    _, pipe = build(timeout=1.0)
+    if rank == 1:
+        time.sleep(3)
+        return []
+    return outcome(pipe, *tokens(8))
+
+
+def not_finite(rank: int, world_size: int, block: int, call: int) -> list[Any]:
+    """A block gives NaN for one microbatch; then the pipeline takes a good step."""
+    model, pipe = build(timeout=20, ranks=world_size)
+    held = {name for name, _ in pipe.named_parameters()}
+    if f"blocks.{block}.up.weight" in held:
+        on_call(model.blocks[block], call, lambda output: torch.full_like(output, float("nan")))
+    batch, targets = tokens(8)
+    try:
+        pipe.step(batch, targets)
+    except Exception as error:
+        found = [type(error).__name__, getattr(error, "microbatch", -1), getattr(error, "stage", -1), str(error)]
+    pipe.zero_grad()
+    wrong = differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets))
+    pipe.close()
+    return [found, wrong]
+
+
+def whole_state(rank: int, world_size: int, schedule: str) -> list[Any]:
+    """Train two steps, gather the whole model on rank 0, load it back everywhere."""
+    model, pipe = build(timeout=20, schedule=schedule, ranks=world_size, microbatches=2 * world_size)
+    original = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+    batch, targets = tokens(4 * world_size)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipe.step(batch, targets)
+        optimizer.step()
+    trained = float(pipe.evaluate(batch, targets))
+    state = pipe.full_state_dict()
+    pipe.load_state_dict(original)
+    again = float(pipe.evaluate(batch, targets))
+    pipe.close()
+    if rank == 0:
+        assert list(state) == list(original)
+        twin = small_gpt(blocks=4)
+        twin.load_state_dict(state)
+        serial = [next_token_loss(twin(x), y) for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True)]
+        torch.testing.assert_close(torch.stack(serial).mean().item(), trained, rtol=1e-12, atol=0)
+    return [len(state), trained, again]

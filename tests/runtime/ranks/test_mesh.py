@@ -1,0 +1,172 @@
+"""Replicas of a pipeline: the same weights on other batches, gradients and loss averaged, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from schedc.compiler import compile as compile_schedule
+from schedc.plan import ExpertPlan, Hot, Level, Method, Recompute
+from schedc_runtime import Pipeline
+from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_biases
+from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.testing import pool
+from support.mesh_cases import balanced_moe, batch_of, expected, same
+from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.segmented_cases import small_moe
+
+
+def test_places_cover_the_world_and_groups_partition_it() -> None:
+    mesh = Mesh(pipeline=3, experts=4, data=2, per_node=2)
+    places = [mesh.place(process) for process in range(mesh.size)]
+    assert [mesh.process(place) for place in places] == list(range(24))
+    assert mesh.place(13) == Place(pipeline=1, replica=5)
+    assert mesh.replicas_of(Place(1, 5)) == list(range(8, 16))
+    assert mesh.sharing(Place(1, 5)) == [12, 13, 14, 15]
+    assert mesh.holding_the_same(Place(1, 5)) == [9, 13]
+    assert list(mesh.pipelines())[5] == [5, 13, 21]
+    assert mesh.names[13] == "rank 1 of replica 5"
+    assert Mesh(2).names == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"pipeline": 0}, "without ranks"), ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them")],
+)
+def test_a_mesh_that_cannot_be(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(RuntimeFault, match=message):
+        Mesh(**arguments)
+
+
+def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert Mesh.of_environment(2, 8) == Mesh(2, 8, 2, 4)
+    with pytest.raises(RuntimeFault, match="32 processes cannot be 3 pipeline ranks"):
+        Mesh.of_environment(3)
+
+
+CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]
+
+
+def test_processes() -> None:
+    cases = [
+        *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES],
+        ("zbh1", {"P": 1, "M": 2}, 2, 2),
+        ("zbv", {"P": 2, "M": 4}, 2, 1),
+    ]
+    everyone = pool(4).run("support.mesh_cases:parity", cases=cases, timeout=120)
+    every_name = sorted(name for name, _ in small_gpt().named_parameters())
+    for number, case in enumerate(cases):
+        assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
+
+
+@pytest.mark.parametrize(("schedule", "sizes"), CASES)
+def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
+    program = compile_schedule(schedule, P=2, **sizes)
+    mesh = Mesh(2, 2, 2)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    batch, targets = batch_of(mesh, program.microbatches)
+    wanted = expected(pipe, batch, targets)
+    loss = pipe.step(batch, targets)
+    assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-12)
+    compared = 0
+    for stage in pipe._held():  # of every replica and copy
+        for name, parameter in stage.module.named_parameters():
+            assert same(parameter.grad, wanted.grads[name]), name
+            compared += 1
+    copies = 2 if schedule == "dualpipe" else 1
+    assert compared == copies * mesh.replicas * len(wanted.grads)
+    pipe.evaluate(batch, targets)
+
+
+SPREADS = [(4, 1), (2, 2), (1, 4)]
+"""Expert ranks and further replicas of the same four batches."""
+
+
+def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
+    assert pool(4).run("support.mesh_cases:auxiliary", meshes=SPREADS, timeout=60) == [[[]] * 3] * 4
+
+
+def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts() -> None:
+    """Microbatch m of all four has the loss, the gradients and the biases of one rank with all their tokens."""
+    program = compile_schedule("dualpipev", P=2, M=4)
+    batch, targets = batch_of(Mesh(2, 4), 4)
+    whole = balanced_moe()
+    set_loss_scale(whole, 0.25)
+    for m in range(4):
+        rows = torch.arange(len(batch)).view(4, 4, -1)[:, m].flatten()
+        (next_token_loss(whole(batch[rows]), targets[rows]) / 4).backward()
+    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
+    update_biases(whole)
+    plans = [
+        ExpertPlan(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
+        ExpertPlan(overlap=True, recompute=(Recompute(Level.FULL),) * 4),
+        ExpertPlan(),
+    ]
+    first = set()
+    for (experts, data), plan in zip(SPREADS, plans, strict=True):
+        mesh = Mesh(2, experts, data, per_node=experts // 2 or 1)
+        pipe = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=True)
+        pipe.step(batch, targets)
+        stages = [(place, stage.module) for place in pipe.places for stage in pipe.held(place)]
+        for place, (name, parameter) in [(at, named) for at, module in stages for named in module.named_parameters()]:
+            grad = wanted[name]
+            assert grad is not None
+            grad = grad.chunk(experts)[place.replica % experts] if is_expert(parameter) else grad
+            torch.testing.assert_close(parameter.grad, grad, rtol=1e-9, atol=1e-13, msg=f"{experts} {name}")
+        layers = [named for _, module in stages for named in moe_layers(module)]
+        for name, layer in layers:
+            assert layer.statistics.balance_loss == pytest.approx(losses[name], rel=1e-12)
+        first |= {layer.statistics.balance_loss for name, layer in layers if name.startswith("blocks.0.")}
+        pipe.update_biases()
+        for name, layer in layers:
+            assert same(layer.router.bias, whole.get_submodule(name).router.bias)  # type: ignore[union-attr, arg-type]
+    assert len(first) == 1  # its tokens have the same bits everywhere
+
+
+def test_replicas_that_differ_are_told() -> None:
+    for told in pool(4).run("support.mesh_cases:disagreements", timeout=60):
+        assert told[0] == "rank 1 of replica 0 and rank 1 of replica 1 differ in their weights of stage 1"
+        assert "differ" in told[1] or "calls" in told[1] or "shape" in told[1]
+        assert told[2] == "rank 0 of replica 0 and rank 0 of replica 1 differ in their plan, in `hot`"
+        assert "differ in their routing of `blocks." in told[3]
+
+
+def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:
+    """Also to ranks of other pipelines, which wait for it in a collective of experts or of replicas."""
+    everyone = pool(4).run("support.mesh_cases:a_replica_fails", timeout=60)
+    for rank, (kind, text, when) in enumerate(everyone):
+        assert kind == ("InstructionError" if rank == 3 else "PeerFailure"), text
+        assert "no such target" in text
+        told = "" if rank == 3 else "rank 1 of replica 1 failed, and with it the step:\nInstructionError: "
+        assert text.startswith(f"{told}rank 1 of replica 1 failed at "), text
+        assert when == "soon"
+
+
+def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
+    wrong: list[bool] = [True]
+
+    def loss_fn(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if wrong:
+            wrong.pop()
+            raise ValueError("this once")
+        return next_token_loss(output, targets)
+
+    pipe = Pipeline(small_moe(), compile_schedule("1f1b", P=2, M=2), loss_fn=loss_fn, mesh=Mesh(2, 2), in_process=True)
+    with pytest.raises(InstructionError, match=r"^rank 1 of replica [01] failed at (.|\n)*this once"):
+        pipe.step(*tokens(4))
+    pipe.zero_grad()
+    assert torch.isfinite(pipe.step(*tokens(4)))
+
+
+def test_a_batch_of_all_replicas_divides_into_the_microbatches_of_each() -> None:
+    program = compile_schedule("1f1b", P=2, M=2)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2), in_process=True)
+    with pytest.raises(BatchRefused, match=r"6 rows .* do not divide into 2 microbatches for each of 2 replicas"):
+        pipe.step(*tokens(6))

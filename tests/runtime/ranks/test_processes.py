@@ -1,0 +1,109 @@
+"""What is said of a process that runs, is stopped, frozen or gone, and of how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from schedc_runtime.commands.launch import launch
+from schedc_runtime.ranks.processes import Condition, Process, condition, this_process
+from schedc_runtime.ranks.progress import PeerProgress, Position, Progress, mark
+
+
+def process_of(pid: int) -> Process:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return this_process()._replace(pid=pid, started=int(stat[19]))
+
+
+def settled(process: Process, wanted: str) -> Condition:
+    """The condition, as soon as it is the ``wanted`` one; signals take a moment."""
+    deadline = time.monotonic() + 10
+    while wanted not in (now := condition(process)).why and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return now
+
+
+def test_stopped_and_killed_are_told_apart() -> None:
+    assert condition(this_process()) == Condition(False, False, "")
+    sleeper = subprocess.Popen(["sleep", "60"])
+    process = process_of(sleeper.pid)
+    assert condition(process) == Condition(False, False, "")
+    sleeper.send_signal(signal.SIGSTOP)
+    assert settled(process, "stopped") == Condition(False, True, "stopped by a signal (SIGCONT lets it go on)")
+    sleeper.kill()
+    assert settled(process, "killed") == Condition(True, False, "killed by SIGKILL"), "not yet waited for"
+    sleeper.wait()
+    assert condition(process) == Condition(True, False, "its process has ended")
+
+
+def test_a_later_process_of_the_same_id_is_another() -> None:
+    earlier = this_process()._replace(started=1)
+    assert condition(earlier) == Condition(True, False, "its process has ended")
+
+
+def test_a_frozen_process_runs_no_more(tmp_path: Path) -> None:
+    """Tables as the kernel shows them: freezing a control group takes rights that a test has not."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_text("7 (a name) with) S " + "0 " * 18 + "55" + " 0" * 32)
+    (tmp_path / "7/cgroup").write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    process = Process("here", "host", 7, 55)
+    for frozen, why in ((True, "frozen with its cgroup"), (False, "")):
+        (tmp_path / "job/cgroup.events").write_text(f"populated 1\nfrozen {frozen:d}\n")
+        assert condition(process, proc=tmp_path, cgroups=tmp_path) == Condition(False, frozen, why)
+
+
+def test_progress_is_read_by_others_as_it_was_at_the_end() -> None:
+    page = Progress()
+    page.begin(1, ["", "run forward of 0.experts"])
+    page.say("in step 7")
+    peer = PeerProgress(os.getpid(), page.descriptor)
+    assert peer.read() == Position("in step 7", 1, -1, "")
+    page.word[0] = mark(41, 1)
+    page.close()
+    del page
+    assert peer.read() == Position("in step 7", 1, 41, "run forward of 0.experts")
+
+
+def test_parts_beyond_what_a_mark_can_tell_apart_are_left_out() -> None:
+    page = Progress()
+    page.begin(0, [f"part {number}" for number in range(20_000)])
+    page.say("in step 1")
+    page.word[0] = mark(3, 19_999)
+    assert page.read() == Position("in step 1", 0, 3, "")
+    page.close()
+
+
+RANKS = """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "expected", "named"),
+    [("SIGKILL", 0, 1, True), ("SIGSTOP", 3, 1, False), ("SIGCONT", 0, 0, False)],
+)
+def test_the_launcher_ends_with_1_and_names_who_was_killed(
+    sent: str,
+    status: int,
+    expected: int,
+    named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "ranks_of_a_test.py").write_text(RANKS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    start = time.monotonic()
+    assert launch("ranks_of_a_test", [sent, str(status)], 2) == expected
+    assert time.monotonic() - start < 8, "who is stopped is not waited for"
+    assert ("was ended by SIGKILL" in capfd.readouterr().err) == named

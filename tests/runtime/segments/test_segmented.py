@@ -1,0 +1,312 @@
+"""Stages in segments: the graph that cutting gives, and the same bits for every legal order of the micro-steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from schedc.cell.standard_blocks import stage_shape
+from schedc_runtime.errors import PartitionError, StageError
+from schedc_runtime.execute.micro_steps import serial
+from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import Boundary, TensorSpec
+from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
+from schedc_runtime.segments import Part, SegmentedStage, stage_graph
+from support.segmented_cases import shuffled, small_moe, unequal
+
+# What cutting gives.
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("dense", "moe"), [(0, 1), (1, 2), (2, 0)])
+def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: int, moe: int) -> None:
+    model = small_moe(moe, dense, shared=int(shared))
+    shard_experts(model, in_process_expert_groups(4, 2)[0], method)
+    (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
+    names = [str(i) for i in range(dense + moe)]
+    assert stage_graph(stage, 1, names).shape == stage_shape(["dense"] * dense + ["moe"] * moe, method, shared)
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical"])
+def test_an_auxiliary_loss_of_several_replicas_is_one_more_exchange(method: Any) -> None:
+    routing = Routing(experts=8, k=2, balance=0.1)
+    for group, balance in ((in_process_expert_groups(4, 2)[0], True), (ExpertGroup.solo(), False)):
+        model = small_moe(2, 1, routing=routing)
+        shard_experts(model, group, method)
+        (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
+        blocks = ["dense", "moe", "moe"]
+        expected = stage_shape(blocks, method, nodes=group.nodes, balance=balance)
+        assert stage_graph(stage, 1, ["0", "1", "2"]).shape == expected
+
+
+class Toy(nn.Module):
+    """A block with a dispatch and a combine, whose rows stay here."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(width), nn.Linear(width, width)
+        self.experts, self.shared = nn.Linear(width, width), nn.Linear(width, width)
+        self.routing, self.route = RoutingExchange(8), Split()
+        self.dispatch = RowExchange("dispatch", "flat")
+        self.combine = RowExchange("combine", "flat", reverse=True)
+
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x + self.first(self.norm(x))
+        return hidden, hidden.detach().argsort(-1)[:, :2]
+
+    def after(self, hidden: Tensor, shared: Tensor, rows: Tensor) -> Tensor:
+        return hidden + rows + shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x + self.first(self.norm(x))
+        (everyone,) = self.routing(None, hidden.detach().argsort(-1)[:, :2])
+        route = self.route(everyone)
+        (rows,) = self.dispatch(route, hidden)
+        (rows,) = self.combine(route, self.experts(rows))
+        return hidden + rows + self.shared(hidden)
+
+
+class Split(nn.Module):
+    """A route that keeps every row where it is."""
+
+    def forward(self, everyone: Tensor) -> Any:
+        return self
+
+    def splits(self, hop: str, reverse: bool, payload: int) -> tuple[list[int], list[int]]:
+        return [3], [3]
+
+
+class ByHand(Toy):
+    """The same, but for a forward that cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        return super().forward(x)
+
+    def segments(self) -> list[Part]:
+        return [
+            Part("before", ("x",), ("hidden", "index"), uses=("norm", "first")),
+            Part("routing", (None, "index"), ("everyone",)),
+            Part("route", ("everyone",), ("route",)),
+            Part("shared", ("hidden",), ("shared",)),
+            Part("dispatch", ("route", "hidden"), ("rows",)),
+            Part("experts", ("rows",), ("made",)),
+            Part("combine", ("route", "made"), ("back",)),
+            Part("after", ("hidden", "shared", "back"), ("output",), uses=()),
+        ]
+
+
+class Loosely(ByHand):
+    """Without saying what the methods use: they may share it, and their weight gradients wait for each other."""
+
+    def segments(self) -> list[Part]:
+        return [part._replace(uses=None) for part in super().segments()]
+
+
+def toy_stage(kind: type[nn.Module], blocks: int = 2) -> SegmentedStage:
+    torch.manual_seed(0)
+    return bound(nn.Sequential(*[kind() for _ in range(blocks)]).double(), "")
+
+
+def bound(model: nn.Module, blocks: str) -> SegmentedStage:
+    """The model as the first of two stages, ready to run."""
+    parts = partition(model, 1, blocks=blocks)
+    stage = SegmentedStage(parts.modules[0], 0, 2, inputs=1, blocks=parts.blocks[0])
+    spec = TensorSpec((3, 4), torch.float64, True)
+    edge = Boundary((spec,), pytree.tree_structure((0,)), ("x",))
+    out = Boundary((spec,), pytree.tree_structure(0), ("y",))
+    stage.bind(edge, out)
+    return stage
+
+
+def toy_results(stage: SegmentedStage, run: Callable[[SegmentedStage, Tensor, Tensor], Any]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x, grad = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    (y,), (x_grad,) = run(stage, x, grad)
+    found = {name: p.grad for name, p in stage.module.named_parameters()}
+    return {"y": y, "x": x_grad, **{name: g for name, g in found.items() if g is not None}}
+
+
+def at_once(stage: SegmentedStage, x: Tensor, grad: Tensor) -> Any:
+    return stage.forward(0, (x,)), stage.backward(0, (grad,))
+
+
+def test_declared_segments_are_the_traced_ones() -> None:
+    traced, by_hand = toy_stage(Toy), toy_stage(ByHand)
+    assert by_hand.shape.names == traced.shape.names
+    assert [n.weights for n in by_hand.shape.nodes] == [n.weights for n in traced.shape.nodes]
+    expected = toy_results(traced, at_once)
+    assert unequal(toy_results(by_hand, at_once), expected) == []
+    assert len(expected) == 2 + 2 * 8  # every parameter has a gradient
+    # And plain autograd of the undivided model gives the same values.
+    torch.manual_seed(0)
+    model = nn.Sequential(Toy(), Toy()).double()
+    generator = torch.Generator().manual_seed(2)
+    x, grad = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    model(x.requires_grad_()).backward(grad)
+    torch.testing.assert_close(expected["x"], x.grad, rtol=1e-12, atol=1e-14)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(expected[name], parameter.grad, rtol=1e-12, atol=1e-14)
+
+
+class Whole(Toy):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(self.dispatch(self.route(x), x))
+
+
+class Untraceable(Toy):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Misnamed(ByHand):
+    def segments(self) -> list[Part]:
+        return [Part("before", ("x",), ("hidden", "index")), Part("routing", (None, "indices"), ("everyone",))]
+
+
+class Unknown(ByHand):
+    def segments(self) -> list[Part]:
+        return [Part("ahead", ("x",), ("hidden",))]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (Whole, "gives is used as a whole by `blocks?_?0_experts|used as a whole"),
+        (Untraceable, r"cannot be traced: .*\n  --> .*test_segmented.py:\d+: return super"),
+        (Misnamed, r"part `routing` takes \['indices'\], which no part before it gives"),
+        (Unknown, "no submodule and no method `ahead`"),
+    ],
+)
+def test_a_block_that_cannot_be_cut_is_refused(block: type[nn.Module], message: str) -> None:
+    with pytest.raises(PartitionError, match=message):
+        toy_stage(block, 1)
+
+
+# Micro-steps.
+
+
+class Writer(Toy):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if False else self._write(x)
+
+    def _write(self, x: Tensor) -> Tensor:
+        hidden = x + self.first(x)
+        (rows,) = self.dispatch(self.route(hidden), hidden)
+        return rows.add_(1.0)
+
+
+def test_misuse_is_refused() -> None:
+    stage = toy_stage(Toy, 1)
+    names = {name: at for at, name in enumerate(stage.shape.names)}
+    x = torch.ones(3, 4, dtype=torch.float64)
+    with pytest.raises(StageError, match="microbatch 0 has not been forwarded"):
+        stage.run(0, 0)
+    stage.begin(0, (x,))
+    with pytest.raises(StageError, match="forwarded again"):
+        stage.begin(0, (x,))
+    with pytest.raises(StageError, match=r"0.permute takes a value of 0.routing.node before it is there"):
+        stage.run(0, names["0.permute"])
+    with pytest.raises(StageError, match=r"0.routing.node is an exchange"):
+        stage.run(0, names["0.routing.node"])
+    with pytest.raises(StageError, match=r"0.attention is no exchange"):
+        stage.start(0, 0)
+    with pytest.raises(StageError, match=r"the forward of 0.dispatch.node was not started"):
+        stage.wait(0, names["0.dispatch.node"])
+    with pytest.raises(StageError, match=r"0.post has no forward to differentiate"):
+        stage.run_backward(0, names["0.post"])
+    with pytest.raises(StageError, match=r"still holds microbatches \[0\]"):
+        stage.check_empty()
+    stage.reset()
+    stage.forward(0, (x,))
+    with pytest.raises(StageError, match="2 output gradients for 1 outputs"):
+        stage.begin_backward(0, (x, x))
+    stage.backward(0, (x,), defer=True)
+    with pytest.raises(StageError, match=r"\[0\] \(no weight gradients yet\)"):
+        stage.check_empty()
+    stage.weight(0)
+    stage.check_empty()
+    with pytest.raises(StageError, match=r"0.post writes into a value of another segment"):
+        toy_stage(Writer, 1).forward(0, (x,))
+
+
+class Dropping(Toy):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(width)
+        self.shared = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5))  # type: ignore[assignment]
+        self.experts = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, width))  # type: ignore[assignment]
+
+
+class Shared(nn.Module):
+    """Blocks that all use one linear layer and one norm, in different segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Toy(), Toy()])
+        first, second = self.blocks
+        second.experts = second.shared = first.shared
+        second.norm = first.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
+    """Two microbatches through a stage, by random cells: F0, F1 with B0, B1."""
+
+    def run(stage: SegmentedStage, x: Tensor, grad: Tensor) -> Any:
+        cells = shuffled(seed) if seed else serial
+        results: dict[Any, Any] = {}
+        for kind, forward, backward in [("F", 0, None), ("FB", 1, 0), ("I", None, 1), ("W", None, 1)]:
+            shapes = [None if m is None else stage.shape for m in (forward, backward)]
+            if forward is not None:
+                stage.begin(forward, (x * (forward + 1),))
+            if backward is not None and kind != "W":
+                stage.begin_backward(backward, (grad + backward,))
+            for action, half, node in cells(kind, *shapes).steps:
+                suffix = {"forward": "", "backward": "_backward", "weight": "_weight"}[half]
+                getattr(stage, f"{action}{suffix}")(forward if half == "forward" else backward, node)
+            if forward is not None:
+                results["y", forward] = stage.outputs(forward)[0]
+            if backward is not None and kind != "W":
+                results["x", backward] = stage.input_gradients(backward)[0]
+                stage.end_backward(backward)
+        stage.check_empty()
+        return (torch.stack([results["y", m] for m in (0, 1)]),), (torch.stack([results["x", m] for m in (0, 1)]),)
+
+    return run
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(1, 2**32))
+@pytest.mark.parametrize("kind", ["apart", "shared", "loosely", "dropping"])
+def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> None:
+    if kind not in _EXPECTED:
+        _EXPECTED[kind] = toy_results(_toys(kind), in_order(0))
+    results = toy_results(_toys(kind), in_order(seed))
+    assert unequal(results, _EXPECTED[kind]) == []
+    assert kind == "shared" or len(results) == 2 + 2 * 8  # every parameter has a gradient
+
+
+_EXPECTED: dict[str, dict[str, Tensor]] = {}
+
+
+def _toys(kind: str) -> SegmentedStage:
+    if kind != "shared":
+        return toy_stage({"apart": Toy, "loosely": Loosely, "dropping": Dropping}[kind])
+    torch.manual_seed(0)
+    return bound(Shared().double(), "blocks")

@@ -1,0 +1,262 @@
+"""Pipelines of cells: bits of the reference, messages, traces, failures, measured and emulated times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import schedc
+from schedc.cell.costs import Times
+from schedc.cell.predict import predict
+from schedc.cell.program import Action, Half
+from schedc.cell.table import CellTable
+from schedc.cost.costs import Costs, dump_costs, parse_costs
+from schedc.ir.ops import OpKind
+from schedc.ir.program import InstructionKind
+from schedc.plan import ExpertPlan
+from schedc.source import Source
+from schedc_runtime import Pipeline
+from schedc_runtime.commands.calibrate import measured_cell_costs
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import InstructionError, Interval
+from schedc_runtime.execute.micro_steps import Part as Micro
+from schedc_runtime.execute.micro_steps import part_of, serial
+from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs
+from schedc_runtime.moe.huggingface import swap_experts
+from schedc_runtime.pipeline.apply_plan import cells_for
+from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.testing import pool
+from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
+from support.segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
+
+STEPS: dict[str, dict[str, int]] = {
+    "dualpipev": {"P": 2, "M": 4}, "zbv": {"P": 2, "M": 3}, "1f1b": {"P": 3, "M": 3}, "dualpipe": {"P": 2, "M": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", STEPS)
+@pytest.mark.parametrize("model", ["moe", "dense"])
+def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> None:
+    """Dense and MoE blocks mixed, and unequal numbers of them in the two halves of a pair."""
+    program = schedc.compile(schedule, **STEPS[schedule])
+    whole = small_moe(5, 2) if model == "moe" else small_gpt(7)
+    dense = {"overlap": True} if model == "dense" else {}
+    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, **dense)
+    batch, targets = tokens(program.microbatches)
+    expected = oracle(pipe, batch, targets)
+    assert differences(pipe, pipe.step(batch, targets), expected) == []
+    torch.testing.assert_close(pipe.evaluate(batch, targets), expected.loss, rtol=1e-12, atol=1e-14)
+    pipe.close()
+
+
+@settings(max_examples=3)
+@given(seed=st.integers(0, 2**32), method=st.sampled_from(["flat", "hierarchical", "allgather"]))
+def test_any_cells_give_the_same_bits_on_expert_groups(seed: int, method: Any) -> None:
+    program = schedc.compile("dualpipev", P=1, M=3)
+    mesh = Mesh(1, experts=4, per_node=2)
+    if not _SERIAL:
+        ranks = together(mesh, small_moe(4), program, serial)
+        ranks.step()
+        _SERIAL.update(ranks.results())
+    ranks = together(mesh, small_moe(4), program, shuffled(seed), method)
+    ranks.step()
+    results = ranks.results()
+    assert {place: unequal(results[place], _SERIAL[place]) for place in results} == {place: [] for place in _SERIAL}
+
+
+_SERIAL: dict[Any, dict[str, Tensor]] = {}
+
+
+def test_expert_groups_train_the_undivided_model() -> None:
+    program = schedc.compile("dualpipev", P=2, M=4)
+    mesh = Mesh(2, experts=2)
+    ranks = together(mesh, small_moe(), program, listed)
+    ranks.step()
+    found = ranks.results()
+    total: dict[str, Tensor] = {}
+    model = small_moe()
+    for replica in range(2):
+        batch, targets = tokens(4, seed=replica + 1)
+        for name, grad in plain(model, batch, targets, 4)[1].items():
+            total[name] = total[name] + grad if name in total else grad
+    seen = set()
+    for place, grads in found.items():
+        for name, grad in grads.items():
+            if name.startswith("loss"):
+                continue
+            seen.add(name)
+            if ".experts." in name:  # each rank has half of the experts, whose tokens came from everywhere
+                expected = total[name].chunk(2)[place.replica]
+            else:
+                grad = grad + found[place._replace(replica=1 - place.replica)][name]
+                expected = total[name]
+            torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-13)
+    assert seen == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["flat", "hierarchical"])
+def test_cells_on_processes(method: str) -> None:
+    sizes = {"P": 2, "M": 4}
+    arguments = {"schedule": "dualpipev", "sizes": sizes, "experts": 2, "method": method}
+    assert pool(4).run("support.segmented_cases:parity", timeout=120, **arguments) == [[]] * 4
+
+
+def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half_begins() -> None:
+    program = schedc.compile("dualpipev", P=2, M=6)
+    ranks = together(Mesh(2), small_moe(4), program, listed)
+    early = late = 0
+    for place, executor in ranks.executors.items():
+        code = executor.code
+        posts = [row for row in code.rows if program.kind[row] in (InstructionKind.SEND, InstructionKind.RECV)]
+        assert posts == sorted(posts)  # in the order that all ranks agree on
+        rows = {row for at, row in enumerate(code.rows) for row in range(row, row + code.widths[at])}
+        start, end = program.rank_start[place.pipeline : place.pipeline + 2].tolist()
+        assert rows == set(range(start, end))
+        for at, row in enumerate(code.rows[:-1]):
+            if program.kind[row] == InstructionKind.SEND and code.rows[at + 1] < row:
+                early += part_of(code.steps[at + 1]) != ""
+            if program.kind[row] == InstructionKind.WAIT and code.steps[at][1].slot >= 0:
+                assert part_of(code.steps[at + 1]) in ("begin", "begin backward")
+                late += code.rows[at - 1] == code.rows[at + 1]
+    assert early > 0
+    assert late > 0
+
+
+def test_a_block_alone_computes_while_it_waits() -> None:
+    """What `overlap auto` gives F and B outside of pairs: three of four exchanges are filled."""
+    program = schedc.compile("1f1b", P=1, M=1)
+    ranks = together(Mesh(1), small_moe(1), program, cells_for(ExpertPlan(overlap=True), None))
+    ((_, executor),) = ranks.executors.items()
+    parts = [part_of(step) for step in executor.code.steps]
+
+    def during(exchange: str) -> set[str]:
+        begin, end = parts.index(f"start {exchange}"), parts.index(f"wait {exchange}")
+        return {part for part in parts[begin:end] if part.startswith("run")}
+
+    assert during("forward of 0.dispatch.node") == {"run forward of 0.shared"}
+    assert during("forward of 0.combine.node") == set()
+    assert "run backward of 0.shared" in during("backward of 0.combine.node")
+    assert "run weight of 0.experts" in during("backward of 0.dispatch.node")
+
+
+def test_traces_tell_the_parts_of_a_cell() -> None:
+    program = schedc.compile("dualpipev", P=2, M=4)
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    pipe.step(*tokens(4), trace=True)
+    intervals = pipe.trace()
+    parts = {x.part for spans in intervals.values() for x in spans}
+    assert {"run forward of 0.attention", "start backward of 0.combine.node", "run weight of 0.experts"} <= parts
+    cells = [x for spans in intervals.values() for x in spans if program.kind[x.row] == InstructionKind.CELL]
+    whole = compare(program, measured_costs(program, [intervals]), intervals)
+    assert len({x.row for x in cells}) < len(cells)
+    # What instructions took is at least what their micro-steps took.
+    computed = sum(x.end - x.start for spans in intervals.values() for x in spans if x.part) / 1e6
+    assert sum(whole.measured_busy) >= computed
+    names = {event["name"] for event in chrome_trace(program, intervals)["traceEvents"]}
+    assert any(name.endswith("OVERLAP_F_B run backward of 0.experts") for name in names)
+
+
+def test_a_failure_inside_a_cell_names_its_part() -> None:
+    program = schedc.compile("dualpipev", P=1, M=4)
+    model = small_moe(4)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    model.blocks[1].mlp.experts.register_forward_hook(_fail)
+    with pytest.raises(InstructionError, match=r"0F0 \(run forward of 0.experts\)\n  --> dualpipev.sched"):
+        pipe.step(*tokens(4))
+
+
+def _fail(*_: Any) -> None:
+    raise ValueError("no")
+
+
+def test_hugging_face_layers_are_cut_like_others() -> None:
+    """Masks and rotary embeddings, a tuple, go to every segment that has an attention."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
+        decoder_sparse_step=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM(config).double()
+    swap_experts(model)
+    program = schedc.compile("dualpipev", P=2, M=4)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    batch, targets = tokens(4)
+    assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+
+
+def test_measured_times_of_segments_become_a_cell_table() -> None:
+    program = schedc.compile("dualpipev", P=2, M=4)
+    pipe = Pipeline(small_moe(8), program, loss_fn=next_token_loss, in_process=True, cells=serial)
+    pipe.step(*tokens(4), trace=True)
+    costs = measured_cell_costs([{rank: list(_on_time(spans)) for rank, spans in pipe.trace().items()}])
+    segments, exchanges = dict(costs.segments), dict(costs.exchanges)
+    assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
+    assert segments == {role: times for role, times in COSTS.segments if role in segments}
+    there, back = (dict(COSTS.exchanges)["dispatch.node"][half] for half in (0, 1))
+    rows = Times(there, back)
+    assert exchanges == {"combine.node": rows, "dispatch.node": rows, "routing.node": Times(there)}
+    whole = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs)))))
+    assert whole.cell is not None
+    assert whole.cell.costs == costs
+    with pytest.raises(RuntimeFault, match="one exchange after the other"):
+        measured_cell_costs([_traced(program, listed)])
+    with pytest.raises(RuntimeFault, match="have no cells"):
+        measured_cell_costs([{}])
+
+
+def _on_time(spans: list[Interval]) -> Iterator[Interval]:
+    """The intervals with the times of `COSTS` in milliseconds, one after the other."""
+    halves = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
+    clock = 0
+    for span in spans:
+        part = Micro.parse(span.part)
+        took = 0.0
+        if part is not None and part.action is not Action.START:
+            took = {**dict(COSTS.segments), **dict(COSTS.exchanges)}[part.role][halves.index(part.half)]
+        yield span._replace(start=clock, end=clock + int(1e6 * took))
+        clock += int(1e6 * took)
+
+
+def _traced(program: Any, cells: Any) -> Any:
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells)
+    pipe.step(*tokens(program.microbatches), trace=True)
+    return pipe.trace()
+
+
+def test_emulated_time_is_that_of_the_table() -> None:
+    """On one rank nothing arrives late: what exchanges take is exact, and what they expose as predicted."""
+    program = schedc.compile("dualpipev", P=1, M=4)
+    ranks = together(Mesh(1), small_moe(4), program, listed)
+    ((place, executor),) = ranks.executors.items()
+    unit = 2e-4
+    device = Device(COSTS, unit)
+    executor.code = device.code(executor.code)
+    device.begin()
+    began = perf_counter()
+    ranks.step()
+    wall = perf_counter() - began
+    carried = exposed = computed = 0.0
+    shapes = {index: stage.shape for index, stage in ranks.stages[place].items()}
+    for x in program.instructions(0):
+        pair = x.kind is InstructionKind.CELL
+        kind = f"F{OpKind(x.backward).name}" if pair else x.kind.name
+        forward = shapes[x.stage] if kind[0] == "F" else None
+        backward = shapes[x.stage2 if pair else x.stage] if kind != "F" else None
+        found = predict(listed(kind, forward, backward), forward, backward, COSTS)
+        carried, exposed = carried + found.communication * unit, exposed + found.exposed * unit
+        computed += found.compute * unit
+    assert sum(spent.carried for spent in device.spent.values()) == pytest.approx(carried)
+    assert device.busy == pytest.approx(computed)
+    stood = sum(spent.exposed for spent in device.spent.values())
+    assert exposed * (1 - 1e-6) <= stood <= 1.5 * exposed + 0.05  # a busy machine only adds
+    assert wall >= computed + exposed

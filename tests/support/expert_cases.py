@@ -1,0 +1,83 @@
+"""What the tests of planned expert parallelism run on every rank of a pool of processes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedc.compiler import compile as compile_schedule
+from schedc.ir.program import Program
+from schedc_runtime import Pipeline
+from schedc_runtime.moe.router import Routing
+from support.runtime_cases import next_token_loss, tokens
+from support.segmented_cases import small_moe
+
+ROWS = 1
+"""Rows of one microbatch."""
+
+
+def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 dense 1") -> Program:
+    """A schedule of the library with a plan of these lines attached, as `schedc compile` gives it."""
+    given = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    text = f"sched 1\n\nplan tried = {schedule}({given}) {{\n  layers {layers}\n{lines}\n}}\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tried.sched"
+        path.write_text(text, encoding="utf-8")
+        return compile_schedule(f"{path}:tried")
+
+
+def model(balance: float = 1e-2) -> Any:
+    """Four blocks, the first dense; biased routing with an auxiliary loss."""
+    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=balance)
+    return small_moe(moe_blocks=3, dense_blocks=1, routing=routing)
+
+
+def batch_of(program: Program, replicas: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    return tokens(ROWS * program.microbatches * replicas, seed=seed)
+
+
+def in_process(schedule: str, sizes: dict[str, int], lines: str, steps: int = 2) -> tuple[Pipeline, list[Tensor]]:
+    """All ranks here, cells one after the other."""
+    program = compiled(schedule, sizes, lines.replace("overlap auto", "overlap off"))
+    pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+    return pipe, train(pipe, steps)
+
+
+def train(pipe: Pipeline, steps: int) -> list[Tensor]:
+    """Losses of a few steps of plain gradient descent, each with a batch of its own."""
+    losses = []
+    for step in range(steps):
+        pipe.zero_grad()
+        batch, targets = batch_of(pipe.program, pipe.mesh.replicas, seed=step + 1)
+        if not pipe._network.in_process:
+            batch, targets = (part.chunk(pipe.mesh.replicas)[pipe.replica] for part in (batch, targets))
+        losses.append(pipe.step(batch, targets))
+        with torch.no_grad():
+            for stage in pipe._held():
+                for parameter in dict.fromkeys(stage.module.parameters()):
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
+        pipe.update_biases()
+    return losses
+
+
+def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str]]) -> list[list[str]]:
+    """Per case: names of what differs from all ranks in one process, of rank 0 after some steps; elsewhere []."""
+    found = []
+    for case in cases:
+        pipe = Pipeline(model(), compiled(*case), loss_fn=next_token_loss, timeout=30)
+        losses = train(pipe, 2)
+        state = pipe.full_state_dict()
+        pipe.close()
+        expected, wanted = in_process(*case)
+        whole = expected.full_state_dict()
+        wrong = [f"loss {n}" for n, pair in enumerate(zip(losses, wanted, strict=True)) if not torch.equal(*pair)]
+        wrong += [name for name, value in state.items() if not torch.equal(value, whole[name])]
+        if rank == 0 and state.keys() != whole.keys():
+            wrong.append("names")
+        found.append(wrong)
+    return found

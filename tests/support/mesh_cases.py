@@ -1,0 +1,154 @@
+"""What the tests of meshes run on every rank of a pool of processes: importable, with JSON in and out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc.compiler import compile as compile_schedule
+from schedc.plan import ExpertPlan, Hot
+from schedc_runtime import Pipeline
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.parity.reference import Reference
+from schedc_runtime.ranks.mesh import Mesh
+from support.runtime_cases import next_token_loss, oracle, small_gpt, tokens
+from support.segmented_cases import small_moe
+
+ROWS = 2
+"""Rows of one microbatch."""
+
+
+def batch_of(mesh: Mesh, microbatches: int) -> tuple[Tensor, Tensor]:
+    """The batches of all replicas, one after the other."""
+    return tokens(ROWS * microbatches * mesh.replicas)
+
+
+def expected(pipe: Pipeline, batch: Tensor, targets: Tensor) -> Reference:
+    """Means over the replicas of what each computes by itself; exact, since there are two or four of them."""
+    replicas = pipe.mesh.replicas
+    parts = [oracle(pipe, *pair) for pair in zip(batch.chunk(replicas), targets.chunk(replicas), strict=True)]
+    sums = dict(parts[0].grads)
+    for part in parts[1:]:
+        sums = {name: grad + part.grads[name] for name, grad in sums.items()}
+    grads = {name: total / replicas for name, total in sums.items()}
+    return Reference(torch.stack([part.loss for part in parts]).mean(), grads)
+
+
+def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], int, int]]) -> list[list[str]]:
+    """Per case (schedule, sizes, expert ranks, further replicas): the parameters whose gradients are as expected."""
+    return [_parity(*case) for case in cases]
+
+
+def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int) -> list[str]:
+    program = compile_schedule(schedule, **sizes)
+    mesh = Mesh(program.ranks, experts, data)
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
+    batch, targets = batch_of(mesh, program.microbatches)
+    mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
+    wanted = expected(pipe, batch, targets)
+    for _ in range(2):  # gradients of two steps add up
+        loss = pipe.step(*mine)
+    assert abs(loss.item() - wanted.loss.item()) < 1e-12
+    wrong = [name for name, p in pipe.named_parameters() if not same(p.grad, 2 * wanted.grads[name])]
+    assert wrong == []
+    pipe.close()
+    return sorted(name for name, _ in pipe.named_parameters())
+
+
+def balanced_moe() -> Any:
+    """Two layers of experts with an auxiliary loss that is felt, and biases."""
+    return small_moe(2, 0, routing=Routing(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
+
+
+def auxiliary(rank: int, world_size: int, meshes: list[tuple[int, int]]) -> list[list[str]]:
+    """Per (expert ranks, further replicas): what differs here from all ranks in one process, after a step."""
+    return [_auxiliary(rank, *sizes) for sizes in meshes]
+
+
+def _auxiliary(rank: int, experts: int, data: int) -> list[str]:
+    mesh = Mesh(1, experts, data)
+    program = compile_schedule("zbh1", P=1, M=2)
+    batch, targets = batch_of(mesh, 2)
+    plan = ExpertPlan(overlap=True)
+    mine = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
+    mine.step(*[part.chunk(mesh.replicas)[rank] for part in (batch, targets)])
+    every = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    every.step(batch, targets)
+    (place,) = mine.places
+    found, wanted = ([stage.module for stage in pipe.held(place)] for pipe in (mine, every))
+    wrong = [
+        name
+        for one, other in zip(found, wanted, strict=True)
+        for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True)
+        if not same(p.grad, q.grad)  # type: ignore[arg-type]
+    ]
+    wrong += [
+        f"loss of {number}"
+        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
+        if one.statistics.balance_loss != other.statistics.balance_loss
+    ]
+    mine.update_biases()
+    every.update_biases()
+    wrong += [
+        f"bias of {number}"
+        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
+        if not same(one.router.bias, other.router.bias) or not one.router.bias.any()
+    ]
+    mine.close()
+    return wrong
+
+
+def _layers(modules: list[nn.Module]) -> list[Any]:
+    return [layer for module in modules for _, layer in moe_layers(module)]
+
+
+def same(mine: Any, wanted: Tensor) -> bool:
+    return mine is not None and torch.equal(mine, wanted)
+
+
+def disagreements(rank: int, world_size: int) -> list[str]:
+    """What replicas are told that were built, or called, differently."""
+    found = []
+    program = compile_schedule("1f1b", P=2, M=2)
+    mesh = Mesh(2, 1, 2)
+    model = small_gpt()
+    with torch.no_grad():
+        model.head.weight[0, 0] += mesh.place(rank).replica
+    for attempt in (model, small_gpt()):
+        try:
+            pipe = Pipeline(attempt, program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
+            pipe.step(*tokens(2 * (1 + pipe.replica)))
+        except Exception as error:
+            found.append(str(error).splitlines()[0])
+    late = mesh.place(rank).replica
+    routings = Routing(4, 2), Routing(4, 2, balance=0.1 * late)
+    for routing, plan in (routings[0], ExpertPlan(hot=Hot(1, 1.1 + late))), (routings[1], ExpertPlan()):
+        try:
+            Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
+        except RuntimeFault as error:
+            found.append(str(error).splitlines()[0])
+    return found
+
+
+def a_replica_fails(rank: int, world_size: int) -> list[str]:
+    """What every rank is told when the loss function of one replica raises, and whether it was told soon."""
+    mesh = Mesh(2, 2)
+
+    def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
+        if mesh.place(rank).replica == 1:
+            raise ValueError("no such target")
+        return next_token_loss(output, targets)
+
+    program = compile_schedule("1f1b", P=2, M=2)
+    pipe = Pipeline(small_moe(), program, loss_fn=loss_fn, mesh=mesh, timeout=60)
+    began = time.monotonic()
+    try:
+        pipe.step(*tokens(2))
+    except Exception as error:
+        return [type(error).__name__, str(error), "soon" if time.monotonic() - began < 30 else "late"]
+    return []

@@ -1,0 +1,196 @@
+"""Pipelines of segmented stages for tests: models, random legal orders inside cells, and expert groups, in one process
+or in many."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedc.cell.costs import CellCosts, Times
+from schedc.cell.graph import StageShape
+from schedc.cell.program import Action, CellProgram, Half, Step
+from schedc.cell.schedule import cell_program
+from schedc.compiler import compile as compile_schedule
+from schedc.ir.program import Program
+from schedc.plan import ExpertPlan
+from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.executor import Executor, run_together
+from schedc_runtime.execute.micro_steps import CellSource, serial
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.exchange import Exchange
+from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.routes import Method
+from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.pipeline.apply_plan import recompute_stages
+from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place, in_process_neighbours, neighbours
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
+from support.runtime_cases import next_token_loss, tokens
+
+COSTS = CellCosts.of(
+    {
+        "attention": Times(20, 20, 18), "shared": Times(6, 6, 4), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
+        "dense": Times(30, 30, 20), "permute": Times(1, 1, 0), "relay": Times(1, 1, 0), "relay_back": Times(1, 1, 0),
+    },
+    {f"{label}.{lane}": 9 for label in ("routing", "dispatch", "combine") for lane in ("rail", "node")},
+)  # fmt: skip
+
+
+def listed(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+    """List scheduling under `COSTS`."""
+    return cell_program(kind, forward, backward, COSTS)
+
+
+def shuffled(seed: int) -> CellSource:
+    """Any legal order of the micro-steps of each cell, the same on every rank."""
+
+    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+        names = [shape.names if shape else () for shape in (forward, backward)]
+        return _shuffled(random.Random(repr((seed, kind, names))), kind, forward, backward)
+
+    return source
+
+
+def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+    needs: dict[Step, list[Step]] = {}
+
+    def add(half: Half, shape: StageShape, node: int, after: Sequence[Step]) -> None:
+        if shape.nodes[node].exchange:
+            needs[Step(Action.START, half, node)] = list(after)
+            after = [Step(Action.START, half, node)]
+        needs[_done(half, shape, node)] = list(after)
+
+    ends: list[list[Step]] = [[], []]
+    if forward is not None and kind[0] == "F":
+        for node, what in enumerate(forward.nodes):
+            add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, at) for at in what.after])
+        ends[0] = [_done(Half.FORWARD, forward, node) for node in forward.outputs]
+    if backward is not None and kind == "R":
+        for node in backward.again:
+            again = [at for at in backward.nodes[node].after if at in backward.again]
+            add(Half.AGAIN, backward, node, [_done(Half.AGAIN, backward, at) for at in again])
+    if backward is not None and kind not in ("W", "R"):
+        for node in reversed(backward.backward):
+            users = [at for at in backward.consumers[node] if at in backward.backward]
+            add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, at) for at in users])
+        ends[1] = [_done(Half.BACKWARD, backward, at) for at in backward.backward if backward.nodes[at].inputs]
+    if backward is not None and kind[-1] in "BW":
+        for node in backward.weights:
+            needs[Step(Action.RUN, Half.WEIGHT, node)] = [] if kind == "W" else [_done(Half.BACKWARD, backward, node)]
+    steps: list[Step] = []
+    priority = {step: choose.random() for step in needs}
+    while needs:
+        steps.append(min((s for s, after in needs.items() if not any(x in needs for x in after)), key=priority.get))
+        del needs[steps[-1]]
+    at = [max([steps.index(step) + 1 for step in wanted], default=-1) for wanted in ends]
+    return CellProgram(steps=tuple(steps), activation_at=at[0], gradient_at=at[1], kind=kind)
+
+
+def _done(half: Half, shape: StageShape, node: int) -> Step:
+    return Step(Action.WAIT if shape.nodes[node].exchange else Action.RUN, half, node)
+
+
+def small_moe(moe_blocks: int = 3, dense_blocks: int = 1, **options: Any) -> MoETransformer:
+    """The same weights on every rank, in float64, without an auxiliary loss."""
+    torch.manual_seed(0)
+    sizes = {"width": 8, "heads": 2, "inner": 8, "expert_inner": 4, "query_rank": 4, "key_value_rank": 4}
+    narrow = {"plain": 4, "rotary": 2, "value": 4, "routing": Routing(experts=8, k=2)}
+    config = MoEConfig(vocab=32, dense_blocks=dense_blocks, moe_blocks=moe_blocks, **{**sizes, **narrow, **options})
+    return MoETransformer(config).double()
+
+
+class Ranks:
+    """Some or all ranks of a pipeline whose replicas share their experts, each with a batch of its own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: Program,
+        places: Mapping[Place, tuple[Neighbours, Transport]],
+        cells: CellSource,
+        method: Method = "flat",
+    ) -> None:
+        parts = partition(model, program.stages, placement=program.placement)
+        self.program, self.count = program, program.microbatches
+        one = tokens(1)[0]
+        boundaries = infer_boundaries(parts, (one,))
+        self.stages: dict[Place, dict[int, SegmentedStage]] = {}
+        self.executors: dict[Place, Executor] = {}
+        for place, (near, transport) in places.items():
+            modules = copy.deepcopy({index: parts.modules[index] for index in stages_on(program, place.pipeline)})
+            held: dict[int, Any] = {}
+            for index, module in modules.items():
+                shard_experts(module, near.experts, method)
+                for part in module.modules():
+                    if isinstance(part, Exchange) and part.group.size == 1:
+                        part.group = near.experts
+                held[index] = new_stage(parts, index, module, program, next_token_loss)
+                held[index].bind(boundaries[index], boundaries[index + 1])
+            recompute_stages([held], ExpertPlan(), program)
+            self.stages[place] = held
+            code = bind(program, place.pipeline, held, boundaries, cells=cells)
+            self.executors[place] = Executor(program, code, transport, torch.device("cpu"))
+
+    def step(self, trace: bool = False) -> None:
+        for place, executor in self.executors.items():
+            batch, targets = tokens(self.count, seed=place.replica + 1)
+            executor.start([(x,) for x in batch.split(1)], targets.split(1), 1 / self.count, trace=trace)
+        if len(self.executors) == 1:
+            (executor,) = self.executors.values()
+            assert executor.advance()
+        else:
+            run_together(list(self.executors.values()))
+        for place, executor in self.executors.items():
+            assert executor.leftovers() == []
+            for stage in self.stages[place].values():
+                stage.check_empty()
+
+    def results(self) -> dict[Place, dict[str, Tensor]]:
+        """Gradients by name and losses, of every place."""
+        found = {}
+        for place, held in self.stages.items():
+            named = {name: p.grad for stage in held.values() for name, p in stage.module.named_parameters()}
+            named |= {f"loss {m}": loss for stage in held.values() for m, loss in stage.take_losses().items()}
+            found[place] = {name: value for name, value in named.items() if value is not None}
+        return found
+
+
+def together(mesh: Mesh, model: nn.Module, program: Program, cells: CellSource, method: Method = "flat") -> Ranks:
+    """All ranks of a mesh in this process."""
+    near = in_process_neighbours(mesh)
+    networks = [InProcessNetwork(mesh.pipeline) for _ in range(mesh.replicas)]
+    places = {place: (near[place], networks[place.replica].transport(place.pipeline)) for place in near}
+    return Ranks(model, program, places, cells, method)
+
+
+def unequal(mine: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of what is not bitwise as expected."""
+    return sorted(
+        name for name in {*mine, *expected}
+        if name not in mine or name not in expected or not torch.equal(mine[name], expected[name])
+    )  # fmt: skip
+
+
+def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], experts: int, method: Method) -> list[str]:
+    """One step on real processes against the serial order of all ranks in this process; what differs here."""
+    import torch.distributed as dist
+
+    program = compile_schedule(schedule, **sizes)
+    mesh = Mesh(program.ranks, experts, per_node=1 if method != "flat" else 0)
+    place = mesh.place(rank)
+    groups = [dist.new_group(processes) for processes in mesh.pipelines()]
+    near = neighbours(mesh, place, 30.0)
+    transport = TorchTransport(groups[place.replica], 30.0)
+    mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method)
+    mine.step()
+    expected = together(mesh, small_moe(), program, serial, method)
+    expected.step()
+    return unequal(mine.results()[place], expected.results()[place])
