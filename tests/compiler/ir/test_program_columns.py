@@ -88,7 +88,7 @@ def test_loops_without_machine_code_wait_for_as_much_work_as_compiling_costs(
     monkeypatch.setattr(compiled, "load", lambda: loops)
     assert compiled.kernels(5.0) is None
     (tmp_path / "analysis").mkdir()
-    kept = tmp_path / "analysis" / "compiled.ends-1.nbi"
+    kept = tmp_path / "analysis" / "numba_kernels.ends-1.nbi"
     kept.write_bytes(b"")
     os.utime(kept, (0, 0))
     assert compiled.kernels(0.0) is None, "older than the source"
