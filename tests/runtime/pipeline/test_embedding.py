@@ -60,7 +60,15 @@ def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> No
     options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "--max-restarts", "1"]
-    command = [*launcher, "tests/runtime/ranks/restarting.py", "4", "examples/02_train_gpt.py", "--schedule", "dualpipev", *options]
+    command = [
+        *launcher,
+        "tests/runtime/ranks/restarting.py",
+        "4",
+        "examples/02_train_gpt.py",
+        "--schedule",
+        "dualpipev",
+        *options,
+    ]
     command += ["--save", str(saved)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
