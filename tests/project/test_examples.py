@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import schedc
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 NUMBERED = sorted(path.name for path in EXAMPLES.iterdir() if re.match(r"\d\d_", path.name))
 

@@ -140,7 +140,7 @@ class Choosing(nn.Module):
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_parameter_that_no_microbatch_used_has_no_gradient_on_any_copy(processes: bool) -> None:
     """Each pipe's microbatches choose another layer: both copies get both gradients, and none of the third."""
-    answers = pool(2).run("test_copies:choosing") if processes else [choosing(-1, 2)]
+    answers = pool(2).run("runtime.pipeline.test_copies:choosing") if processes else [choosing(-1, 2)]
     for wrong, found in answers:
         assert wrong == []
         assert {name.split(".")[2] for name in found} == {"0", "1"}

@@ -48,7 +48,7 @@ def train_plainly(steps: int) -> float:
 def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     first, *others = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     code = first + "".join(block for block in others if "partition.graph" in block)
-    answers = pool(4).run("test_embedding:embed", code=code)
+    answers = pool(4).run("runtime.pipeline.test_embedding:embed", code=code)
     assert [rank for rank, _ in answers] == [0, 1, 2, 3]
     assert {loss for _, loss in answers} == {answers[0][1]}
     assert answers[0][1] == pytest.approx(train_plainly(steps), rel=1e-9)
@@ -60,15 +60,8 @@ def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> No
     options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "--max-restarts", "1"]
-    command = [
-        *launcher,
-        "tests/runtime/ranks/restarting.py",
-        "4",
-        "examples/02_train_gpt.py",
-        "--schedule",
-        "dualpipev",
-        *options,
-    ]
+    command = [*launcher, "tests/runtime/ranks/restarting.py", "4", "examples/02_train_gpt.py"]
+    command += ["--schedule", "dualpipev", *options]
     command += ["--save", str(saved)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
