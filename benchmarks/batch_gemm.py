@@ -64,7 +64,7 @@ GPU_CASES = [
 
 
 @dataclass(frozen=True)
-class Rows:
+class KeptRows:
     """The same kept rows twice: packed [kept, width] with ``counts`` per expert, and padded [experts * slots, width].
 
     at: where in the padded rows each packed one lies.
@@ -77,7 +77,7 @@ class Rows:
     dropped: float
 
 
-def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> Rows:
+def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> KeptRows:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.tokens, case.width, generator=generator)
     scores = torch.randn(case.tokens, case.experts, generator=generator)
@@ -95,7 +95,7 @@ def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> Rows:
     padded = torch.zeros(case.experts * slots, case.width)
     padded[at] = packed
     dropped = 1 - len(expert) / index.numel()
-    return Rows(packed.to(device, dtype), counts.tolist(), padded.to(device, dtype), at.to(device), dropped)
+    return KeptRows(packed.to(device, dtype), counts.tolist(), padded.to(device, dtype), at.to(device), dropped)
 
 
 def grouped(experts: Experts, rows: Tensor, ends: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def differentiated(experts: Experts, rows: Tensor, call: Callable[[Tensor], Tens
     return [output.detach(), leaf.grad, experts.gate_up.grad, experts.down.grad]  # type: ignore[list-item]
 
 
-def runs_of(experts: Experts, rows: Rows) -> dict[str, Run]:
+def runs_of(experts: Experts, rows: KeptRows) -> dict[str, Run]:
     """The three ways; without the grouped one where torch does not have it for this device and dtype."""
     ends = torch.tensor(rows.counts, device=rows.packed.device).cumsum(0).to(torch.int32)
 
@@ -136,7 +136,7 @@ def runs_of(experts: Experts, rows: Rows) -> dict[str, Run]:
     return runs
 
 
-def in_float64(experts: Experts, rows: Rows) -> list[Tensor]:
+def in_float64(experts: Experts, rows: KeptRows) -> list[Tensor]:
     wide = copy.deepcopy(experts).double()
     return differentiated(wide, rows.packed.double(), lambda x: wide(x, rows.counts))
 

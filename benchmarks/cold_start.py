@@ -33,21 +33,21 @@ MODULES = (
 )
 
 
-class Taken(NamedTuple):
+class ColdStart(NamedTuple):
     """Seconds of one process."""
 
     cpu: float
     wall: float
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> Taken:
+def run(arguments: list[str], environment: dict[str, str]) -> ColdStart:
     """One new process of this Python, to its end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, env=environment, stdout=subprocess.DEVNULL)
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Taken(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
+    return ColdStart(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
 
 
 def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
@@ -60,7 +60,7 @@ def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
         "import": ["-c", f"import {', '.join(MODULES)}"],
         "python": ["-c", "pass"],
     }
-    taken: dict[str, list[Taken]] = {name: [] for name in programs}
+    taken: dict[str, list[ColdStart]] = {name: [] for name in programs}
     for turn in range(runs + 1):
         for name, arguments in programs.items():
             for file in written.glob("*"):

@@ -56,7 +56,7 @@ class Blocks(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(width) for _ in range(STAGES)])
+        self.blocks = nn.ModuleList([LinearBlock(width) for _ in range(STAGES)])
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -64,7 +64,7 @@ class Blocks(nn.Module):
         return x
 
 
-class Block(nn.Module):
+class LinearBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)

@@ -135,7 +135,7 @@ class Traffic:
         )  # fmt: skip
 
 
-class Emulated(Device):
+class DrawnTrafficDevice(Device):
     """A device on which experts take as long as their rows say, and exchanges as long as their bytes."""
 
     rank: int
@@ -205,7 +205,7 @@ class Variant:
         def cells(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
             return cell_program(kind, forward, backward, known)
 
-        self.device = Emulated(known, options["unit"])
+        self.device = DrawnTrafficDevice(known, options["unit"])
         self.device.rank, self.device.traffic = rank, self.traffic
         code = self.device.code(bind(program, 0, held, boundaries, cells=cells))
         self.executor = Executor(program, code, transport, torch.device("cpu"))

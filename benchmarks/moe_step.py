@@ -92,7 +92,7 @@ SKEW = 0.2
 
 
 @dataclass
-class Emulated(Device):
+class CountedTrafficDevice(Device):
     """A device on which experts take as long as their rows say, and exchanges as long as their bytes."""
 
     group: ExpertGroup = field(default_factory=ExpertGroup.solo)
@@ -162,7 +162,7 @@ def rank_of_run(
     pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cell_costs=costs, timeout=120)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
     layers = [layer for stage in pipe.held(pipe.places[0]) for _, layer in moe_layers(stage.module)]
-    device = Emulated(costs=costs, unit=unit, group=layers[0].routing.group)
+    device = CountedTrafficDevice(costs=costs, unit=unit, group=layers[0].routing.group)
     losses, seconds, dropped, choices = [], [], 0, 0
     plain: list[tuple[Any, Any]] = []
     for step in range(steps):

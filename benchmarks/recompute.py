@@ -52,7 +52,7 @@ THRESHOLD = 1.5
 EXPONENTS = (1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0)
 
 
-class Block(nn.Module):
+class ExpertBlock(nn.Module):
     """A norm, a linear layer for an attention, and experts behind another norm."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ def levels(method: Method) -> Iterator[dict[str, Any]]:
     none = None
     for level in Level:
         torch.manual_seed(0)
-        found = Counter([Block() for _ in range(LAYERS)], Recompute(level), method).step(batch)
+        found = Counter([ExpertBlock() for _ in range(LAYERS)], Recompute(level), method).step(batch)
         none = none or found
         closed = saving(sizes, "fp32", level, arrive)
         yield {

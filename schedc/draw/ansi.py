@@ -26,14 +26,14 @@ _RESET = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StyledText:
     """Characters of one style."""
 
     characters: str
     style: Style = NORMAL
 
 
-def paint(texts: Iterable[Text], colours: int) -> str:
+def paint(texts: Iterable[StyledText], colours: int) -> str:
     """The texts in a row. Without colours the characters alone."""
     parts = []
     for style, run in groupby(texts, key=lambda text: text.style):

@@ -113,9 +113,9 @@ def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], floa
     names = {Half.FORWARD: "forward", Half.AGAIN: "forward once more", Half.BACKWARD: "input gradient",
              Half.WEIGHT: "weight gradient"}  # fmt: skip
     items = [_half_item(half, names[half]) for half in names if half in halves]
-    items.append(frame.Item(2 * _SWATCH, _wait_swatch, "compute waits for an exchange: exposed"))
+    items.append(frame.LegendItem(2 * _SWATCH, _wait_swatch, "compute waits for an exchange: exposed"))
     if any(layer_of(span) for span in chart.overlapped.played.spans):
-        items.append(frame.Item(0, lambda x, y: "", "odd layers: deep shade"))
+        items.append(frame.LegendItem(0, lambda x, y: "", "odd layers: deep shade"))
     parts, x = [], MARGIN
     for item in items:
         if x > MARGIN and x + item.width > width - MARGIN:
@@ -125,14 +125,14 @@ def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], floa
     return parts, top + 22
 
 
-def _half_item(half: Half, name: str) -> frame.Item:
+def _half_item(half: Half, name: str) -> frame.LegendItem:
     style = f"{KINDS[half].name}0"
     edge = half is Half.AGAIN
 
     def swatch(x: float, y: float) -> str:
         return box(x, y, _SWATCH, _SWATCH, style) + (box(x + 1, y + 1, _SWATCH - 2, _SWATCH - 2, "paired") * edge)
 
-    return frame.Item(_SWATCH, swatch, name)
+    return frame.LegendItem(_SWATCH, swatch, name)
 
 
 def _wait_swatch(x: float, y: float) -> str:

@@ -9,7 +9,7 @@ from textwrap import wrap
 from schedc.cell.graph import Lane
 from schedc.cell.simulate import Span
 from schedc.draw import palette
-from schedc.draw.ansi import NORMAL, PLAIN, Style, Text, paint
+from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.cell_chart import KINDS, CellChart, Panel, labels, layer_of
 from schedc.draw.layout import tick_step
 from schedc.draw.markup import quantity
@@ -30,7 +30,7 @@ def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
     left = max(len(lane.value) for lane in chart.lanes) + 1
     columns = max(_NARROWEST, width - left)
     scale = max(columns / chart.makespan, _WANTED / (chart.usual or chart.makespan)) if chart.makespan > 0 else 0.0
-    lines = [paint([Text(row, _BOLD)], colours) for row in wrap(chart.title, width)]
+    lines = [paint([StyledText(row, _BOLD)], colours) for row in wrap(chart.title, width)]
     lines += wrap(", ".join(chart.facts), width)
     for panel in chart.panels:
         marks = "".join(f", {name} {quantity(time)}" for name, time in panel.marks)
@@ -39,39 +39,41 @@ def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
         axis = _axis(whole, scale)
         rows = {lane: _row(panel, lane, whole, scale, colours) for lane in chart.lanes}
         for first in range(0, whole, columns):
-            lines.append(paint([Text("time".ljust(left) + axis[first : first + columns], _FAINT)], colours).rstrip())
+            lines.append(
+                paint([StyledText("time".ljust(left) + axis[first : first + columns], _FAINT)], colours).rstrip()
+            )
             for lane, row in rows.items():
-                shown = [Text(lane.value.ljust(left), _BOLD), *row[first : first + columns]]
+                shown = [StyledText(lane.value.ljust(left), _BOLD), *row[first : first + columns]]
                 lines.append(paint(shown, colours).rstrip())
     return "\n".join([*lines, "", paint(_legend(chart, colours), colours)]) + "\n"
 
 
-def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[Text]:
+def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[StyledText]:
     """[columns] one character each."""
     spans = [*panel.spans(lane), *(panel.played.waits if lane is Lane.COMPUTE else ())]
     drawn: list[Span | None] = [None] * columns
     for span in spans:
         for column in range(max(0, round(span.begin * scale)), min(columns, round(span.end * scale))):
             drawn[column] = span
-    texts: list[Text] = []
+    texts: list[StyledText] = []
     for number, run in groupby(drawn, key=lambda span: -1 if span is None else id(span)):
         held = list(run)
-        part = _part(held[0], len(held), lane, colours) if number >= 0 else Text(" " * len(held))
-        texts += [Text(character, part.style) for character in part.characters]
+        part = _part(held[0], len(held), lane, colours) if number >= 0 else StyledText(" " * len(held))
+        texts += [StyledText(character, part.style) for character in part.characters]
     return texts
 
 
-def _part(span: Span | None, width: int, lane: Lane, colours: int) -> Text:
+def _part(span: Span | None, width: int, lane: Lane, colours: int) -> StyledText:
     assert span is not None
     if span.task.lane is not lane:
-        return Text(_WAIT * width, _FAINT)
+        return StyledText(_WAIT * width, _FAINT)
     kind = KINDS[span.task.half]
     sign = "" if colours else kind.name
     text = next((sign + text for text in labels(span) if len(sign + text) < width), sign)
     if not colours:
-        return Text(text.ljust(width - 1, "-")[: width - 1] + "|")
+        return StyledText(text.ljust(width - 1, "-")[: width - 1] + "|")
     shade = palette.shade_of(layer_of(span))
-    return Text(text.ljust(width), Style(palette.INKS[shade], palette.FILLS[kind][shade]))
+    return StyledText(text.ljust(width), Style(palette.INKS[shade], palette.FILLS[kind][shade]))
 
 
 def _axis(columns: int, scale: float) -> str:
@@ -84,10 +86,12 @@ def _axis(columns: int, scale: float) -> str:
     return "".join(row)
 
 
-def _legend(chart: CellChart, colours: int) -> list[Text]:
+def _legend(chart: CellChart, colours: int) -> list[StyledText]:
     used = {KINDS[span.task.half] for span in chart.overlapped.played.spans}
-    items: list[Text] = []
+    items: list[StyledText] = []
     for kind, fills in palette.FILLS.items():
         if kind in used:
-            items += [Text("  ", Style(fill=fills[0]))] * bool(colours) + [Text(f" {kind.name} {FACTS[kind].name}  ")]
-    return [*items, Text(_WAIT, _FAINT), Text(" compute waits for an exchange", NORMAL)]
+            items += [StyledText("  ", Style(fill=fills[0]))] * bool(colours) + [
+                StyledText(f" {kind.name} {FACTS[kind].name}  ")
+            ]
+    return [*items, StyledText(_WAIT, _FAINT), StyledText(" compute waits for an exchange", NORMAL)]

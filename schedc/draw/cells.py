@@ -30,7 +30,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CellColumns:
     """The cells of a schedule at their times. Rank r has cells rank_start[r] ..< rank_start[r + 1].
 
     first: [c] row of the cell's op, or of the forward of a pair; second: [c] row of its backward, else -1.
@@ -104,14 +104,14 @@ class Cells:
         return np.array([number[name] for name in self.schedule.phases])[self.schedule.phase[self.first]]
 
 
-def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> Cells:
+def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> CellColumns:
     """Line the cells up with their times and with what is held while they run and after."""
     dependencies = timeline.dependencies
     first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
     placement = schedule.placement
     chunk = placement.chunk_of[placement.pipe_of_microbatch(schedule.microbatch), schedule.stage]
     share = _forward_share(schedule, first, second, end - start)
-    return Cells(
+    return CellColumns(
         schedule, dependencies.rank_start, first, second,
         start, start + share * (end - start), end, chunk, memory.memory_inside, memory.memory, timeline.makespan,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from schedc.analysis.bubbles import Bubbles, classify, classify_run, critical_pa
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
 from schedc.cost.costs import Costs
-from schedc.draw.cells import Cells, cells_of
+from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.markup import plain
 from schedc.ir.schedule import Int64, Schedule
@@ -45,7 +45,7 @@ class Chart:
         return cls(schedule, timeline, memory, classify_run(timeline), 0.0, measured=True)
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> CellColumns:
         return cells_of(self.schedule, self.timeline, self.memory)
 
     @cached_property

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.draw import palette
-from schedc.draw.cells import Cells
-from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, Layout, tick_step
+from schedc.draw.cells import CellColumns
+from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
 from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
 from schedc.ir.ops import FACTS, OpKind
 
@@ -22,7 +22,7 @@ _FEW_LANES = 4
 
 
 @dataclass(frozen=True)
-class Item:
+class LegendItem:
     """An entry of the legend: a swatch of a width, drawn at a corner, and what it means."""
 
     swatch_width: float
@@ -61,7 +61,7 @@ def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
     return rows
 
 
-def legend(cells: Cells, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
+def legend(cells: CellColumns, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
     """The meaning of every fill, ink and tint in use, in as many rows as they need; and where the next row begins."""
     parts: list[str] = []
     for items in (_marks(cells, held, strips), _phase_marks(cells)):
@@ -75,7 +75,7 @@ def legend(cells: Cells, held: str, strips: bool, top: float, width: float) -> t
     return parts, top
 
 
-def axis(cells: Cells, layout: Layout) -> list[str]:
+def axis(cells: CellColumns, layout: DrawingLayout) -> list[str]:
     """Ticks in cost units, their lines behind the lanes, and the figures above (and below, where that is far)."""
     step = tick_step(layout.scale, 56)
     parts = []
@@ -90,23 +90,23 @@ def axis(cells: Cells, layout: Layout) -> list[str]:
     return parts
 
 
-def _marks(cells: Cells, held: str, strips: bool) -> list[Item]:
+def _marks(cells: CellColumns, held: str, strips: bool) -> list[LegendItem]:
     schedule = cells.schedule
     chunks = min(schedule.placement.chunks, len(palette.INKS))
     shades = min(chunks, 2)
     used = set(np.unique(schedule.kind).tolist())
     order = (OpKind.F, OpKind.R, OpKind.B, OpKind.I, OpKind.W)
     items = [
-        Item(2 * _SWATCH if k is OpKind.B else _SWATCH, _fills(k, shades), f"{k.name}  {FACTS[k].name}")
+        LegendItem(2 * _SWATCH if k is OpKind.B else _SWATCH, _fills(k, shades), f"{k.name}  {FACTS[k].name}")
         for k in order
         if k in used
     ]
     if (schedule.pair >= 0).any():
         back = OpKind.B if OpKind.B in used else OpKind.I
         text = "overlapped (edge above)" if strips else "overlapped pair"
-        items.append(Item(3 * _SWATCH, _pair(back, shades, strips), text))
-    items.append(Item(2 * _SWATCH, lambda x, y: _patch(x, y, 2 * _SWATCH, "idle"), "idle"))
-    items.append(Item(2 * _SWATCH, _curve, held))
+        items.append(LegendItem(3 * _SWATCH, _pair(back, shades, strips), text))
+    items.append(LegendItem(2 * _SWATCH, lambda x, y: _patch(x, y, 2 * _SWATCH, "idle"), "idle"))
+    items.append(LegendItem(2 * _SWATCH, _curve, held))
     if strips:
         return items + [_shade_item(shade, cells) for shade in range(shades) if shades > 1]
     return items + [_ink_item(ink, cells) for ink in range(chunks)]
@@ -120,7 +120,7 @@ def _names(count: int, first: int, period: int) -> str:
     return "chunks " + ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")
 
 
-def _ink_item(ink: int, cells: Cells) -> Item:
+def _ink_item(ink: int, cells: CellColumns) -> LegendItem:
     names = _names(cells.schedule.placement.chunks, ink, len(palette.INKS))
 
     def swatch(x: float, y: float) -> str:
@@ -130,19 +130,19 @@ def _ink_item(ink: int, cells: Cells) -> Item:
     pipes = cells.schedule.placement.pipe_of_chunk[:, ink :: len(palette.INKS)]
     if cells.schedule.placement.pipes > 1 and (pipes == pipes[0, 0]).all():
         names += f" (pipe {pipes[0, 0]})"
-    return Item(_SWATCH, swatch, f"microbatch of {names}" if ink == 0 else names)
+    return LegendItem(_SWATCH, swatch, f"microbatch of {names}" if ink == 0 else names)
 
 
-def _shade_item(shade: int, cells: Cells) -> Item:
+def _shade_item(shade: int, cells: CellColumns) -> LegendItem:
     names = _names(cells.schedule.placement.chunks, shade, 2)
-    return Item(_SWATCH, lambda x, y: _patch(x, y, _SWATCH, f"F{shade}"), names)
+    return LegendItem(_SWATCH, lambda x, y: _patch(x, y, _SWATCH, f"F{shade}"), names)
 
 
-def _phase_marks(cells: Cells) -> list[Item]:
+def _phase_marks(cells: CellColumns) -> list[LegendItem]:
     used = [p for p in np.unique(cells.phase).tolist() if cells.phase_names[p]]
-    items = [Item(_SWATCH, _tint(p), fit(plain(cells.phase_names[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
+    items = [LegendItem(_SWATCH, _tint(p), fit(plain(cells.phase_names[p]), _SIZE, 160)) for p in used[:_MOST_PHASES]]
     if len(used) > _MOST_PHASES:
-        items.append(Item(0, lambda x, y: "", f"and {len(used) - _MOST_PHASES} more phases"))
+        items.append(LegendItem(0, lambda x, y: "", f"and {len(used) - _MOST_PHASES} more phases"))
     return items
 
 
@@ -173,7 +173,7 @@ def _tint(phase: int) -> Callable[[float, float], str]:
     return lambda x, y: box(x, y + 3, _SWATCH, 9, f"p{phase % len(palette.PHASES)}")
 
 
-def stage_texts(cells: Cells) -> list[str]:
+def stage_texts(cells: CellColumns) -> list[str]:
     """What each rank holds: ``stages 0, 7``."""
     table = cells.schedule.placement.stage_of_chunk
     held = [[stage for stage in row if stage >= 0] for row in table.tolist()]
@@ -185,7 +185,7 @@ def gutter_width(texts: list[str]) -> float:
     return float(np.clip(max(text_width(text, 10) for text in texts) + 10, GUTTER, WIDEST_GUTTER))
 
 
-def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) -> list[str]:
+def gutter(cells: CellColumns, layout: DrawingLayout, stages: list[str], peaks: list[str]) -> list[str]:
     """Left of each lane the rank and its stages; right of its curve the peak."""
     parts = []
     for rank in layout.shown:
@@ -198,7 +198,7 @@ def gutter(cells: Cells, layout: Layout, stages: list[str], peaks: list[str]) ->
     return parts
 
 
-def footer(layout: Layout, note: str, width: float) -> tuple[list[str], float]:
+def footer(layout: DrawingLayout, note: str, width: float) -> tuple[list[str], float]:
     """What is to be said about the drawing itself, if anything, in as many rows as it needs; and the whole height."""
     bottom = layout.bottom + (28 if layout.lanes > _FEW_LANES else 8)
     rows = _rows_of(note.split(), width - 2 * MARGIN, " ") if note else []

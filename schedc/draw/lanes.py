@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from schedc.draw.cells import Cells, Curve
-from schedc.draw.layout import Layout
+from schedc.draw.cells import CellColumns, Curve
+from schedc.draw.layout import DrawingLayout
 from schedc.draw.markup import box, content, label, number, plain, quantity, text_width
 from schedc.draw.palette import PHASES, ink_of, shade_of
 from schedc.ir.ops import FACTS, LETTERS, OpKind
@@ -19,7 +19,7 @@ _INSET = 1.0
 """Half the border of a pair: it is drawn inside the cell, so that neighbouring pairs keep theirs."""
 
 
-def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
+def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     """All of one rank but its memory."""
     parts = [_idle(start, end, layout, layout.cells_y(rank)) for start, end in cells.gaps(rank)]
     parts += _phases(cells, rank, layout)
@@ -28,7 +28,7 @@ def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return parts
 
 
-def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
+def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     """The strip over the cells: which phase of the source each of them is from, named where there is room."""
     parts = []
     y, height = layout.phases_y(rank), layout.rows.phases - 2
@@ -44,7 +44,7 @@ def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return parts
 
 
-def memory(curve: Curve, top: float, rank: int, layout: Layout) -> list[str]:
+def memory(curve: Curve, top: float, rank: int, layout: DrawingLayout) -> list[str]:
     """The curve of one rank; ``top`` is the value of the full height, the same on every rank."""
     base, room = layout.memory_y(rank) + layout.rows.memory, layout.rows.memory - 5
     if not curve.held.size:
@@ -65,13 +65,13 @@ def _interval(start: float, end: float) -> str:
     return f"{quantity(start)} to {quantity(end)}"
 
 
-def _idle(start: float, end: float, layout: Layout, y: float) -> str:
+def _idle(start: float, end: float, layout: DrawingLayout, y: float) -> str:
     rect = box(layout.x(start), y, (end - start) * layout.scale, layout.rows.cells, "idle")
     title = content(f"idle {_interval(start, end)} ({quantity(end - start)})")
     return f'<g class="bubble"><title>{title}</title>{rect}</g>'
 
 
-def _cell(cells: Cells, c: int, layout: Layout, y: float) -> str:
+def _cell(cells: CellColumns, c: int, layout: DrawingLayout, y: float) -> str:
     start, middle, end = float(cells.start[c]), float(cells.middle[c]), float(cells.end[c])
     rows = [int(row) for row in (cells.first[c], cells.second[c]) if row >= 0]
     title = content(_hover(cells, rows, start, end))
@@ -85,7 +85,14 @@ def _cell(cells: Cells, c: int, layout: Layout, y: float) -> str:
 
 
 def _op(
-    cells: Cells, row: int, start: float, end: float, layout: Layout, y: float, before: float = 0.0, after: float = 0.0
+    cells: CellColumns,
+    row: int,
+    start: float,
+    end: float,
+    layout: DrawingLayout,
+    y: float,
+    before: float = 0.0,
+    after: float = 0.0,
 ) -> str:
     """Fill and numeral of one op; ``before`` and ``after``: px at its ends that a border takes from the numeral."""
     chunk = int(cells.chunk[row])
@@ -100,7 +107,7 @@ def _op(
     return rect + label((left + right) / 2, base, text, f"n i{ink_of(chunk)}", font_size=number(size))
 
 
-def _hover(cells: Cells, rows: list[int], start: float, end: float) -> str:
+def _hover(cells: CellColumns, rows: list[int], start: float, end: float) -> str:
     schedule = cells.schedule
     ops = []
     for row in rows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.draw.cells import Cells
+from schedc.draw.cells import CellColumns
 
 STRIPS_ABOVE = 4000
 """Cells beyond which a drawing has strips: no numerals, no element per cell."""
@@ -31,7 +31,7 @@ _USUAL, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBands:
     """Heights in px of the parts of one lane, from top to bottom, and the gap to the next."""
 
     phases: float
@@ -44,8 +44,8 @@ class Rows:
         return self.phases + self.cells + self.memory + self.gap
 
 
-LANE = Rows(phases=13, cells=24, memory=24, gap=13)
-STRIP_LANE = Rows(phases=5, cells=16, memory=18, gap=7)
+LANE = RowBands(phases=13, cells=24, memory=24, gap=13)
+STRIP_LANE = RowBands(phases=5, cells=16, memory=18, gap=7)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Detail:
         return replace(self, every=every) if self.every < ranks else None
 
 
-def first_detail(cells: Cells) -> Detail:
+def first_detail(cells: CellColumns) -> Detail:
     """The finest drawing: an element per cell where they are few, else strips, in fewer columns for more lanes."""
     ranks = max(cells.schedule.ranks, 1)
     every = -(-ranks // LANES)
@@ -80,14 +80,14 @@ def first_detail(cells: Cells) -> Detail:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DrawingLayout:
     """px per cost unit, the corner of the plot (the lanes without their gutters), its size, and the lane's rows."""
 
     scale: float
     left: float
     top: float
     plot_width: float
-    rows: Rows
+    rows: RowBands
     ranks: int
     detail: Detail
 
@@ -133,7 +133,7 @@ class Layout:
         return -(-rank // self.detail.every)
 
 
-def plot_size(cells: Cells, strips: bool, given: float | None = None) -> tuple[float, float]:
+def plot_size(cells: CellColumns, strips: bool, given: float | None = None) -> tuple[float, float]:
     """(px per cost unit, px) of the plot: ``given`` px, or as many as the cells need.
 
     Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 2600 px, and

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from schedc.draw.cells import Cells, Curve, Floats
-from schedc.draw.layout import Layout
+from schedc.draw.cells import CellColumns, Curve, Floats
+from schedc.draw.layout import DrawingLayout
 from schedc.draw.markup import box, content, number
 from schedc.draw.palette import PHASES, shade_of
 from schedc.ir.ops import LETTERS
@@ -17,7 +17,7 @@ _TENTHS = 10
 """Steps per px of the memory curve."""
 
 
-def note(cells: Cells, layout: Layout) -> str:
+def note(cells: CellColumns, layout: DrawingLayout) -> str:
     """What a drawing of strips leaves out, for its foot."""
     grain = cells.makespan / layout.detail.columns
     text = (
@@ -29,7 +29,7 @@ def note(cells: Cells, layout: Layout) -> str:
     return f"{layout.lanes} of {layout.ranks} ranks, one of every {layout.detail.every} and the last; {text}"
 
 
-def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
+def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     """One rank: idle ground, a path per fill, a dark line along overlapped pairs, and a path per phase above.
 
     Edges are rounded to the grid of `columns`; touching cells of one fill become one piece, and a cell narrower
@@ -46,7 +46,7 @@ def lane(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return [f'<g class="strip"><title>{title}</title>', ground, *fills, *edge, "</g>", *_phases(cells, rank, layout)]
 
 
-def _layers(cells: Cells, busy: slice, layout: Layout) -> list[tuple[str, tuple[Ints, Ints]]]:
+def _layers(cells: CellColumns, busy: slice, layout: DrawingLayout) -> list[tuple[str, tuple[Ints, Ints]]]:
     """(style, (starts, ends)) of what is painted, in this order: all that is busy in its commonest fill, then the
     other fills over it. So edges that fall between two px blend with a neighbour, not with the idle ground."""
     starts, ends, fills = _pieces(cells, busy, layout)
@@ -58,7 +58,7 @@ def _layers(cells: Cells, busy: slice, layout: Layout) -> list[tuple[str, tuple[
     return layers
 
 
-def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
+def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     runs = cells.phase_runs(rank)
     phase = np.array([run[0] for run in runs], np.int64)
     starts, ends = (_on(np.array([run[i] for run in runs]), layout) for i in (1, 2))
@@ -72,7 +72,7 @@ def _phases(cells: Cells, rank: int, layout: Layout) -> list[str]:
     return parts
 
 
-def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: Layout) -> list[str]:
+def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: DrawingLayout) -> list[str]:
     """What one rank holds, as one path of short relative moves; ``highest`` is the value of the full height."""
     shown = coarse(curve, makespan, layout)
     if not shown.held.size:
@@ -100,7 +100,7 @@ def _tenths(value: int) -> str:
     return f"{sign}{whole or ('' if tenth else 0)}" + (f".{tenth}" if tenth else "")
 
 
-def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
+def coarse(curve: Curve, makespan: float, layout: DrawingLayout) -> Curve:
     """The curve with one value per px or column of the grid, the highest within it, and only where that changes.
 
     Peaks stay.
@@ -116,12 +116,12 @@ def coarse(curve: Curve, makespan: float, layout: Layout) -> Curve:
     return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
-def _on(times: Floats, layout: Layout) -> Ints:
+def _on(times: Floats, layout: DrawingLayout) -> Ints:
     """The columns that times fall on."""
     return np.rint(times * (layout.scale * layout.detail.columns / layout.plot_width)).astype(np.int64)
 
 
-def _pieces(cells: Cells, busy: slice, layout: Layout) -> tuple[Ints, Ints, Ints]:
+def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Ints, Ints, Ints]:
     """(start, end, fill) of what is to be painted, on the grid and in order of time; fill is 2 * kind + shade."""
     both = np.stack([cells.first[busy], cells.second[busy]], 1)
     edges = np.stack([cells.start[busy], cells.middle[busy], cells.end[busy]], 1)
@@ -143,7 +143,7 @@ def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
     return starts[heads], ends[np.append(heads[1:], starts.size) - 1], fills[heads]
 
 
-def _path(layout: Layout, y: float, style: str, starts: Ints, ends: Ints) -> str:
+def _path(layout: DrawingLayout, y: float, style: str, starts: Ints, ends: Ints) -> str:
     """Horizontal strokes at height ``y``, one unit of the path per column; moves are relative, for they are short."""
     wide = ends > starts
     starts, ends, _ = _merged(starts[wide], ends[wide], np.zeros(int(wide.sum()), np.int64))

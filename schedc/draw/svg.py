@@ -8,9 +8,9 @@ from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
 from schedc.diagnostics import CompilerBug
 from schedc.draw import frame, lanes, strips
-from schedc.draw.cells import Cells, cells_of
+from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
-from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, Layout, first_detail, plot_size
+from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
 from schedc.draw.markup import quantity
 from schedc.draw.style import document
 from schedc.ir.schedule import Schedule
@@ -58,7 +58,9 @@ def picture(
     raise CompilerBug("draw", f"a drawing of two lanes of strips takes {size} bytes")
 
 
-def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None) -> Picture:
+def _drawn(
+    cells: CellColumns, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None
+) -> Picture:
     schedule = cells.schedule
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
     highest = max((curve.peak for curve in curves), default=0.0)
@@ -72,7 +74,7 @@ def _drawn(cells: Cells, timeline: Timeline, memory: Memory, name: str, detail: 
     held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, detail.strips, y, width)
     rows = STRIP_LANE if detail.strips else LANE
-    layout = Layout(scale, left, y + 30, plot_width, rows, schedule.ranks, detail)
+    layout = DrawingLayout(scale, left, y + 30, plot_width, rows, schedule.ranks, detail)
     parts = [*head, *key, *frame.axis(cells, layout)]
     parts += frame.gutter(cells, layout, stages, [f"peak {quantity(curve.peak)}" for curve in curves])
     for rank in layout.shown:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from schedc.analysis.bubbles import CLASSES, COOLDOWN, DEPENDENCY, IMBALANCE, MESSAGE, WARM_UP
 from schedc.draw import palette
-from schedc.draw.ansi import NORMAL, PLAIN, Style, Text, paint
+from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.chart import Chart, longest
 from schedc.draw.layout import tick_step
 from schedc.draw.markup import quantity
@@ -37,7 +37,7 @@ _BOLD = Style(bold=True)
 
 
 @dataclass(frozen=True)
-class Grid:
+class CharacterGrid:
     """Columns of the common time axis, columns per time, and whether figures stand right of it."""
 
     columns: int
@@ -58,16 +58,16 @@ def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) 
     lines: list[str] = []
     for chart, rows in zip(charts, figures, strict=True):
         facts = dict(chart.facts)
-        lines += [paint([Text(row, _BOLD)], colours) for row in wrap(chart.title, width)]
+        lines += [paint([StyledText(row, _BOLD)], colours) for row in wrap(chart.title, width)]
         lines += wrap(
             ", ".join(f"{name} {facts[name]}{_unit(name, facts[name])}" for name in _FACTS if name in facts), width
         )
-        axis = [Text("time".ljust(left) + _axis(grid), _FAINT)]
-        lines.append(paint([*axis, Text(rows[0], _FAINT)] if grid.figures else axis, colours).rstrip())
+        axis = [StyledText("time".ljust(left) + _axis(grid), _FAINT)]
+        lines.append(paint([*axis, StyledText(rows[0], _FAINT)] if grid.figures else axis, colours).rstrip())
         for rank in range(chart.schedule.ranks):
-            name = Text(_rank_name(rank).ljust(left), _BOLD)
+            name = StyledText(_rank_name(rank).ljust(left), _BOLD)
             lane = _coloured(chart, rank, grid) if colours else _letters(chart, rank, grid)
-            lines.append(paint([name, *lane, Text(rows[1 + rank] if grid.figures else "")], colours).rstrip())
+            lines.append(paint([name, *lane, StyledText(rows[1 + rank] if grid.figures else "")], colours).rstrip())
         lines.append("")
     return "\n".join([*lines, *_legend(charts, width, colours)]) + "\n"
 
@@ -98,21 +98,21 @@ def _figures(chart: Chart) -> list[str]:
     ]
 
 
-def _grid(charts: Sequence[Chart], room: int, figures: int) -> Grid:
+def _grid(charts: Sequence[Chart], room: int, figures: int) -> CharacterGrid:
     """Whole columns for the shortest cell where that fits, so that equal cells look equal."""
     shown = room - figures >= 2 * _NARROWEST
     most = max(_NARROWEST, room - figures if shown else room)
     whole = longest(charts)
     if whole <= 0:
-        return Grid(most, 0.0, shown)
+        return CharacterGrid(most, 0.0, shown)
     lengths = np.concatenate([chart.cells.end - chart.cells.start for chart in charts])
     shortest = float(lengths[lengths > 0].min())
     per_cell = min(int(most * shortest / whole * (1 + 1e-9)), _WIDEST_CELL)
     scale = per_cell / shortest if per_cell else most / whole
-    return Grid(min(most, max(1, int(np.ceil(whole * scale * (1 - 1e-9))))), scale, shown)
+    return CharacterGrid(min(most, max(1, int(np.ceil(whole * scale * (1 - 1e-9))))), scale, shown)
 
 
-def _axis(grid: Grid) -> str:
+def _axis(grid: CharacterGrid) -> str:
     """Times over the columns where they are, in steps of 1, 2 or 5 times a power of ten."""
     row = [" "] * grid.columns
     step = tick_step(grid.scale, 8) if grid.scale else 0.0
@@ -123,7 +123,7 @@ def _axis(grid: Grid) -> str:
     return "".join(row)
 
 
-def _samples(chart: Chart, rank: int, grid: Grid, per_column: int) -> Int64:
+def _samples(chart: Chart, rank: int, grid: CharacterGrid, per_column: int) -> Int64:
     """[columns * per_column] what the rank does in the middle of each part of a column; see `_OVER`."""
     count = grid.columns * per_column
     if not grid.scale:
@@ -157,7 +157,7 @@ def _runs(samples: Int64) -> Iterator[tuple[int, int, int]]:
         yield first, end, int(samples[first])
 
 
-def _letters(chart: Chart, rank: int, grid: Grid) -> list[Text]:
+def _letters(chart: Chart, rank: int, grid: CharacterGrid) -> list[StyledText]:
     """``F0--B0----`` in ASCII: letter (lower case: odd chunk) and microbatch where it fits."""
     parts = []
     for first, end, value in _runs(_samples(chart, rank, grid, 1)):
@@ -170,14 +170,14 @@ def _letters(chart: Chart, rank: int, grid: Grid) -> list[Text]:
         letter = letter.lower() if chart.cells.chunk[value] % 2 else letter
         name = f"{letter}{schedule.microbatch[value]}"
         parts.append((name if len(name) <= width else letter).ljust(width, "-"))
-    return [Text("".join(parts))]
+    return [StyledText("".join(parts))]
 
 
 def _idle_letter(idle: int) -> str:
     return _ASCII_REST if idle in (WARM_UP, COOLDOWN) else _IDLE[idle][1]
 
 
-def _coloured(chart: Chart, rank: int, grid: Grid) -> list[Text]:
+def _coloured(chart: Chart, rank: int, grid: CharacterGrid) -> list[StyledText]:
     """Blocks in the colours of `palette`, half a column fine, with the microbatch where it fits."""
     samples = _samples(chart, rank, grid, 2)
     glyphs = [_block(chart, left, right) for left, right in samples.reshape(-1, 2).tolist()]
@@ -189,20 +189,20 @@ def _coloured(chart: Chart, rank: int, grid: Grid) -> list[Text]:
         style = _style(chart, value)
         apart = int(width > len(text) and end < samples.size and samples[end] >= 0)
         label = text.center(width - apart) + "▕" * apart
-        glyphs[begin : begin + width] = [Text(character, style) for character in label]
+        glyphs[begin : begin + width] = [StyledText(character, style) for character in label]
     return glyphs
 
 
-def _block(chart: Chart, left: int, right: int) -> Text:
+def _block(chart: Chart, left: int, right: int) -> StyledText:
     """One column with this on its left and on its right half."""
     if left < 0 and right < 0:
-        return Text(" " if left == _OVER else _IDLE[-1 - left][0], _FAINT)
+        return StyledText(" " if left == _OVER else _IDLE[-1 - left][0], _FAINT)
     if left == right:
-        return Text(" ", _style(chart, left))
+        return StyledText(" ", _style(chart, left))
     fills = [_style(chart, value).fill if value >= 0 else "" for value in (left, right)]
     if not fills[0]:
-        return Text("▐", Style(ink=fills[1]))
-    return Text("▌", Style(ink=fills[0], fill=fills[1]))
+        return StyledText("▐", Style(ink=fills[1]))
+    return StyledText("▌", Style(ink=fills[0], fill=fills[1]))
 
 
 def _style(chart: Chart, row: int) -> Style:
@@ -215,25 +215,25 @@ def _legend(charts: Sequence[Chart], width: int, colours: int) -> list[str]:
     """What the letters, colours and dots mean, in lines of at most ``width`` characters."""
     kinds = {int(kind) for chart in charts for kind in np.unique(chart.schedule.kind)}
     chunks = min(2, max(chart.schedule.placement.chunks for chart in charts))
-    items: list[list[Text]] = []
+    items: list[list[StyledText]] = []
     for kind in (kind for kind in OpKind if kind in kinds):
-        swatches = [Text("  ", Style(fill=fill)) for fill in palette.FILLS[kind][:chunks]] if colours else []
-        items.append([*swatches, Text(f"{' ' * bool(swatches)}{kind.name} {FACTS[kind].name}")])
+        swatches = [StyledText("  ", Style(fill=fill)) for fill in palette.FILLS[kind][:chunks]] if colours else []
+        items.append([*swatches, StyledText(f"{' ' * bool(swatches)}{kind.name} {FACTS[kind].name}")])
     if chunks > 1:
-        items.append([Text("odd chunks: " + ("deep colours" if colours else "lower case"))])
+        items.append([StyledText("odd chunks: " + ("deep colours" if colours else "lower case"))])
     if colours and any((chart.schedule.pair >= 0).any() for chart in charts):
-        items.append([Text("12", Style(underlined=True)), Text(" overlapped pair")])
+        items.append([StyledText("12", Style(underlined=True)), StyledText(" overlapped pair")])
     for idle, name in enumerate(CLASSES):
         if any(chart.bubbles.totals[idle].any() for chart in charts):
             sign = _IDLE[idle][0] if colours else _idle_letter(idle)
-            items.append([Text(sign, _FAINT), Text(f" {name}")])
-    lines: list[list[Text]] = [[]]
+            items.append([StyledText(sign, _FAINT), StyledText(f" {name}")])
+    lines: list[list[StyledText]] = [[]]
     for item in items:
         if lines[-1] and _length(lines[-1]) + 3 + _length(item) > width:
             lines.append([])
-        lines[-1] += [Text("   ", NORMAL)] * bool(lines[-1]) + item
+        lines[-1] += [StyledText("   ", NORMAL)] * bool(lines[-1]) + item
     return [paint(line, colours) for line in lines]
 
 
-def _length(texts: Sequence[Text]) -> int:
+def _length(texts: Sequence[StyledText]) -> int:
     return sum(len(text.characters) for text in texts)

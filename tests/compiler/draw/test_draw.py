@@ -19,7 +19,7 @@ from schedc.compiler import legal_schedule
 from schedc.cost.costs import Costs
 from schedc.draw import palette, svg
 from schedc.draw.cells import Curve
-from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Detail, Layout
+from schedc.draw.layout import STRIP_LANE, STRIPS_ABOVE, Detail, DrawingLayout
 from schedc.draw.markup import quantity, text_width
 from schedc.draw.strips import coarse
 from schedc.draw.svg import draw_svg
@@ -334,7 +334,7 @@ def test_the_smallest_and_the_emptiest() -> None:
 
 
 def test_a_coarse_curve_keeps_the_shortest_peak() -> None:
-    layout = Layout(80.0, 0.0, 0.0, 800.0, STRIP_LANE, 1, Detail(True, 9600, 1))
+    layout = DrawingLayout(80.0, 0.0, 0.0, 800.0, STRIP_LANE, 1, Detail(True, 9600, 1))
     curve = Curve(np.array([0.0, 5.0001, 5.0002, 10.0]), np.array([1.0, 9.0, 2.0, 0.0]))
     shown = coarse(curve, 10.0, layout)
     assert shown.held.tolist() == [1.0, 9.0, 2.0, 0.0]
