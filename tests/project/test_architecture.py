@@ -11,36 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from project.room_order import ROOMS
 from support.paths import ROOT
 
 COMPILER = sorted((ROOT / "schedc").rglob("*.py"))
 RUNTIME = sorted((ROOT / "runtime" / "schedc_runtime").rglob("*.py"))
 
-LAYERS = (
-    ("schedc.source",),
-    ("schedc.interrupts",),
-    ("schedc.diagnostics",),
-    ("schedc.codes",),
-    ("schedc.ir",),
-    ("schedc.syntax",),
-    ("schedc.cell",),
-    ("schedc.cost",),
-    ("schedc.check",),
-    ("schedc.elaborate",),
-    ("schedc.analysis", "schedc.exact", "schedc.claims", "schedc.formulas"),
-    ("schedc.passes",),
-    ("schedc.layout",),
-    ("schedc.search",),
-    ("schedc.load",),
-    ("schedc.plan",),
-    ("schedc.draw",),
-    ("schedc.interchange",),
-    ("schedc.inputs",),
-    ("schedc.compiler", "schedc.report"),
-    ("schedc.editor",),
-    ("schedc.cli",),
-    ("schedc.__main__",),
-)
 RUNTIME_MAY_USE = (
     "schedc.ir",
     "schedc.passes",
@@ -60,11 +36,16 @@ RUNTIME_MAY_USE = (
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_the_document_lists_these_layers() -> None:
-    order, runtime = re.findall(r"^`([^`]*<-[^`]*)`.*\n.*`schedc_runtime -> ([^`]*)`", DOCUMENT, re.M)[0]
-    listed = [{f"schedc.{name}" for name in layer.split(", ")} for layer in order.split(" <- ")]
-    assert listed == [set(members) for members in LAYERS if members != ("schedc.__main__",)]
-    assert {f"schedc.{name.removeprefix('schedc.')}" for name in runtime.split(", ")} == set(RUNTIME_MAY_USE)
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_document_walks_the_rooms_in_their_order(package: str) -> None:
+    walk = DOCUMENT.split(f"<!-- order: {package} -->")[1].split("\n## ")[0]
+    heads = [name for bold in re.findall(r"\*\*(`[^*]*`)\*\*", walk) for name in re.findall(r"`(\w+)/?`", bold)]
+    assert heads == list(ROOMS[package])
+
+
+def test_the_document_lists_what_the_runtime_uses() -> None:
+    (listed,) = re.findall(r"<!-- the compiler's modules that the runtime may use -->\n([^\n]*)", DOCUMENT)
+    assert {f"schedc.{name}" for name in re.findall(r"`([\w.]+)`", listed)} == set(RUNTIME_MAY_USE)
 
 
 def module_name(path: Path) -> str:
@@ -82,24 +63,35 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def layer(name: str) -> int | None:
-    for level, members in enumerate(LAYERS):
-        if any(name == member or name.startswith(member + ".") for member in members):
-            return level
-    return None
+def room(name: str) -> str:
+    return name.split(".")[1]
 
 
-@pytest.mark.parametrize("path", COMPILER, ids=module_name)
-def test_compiler_imports_go_down(path: Path) -> None:
+UPWARD = {
+    ("schedc.analysis.difference", "schedc.formulas.measure"),
+    ("schedc.compiler", "schedc.report.plan"),
+    ("schedc_runtime.execute.executor", "schedc_runtime.data_parallel.gradient_sums"),
+    ("schedc_runtime.recompute.adaptive", "schedc_runtime.moe.exchange"),
+    ("schedc_runtime.recompute.adaptive", "schedc_runtime.moe.hot"),
+    ("schedc_runtime.recompute.levels", "schedc_runtime.moe.exchange"),
+}
+"""Imports that still go up; none may be added."""
+
+
+@pytest.mark.parametrize("path", COMPILER + RUNTIME, ids=module_name)
+def test_imports_go_down(path: Path) -> None:
     name = module_name(path)
-    own = layer(name)
-    assert own is not None or name == "schedc", f"{name} has no layer"
+    package, _, own = name.partition(".")
+    if not own:
+        return
+    order = ROOMS[package]
+    assert room(name) in order, f"{name} has no room"
     for imported in imports(path):
         top = imported.partition(".")[0]
-        assert top not in {"torch", "schedc_runtime"}, f"{name} imports {imported}"
-        target = layer(imported)
-        if own is not None and target is not None:
-            assert target <= own, f"{name} imports {imported}, which is above it"
+        assert package == "schedc_runtime" or top not in {"torch", "schedc_runtime"}, f"{name} imports {imported}"
+        if top == package and "." in imported and (name, imported) not in UPWARD:
+            up = order.index(room(imported)) > order.index(room(name))
+            assert not up, f"{name} imports {imported}, which is above it"
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=module_name)
