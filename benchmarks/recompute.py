@@ -38,10 +38,10 @@ from schedc.plan.row_counts import most_rows
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, Routing
-from schedc_runtime.recompute.adaptive import arrivals
 
 WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
 TOKENS = 256

@@ -22,7 +22,6 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor, run_together
 from schedc_runtime.execute.micro_steps import CellSource, serial
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.routes import Method
 from schedc_runtime.moe.shards import shard_experts
@@ -30,6 +29,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.apply_plan import recompute_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place, in_process_neighbours, neighbours
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport

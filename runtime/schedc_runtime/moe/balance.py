@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.moe.capacity import marked
-from schedc_runtime.moe.exchange import ABSENT, Exchange, Pending
+from schedc_runtime.moe.exchange import ABSENT
 from schedc_runtime.moe.router import Routing
+from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
 from schedc_runtime.transport.collectives import Communicator
 

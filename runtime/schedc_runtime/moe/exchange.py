@@ -1,17 +1,15 @@
-"""The places in a MoE layer where rows move between ranks: leaves of every trace, at which a stage is cut."""
+"""The exchanges of a MoE layer: everyone's routing, and rows that move between ranks by a route."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.transport.base import Handle
-from schedc_runtime.transport.collectives import Communicator, Splits
+from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
+from schedc_runtime.transport.collectives import Splits
 
 Hop = Literal["flat", "rail", "node"]
 """flat: between all ranks of the group at once. rail: between nodes. node: inside a node."""
@@ -23,57 +21,6 @@ class Splitting(Protocol):
     def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[Splits, Splits]:
         """Rows to send to and to receive from each member, for each of ``payload`` tensors."""
         ...
-
-
-class Pending(NamedTuple):
-    """An exchange under way."""
-
-    communicator: Communicator
-    handle: Handle
-
-
-class Exchange(nn.Module, ABC):
-    """A communication at which a stage is cut: those of a MoE layer, or one of your own.
-
-    label: what is exchanged, in one word: ``routing``, ``dispatch``, ``combine``, ``hot`` or ``balance`` of a MoE
-    layer. lane: the links it takes, ``rail`` between nodes or ``node`` inside one. differentiable: whether its payload
-    carries gradients back. group: the ranks that take part; set it yourself in an exchange of your own.
-
-    Called as a module it blocks, and is differentiable; `start`, `ready` and `finish` are the same in three steps,
-    `start_backward` and `finish_backward` its gradient. An in-process group of several ranks has only the steps.
-    """
-
-    label: str
-    differentiable: bool
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group = ExpertGroup.solo()
-
-    @property
-    def lane(self) -> str:
-        return "rail" if self.group.nodes > 1 else "node"
-
-    @abstractmethod
-    def start(self, route: Any, *payload: Tensor) -> Pending: ...
-
-    def ready(self, pending: Pending) -> bool:
-        """Whether `finish` would not have to wait for another rank of the same process."""
-        return pending.communicator.ready(pending.handle)
-
-    @abstractmethod
-    def finish(self, pending: Pending) -> tuple[Tensor, ...]: ...
-
-    def start_backward(self, route: Any, *gradients: Tensor) -> Pending:
-        """Send back the gradients of what `finish` gave: a tensor for each, zeros where there is none."""
-        raise TypeError(f"the exchange `{self.label}` carries no gradients")
-
-    def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
-        """The gradients of the payload, in its order."""
-        raise TypeError(f"the exchange `{self.label}` carries no gradients")
-
-    @abstractmethod
-    def forward(self, route: Any, *payload: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class RoutingExchange(Exchange):
@@ -145,21 +92,3 @@ class RowExchange(Exchange):
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]
         send, receive = route.splits(self.hop, reverse, len(tensors))
         return Pending(communicator, communicator.all_to_all(tensors, send, receive, label))
-
-
-def exchanged(exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
-    """What a differentiable exchange gives, for autograd: waits at once, forward and backward."""
-    moved: tuple[Tensor, ...] = _Exchanged.apply(exchange, route, *payload)  # type: ignore[no-untyped-call]
-    return moved
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange, ctx.route = exchange, route
-        return exchange.finish(exchange.start(route, *payload))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        exchange = ctx.exchange
-        return None, None, *exchange.finish_backward(exchange.start_backward(ctx.route, *gradients))

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from schedc.cost.exchange import hot_break_even
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.exchange import Exchange, Pending, exchanged
 from schedc_runtime.moe.ordered_sums import Ints
+from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.stage import weight_gradients as weightgrad
 from schedc_runtime.stage.weight_gradients import WeightSink
 from schedc_runtime.transport.collective_calls import ordered_sum

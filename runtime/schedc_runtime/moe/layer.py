@@ -24,15 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
+from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Capacity, Dropper
-from schedc_runtime.moe.exchange import Exchange, RoutingExchange, RowExchange
+from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.routes import Method, Route
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.recompute.adaptive import arrivals
 from schedc_runtime.recompute.regions import keep, recorder, region, region_of_rows
 from schedc_runtime.transport.collectives import Communicator
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from schedc.plan.values import By, Level
-from schedc_runtime.moe.exchange import ABSENT
-from schedc_runtime.moe.hot import NOTHING_HOT, Lending
 
 RELAX = 0.9
 """A layer stops recomputing once its step's fullest rank has less than this part of the threshold."""
@@ -26,26 +21,6 @@ class Arrivals(NamedTuple):
         """Rows of the fullest rank, or of ``rank``, over the mean; 1 where nothing was wanted."""
         most = max(self.rows) if rank is None else self.rows[rank]
         return most / self.mean if self.mean else 1.0
-
-
-def arrivals(everyone: Tensor, experts: int, lending: Lending = NOTHING_HOT, slots: int | None = None) -> Arrivals:
-    """Of a microbatch, the same on all ranks for the same routing ``everyone`` [ranks, N, k].
-
-    lending: hot experts, whose rows stay where they are. slots: padded rows of an expert from each rank, with a
-    capacity; then all ranks have as many, and choices that were dropped count as wanted.
-    """
-    ranks, local = everyone.shape[0], experts // everyone.shape[0]
-    chosen = everyone.detach().flatten(1).long()
-    mean = int((chosen != ABSENT).sum()) / ranks
-    if slots is not None:
-        return Arrivals((experts * slots,) * ranks, mean)
-    kept = chosen[chosen >= 0]
-    rows = torch.bincount(kept // local, minlength=ranks)
-    for expert in lending.hot:
-        own = (chosen == expert).sum(1)
-        rows += own
-        rows[expert // local] -= own.sum()
-    return Arrivals(tuple(rows.tolist()), mean)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import nn
 from schedc.cell.graph import Node, StageShape
 from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, nodes_again
 from schedc.plan.values import Level, Recompute
-from schedc_runtime.moe.exchange import Exchange
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
 from schedc_runtime.recompute.regions import Recorder, region

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.partition.fx_trace import Traced, trace
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.declared import declares, expand
 
 

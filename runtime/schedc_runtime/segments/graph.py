@@ -13,8 +13,8 @@ from torch import fx, nn
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.partition.graft import graft
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.cut import Cut, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import trace_stage

@@ -19,11 +19,11 @@ from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
 from schedc_runtime.moe.capacity import Capacity, kept
-from schedc_runtime.moe.exchange import Exchange
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
 from schedc_runtime.moe.router import Router, Routing, choose
 from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
+from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.stage.weight_gradients import WeightSink, install
 from schedc_runtime.testing import pool

@@ -20,10 +20,10 @@ from schedc.plan.values import Recompute
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.execute.micro_steps import CellSource, serial
 from schedc_runtime.measure.held_bytes import held
-from schedc_runtime.moe.exchange import Exchange, Pending, exchanged
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.stages import new_stage
+from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.segments import SegmentedStage, stage_graph
 from support.recompute_cases import two_steps, with_rs

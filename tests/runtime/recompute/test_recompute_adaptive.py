@@ -20,9 +20,10 @@ from schedc.plan.row_counts import most_rows
 from schedc.plan.values import By, Experts, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
+from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.hot import Lending
 from schedc_runtime.moe.routes import Shape, plan_route
-from schedc_runtime.recompute.adaptive import RELAX, Adaptive, arrivals
+from schedc_runtime.recompute.adaptive import RELAX, Adaptive
 from support.recompute_cases import (
     EXPERTS,
     INNER,
