@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import BoundaryError
-from schedc_runtime.partition.result import Partition
+from schedc_runtime.partition.stage_modules import StageModules
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Boundary:
 
 
 def infer_boundaries(
-    partition: Partition, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    partition: StageModules, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Boundary, ...]:
     """The boundaries of all stages for one microbatch: entry k is the input of stage k, the last the model's output.
 

@@ -14,7 +14,7 @@ from schedc.draw.graph import lines, new_graph
 from schedc.ir.placement import Placement
 from schedc.plan.units import shown
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
-from schedc_runtime.partition.result import Partition
+from schedc_runtime.partition.stage_modules import StageModules
 
 _MOST_ROWS = 24
 """Rows of a stage or of a boundary: more make the picture too tall to read."""
@@ -22,7 +22,7 @@ _BARE = {"shape": "plain", "style": "", "class": "bare"}
 
 
 def partition_graph(
-    partition: Partition, boundaries: Sequence[Boundary] | None = None, placement: Placement | None = None
+    partition: StageModules, boundaries: Sequence[Boundary] | None = None, placement: Placement | None = None
 ) -> Digraph:
     """A box per stage and an edge per boundary, from the model's inputs at the top to its output.
 

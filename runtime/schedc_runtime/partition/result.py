@@ -1,9 +1,9 @@
-"""What a partition is: one module per stage under the model's own parameter names, and what travels between them."""
+"""The result of cutting a model, and the models that cannot be cut."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,51 +11,16 @@ from torch import nn
 
 from schedc.ir.placement import Placement
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.partition.stage_modules import StageModules
 
 if TYPE_CHECKING:
     from graphviz import Digraph
 
 
 @dataclass(frozen=True, eq=False)
-class Partition:
-    """A model cut into stages.
-
-    modules: [stages] module k takes the values named ``values[k - 1]`` (module 0: ``inputs``) as positional
-        arguments and returns a tuple of those named ``values[k]``; the last returns the model's output. Submodules are
-        the model's own objects under their qualified names, so that parameters and state_dict keys are the model's.
-    inputs: names of the arguments of the model's forward that a batch brings.
-    values: [stages - 1] names, in the traced model, of what crosses from stage k to stage k + 1. A value used by
-        several later stages is passed through the stages between.
-    blocks: [stages] qualified names of the blocks of each stage.
-    """
-
-    modules: tuple[nn.Module, ...]
-    inputs: tuple[str, ...]
-    values: tuple[tuple[str, ...], ...]
-    blocks: tuple[tuple[str, ...], ...]
-
-    @property
-    def stages(self) -> int:
-        return len(self.modules)
-
-    def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """The arguments of a call of the model as the values that enter stage 0, in the order of ``inputs``.
-
-        Positional arguments are taken in that order. Raises `PartitionError` for one too many, missing or unknown.
-        """
-        keyword = dict(kwargs or {})
-        bound = dict(zip(self.inputs, args, strict=False)) | keyword
-        twice = [name for name in self.inputs[: len(args)] if name in keyword]
-        unknown = [name for name in keyword if name not in self.inputs]
-        missing = [name for name in self.inputs if name not in bound]
-        if twice or unknown or missing or len(args) > len(self.inputs):
-            raise PartitionError(
-                f"the batch brings {len(args)} positional arguments and {sorted(keyword) or 'no keywords'}, but the"
-                f" model was partitioned for the arguments {list(self.inputs)}",
-                "arguments left out when partitioning keep their defaults; name all that a batch brings:"
-                " partition(model, stages, inputs=[...])",
-            )
-        return tuple(bound[name] for name in self.inputs)
+class Partition(StageModules):
+    """A model cut into stages, which can be drawn."""
 
     def graph(
         self,
@@ -73,29 +38,10 @@ class Partition:
         ``dot`` is installed; ``.source`` is its text. Raises `PartitionError` for arguments that the model was not
         partitioned for, `BoundaryError` where its shapes cannot be told in advance.
         """
-        from schedc_runtime.partition.boundary import infer_boundaries  # which knows partitions
         from schedc_runtime.partition.picture import partition_graph  # imports graphviz, which training needs not
 
         boundaries = infer_boundaries(self, args, kwargs) if args or kwargs else None
         return partition_graph(self, boundaries, placement)
-
-    def release_others(self, keep: Iterable[int]) -> None:
-        """Move the parameters and buffers of all stages but ``keep`` to the meta device, which frees their memory.
-
-        Boundaries can still be inferred. Changes the model that was partitioned: its modules are the stages'.
-        """
-        kept = {id(module) for stage in keep for module in self.modules[stage].modules()}
-        for stage in self.modules:
-            for module in stage.modules():
-                if id(module) not in kept:
-                    _to_meta(module)
-
-
-def _to_meta(module: nn.Module) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        setattr(module, name, nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad))
-    for name, buffer in module.named_buffers(recurse=False):
-        setattr(module, name, buffer.to("meta"))
 
 
 _HELP = "pass the plain module, and a `mesh` of replicas: the pipeline sums their gradients"

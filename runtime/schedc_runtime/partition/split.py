@@ -67,7 +67,7 @@ def assign(graph: fx.Graph, calls: Sequence[fx.Node], cuts: Sequence[int]) -> di
 def split(
     model: nn.Module, traced: Traced, stage_of: Mapping[fx.Node, int], stages: int
 ) -> tuple[tuple[TracedStage, ...], tuple[tuple[str, ...], ...]]:
-    """(modules, values): see `Partition`."""
+    """(modules, values): see `StageModules`."""
     crossing = _crossing(traced.graph, stage_of, stages)
     modules = tuple(
         _stage_module(model, traced, stage_of, stage, entering, crossing[stage] if stage < stages - 1 else None)
