@@ -10,9 +10,9 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory
+from schedc.analysis.rank_counts import counts
 from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
-from schedc.formulas.measure import counts
 from schedc.ir.ops import LETTERS
 from schedc.ir.schedule import Int64, Schedule
 

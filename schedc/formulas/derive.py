@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.analysis.rank_counts import COUNTS, TOTALS, counts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.exact.space import Space
 from schedc.exact.times import Times
@@ -15,7 +16,7 @@ from schedc.formulas.cost_domains import random_vectors, spaces_of, typical
 from schedc.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
 from schedc.formulas.fit import Table
 from schedc.formulas.grid import Grid, Size, columns, size_grid
-from schedc.formulas.measure import COUNTS, TIMES, TOTALS, Measured, counts, measured, times_at
+from schedc.formulas.measure import TIMES, Measured, measured, times_at
 from schedc.formulas.pieces import Example, Failure, Names, Piece, Untried
 from schedc.formulas.proof import At, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
