@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_dependencies
@@ -117,14 +117,14 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.writer import write_layout
-    from schedc.plan.apply import attach, layer_costs, layout_of, stage_costs
+    from schedc.plan.apply import attach, layer_costs, place_layers, stage_costs
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_recomputation import inside_of_backwards, placed
     from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
     check_given(costs, known.schedule)
-    layout = layout_of(tree.tree, known.schedule)
+    layout = place_layers(tree.tree, known.schedule)
     plan = attach(tree.tree, known.schedule, layout)
     of_stages = stage_costs(tree.tree, layout, costs, plan)
     if has_policy(tree.schedule):
@@ -145,9 +145,9 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
 
 def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedule, bubbles: bool) -> Costs:
     """The costs of stages with the table of their blocks; where there are Rs, or are to be, with their time by it."""
-    from schedc.plan.price_cells import laid_out, with_recomputation
+    from schedc.plan.price_cells import with_layout, with_recomputation
 
-    costs = replace(costs, cell=laid_out(cell, layout))
+    costs = replace(costs, cell=with_layout(cell, layout))
     recomputes = bubbles or has_recomputation(schedule)
     return with_recomputation(costs, schedule) if recomputes and costs.R is None else costs
 
@@ -207,90 +207,3 @@ def _inside(dependencies: Dependencies, costs: Costs) -> Inside | None:
     from schedc.plan.price_cells import inside_of
 
     return inside_of(dependencies, costs)
-
-
-def report(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
-    """What ``--json`` prints about a legal schedule; times in cost units, memory in chunks."""
-    timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
-    return {
-        "schema": schema,
-        "version": 1,
-        "schedule": schedule.name,
-        "sizes": dict(schedule.sizes),
-        "ranks": schedule.ranks,
-        "stages": schedule.stages,
-        **_layers(schedule),
-        **_attached(analysis),
-        "microbatches": schedule.microbatches,
-        "ops": len(schedule),
-        "makespan": timeline.makespan,
-        "busy": timeline.busy.tolist(),
-        "bubble": timeline.bubble.tolist(),
-        "span_bubble": timeline.span_bubble.tolist(),
-        "bubble_ratio": timeline.bubble_ratio,
-        "span_bubble_ratio": timeline.span_bubble_ratio,
-        **_recomputation(analysis),
-        "peak_activations": memory.peak_activations.tolist(),
-        "peak_activations_between": memory.peak_activations_between.tolist(),
-        "peak_pending_weight": memory.peak_pending_weight.tolist(),
-        "peak_memory": memory.peak_memory.tolist(),
-        **_cells(analysis),
-        "expect": [claim.to_json() for claim in analysis.claims],
-        "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
-    }
-
-
-def _recomputation(analysis: Analysis) -> dict[str, Any]:
-    """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
-    if not has_recomputation(analysis.schedule) and analysis.unplaced is None:
-        return {}
-    timeline, before = analysis.timeline, analysis.unplaced
-    taken = timeline.recomputing
-    whole = timeline.makespan * taken.size
-    facts = {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}
-    if before is None:
-        return {"recomputation": facts}
-    placed = len(analysis.schedule) - len(before.dependencies.schedule)
-    return {"recomputation": {**facts, "placed": placed, "makespan_without": before.makespan}}
-
-
-def _layers(schedule: Schedule) -> dict[str, Any]:
-    """Where a plan put the layers; nothing for a schedule alone."""
-    if not schedule.layout:
-        return {}
-    from schedc.layout.parser import parse_layout
-
-    layout = parse_layout(schedule.layout)
-    per_stage = [len(layout.layers_of(stage)) for stage in range(schedule.stages)]
-    return {"layers": schedule.layers, "layout": schedule.layout, "layers_per_stage": per_stage}
-
-
-def _attached(analysis: Analysis) -> dict[str, Any]:
-    """What a plan attaches besides layers; nothing where it does not."""
-    if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
-        return {}
-    from schedc.plan import plan_of
-    from schedc.report.plan import to_json
-
-    return {"plan": to_json(plan_of(analysis.schedule), laid_out(analysis.tree, analysis.schedule))}
-
-
-def laid_out(tree: Plan, schedule: Schedule) -> Layout:
-    """The layout of a schedule that was made from a plan, with its dense and MoE layers told apart."""
-    from schedc.layout.parser import parse_layout
-    from schedc.plan.apply import dense_of
-
-    return parse_layout(schedule.layout, dense=dense_of(tree.tree))
-
-
-def _cells(analysis: Analysis) -> dict[str, Any]:
-    if analysis.inside is None:
-        return {}
-    from schedc.plan.price_cells import cells_json
-
-    return {"cells": cells_json(analysis.inside)}
-
-
-def failed_report(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
-    """What ``--json`` prints about an input that cannot be measured."""
-    return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}

@@ -161,7 +161,7 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _faults(plan: Plan) -> list[Diagnostic]:
-    from schedc.plan.apply import check_plan
+    from schedc.plan.check_lines import check_plan
 
     return check_plan(plan.tree)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedc.cli.common import EPILOG, asked, cost_arguments, finish, json_argument, note_plan, schedule_arguments
-from schedc.cli.ranks import rank_table
 
 if TYPE_CHECKING:
     from schedc.claims.check import Status
@@ -62,12 +61,12 @@ def compile_command(
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
     removed.
     """
-    from schedc.compiler import report
     from schedc.draw.svg import draw_svg
     from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.recomputed import has_recomputation
     from schedc.ir.save import FORMS, forms_of
     from schedc.passes.insert_communication import insert_communication
+    from schedc.report.check import to_json, to_text
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
     program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
@@ -88,14 +87,14 @@ def compile_command(
         click.echo(
             json.dumps(
                 {
-                    **report(analysis, "schedc.compile"),
+                    **to_json(analysis, "schedc.compile"),
                     "instructions": len(program),
                     "files": [str(folder / name) for name in files],
                 }
             )
         )
     else:
-        click.echo(_table(report(analysis), ranks == "all"))
+        click.echo(to_text(to_json(analysis), ranks == "all"))
         without = "; no schedule.csv: torch's has no op R" if recomputes else ""
         click.echo(f"{len(program)} instructions; wrote {', '.join(str(folder / name) for name in files)}{without}")
     finish(analysis.diagnostics)
@@ -116,14 +115,14 @@ def check(
     schedule: Given, sizes: dict[str, int], costs: Costs, size_range: str | None, ranks: str, as_json: bool
 ) -> None:
     """Check SCHEDULE at one size: completeness, order, deadlock, bubble, memory, and the claims of its authors."""
-    from schedc.compiler import report
+    from schedc.report.check import to_json, to_text
 
     if size_range is not None:
         _sweep(schedule, sizes, costs, size_range, as_json)
         return
     analysis = _analysed("schedc.check", schedule, sizes, costs, as_json)
-    facts = report(analysis)
-    click.echo(json.dumps(facts) if as_json else _table(facts, ranks == "all"))
+    facts = to_json(analysis)
+    click.echo(json.dumps(facts) if as_json else to_text(facts, ranks == "all"))
     finish(analysis.diagnostics)
 
 
@@ -173,75 +172,13 @@ def _counted(counts: Mapping[Status, int]) -> str:
 
 def _analysed(schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
     """The analysis; findings that prevent it are told as JSON too where JSON was asked for."""
-    from schedc.compiler import analyse, failed_report
+    from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
+    from schedc.report.check import failed_json
 
     try:
         return analyse(schedule, sizes, costs)
     except DiagnosticError as error:
         if as_json:
-            click.echo(json.dumps(failed_report(error.diagnostics, schema)))
+            click.echo(json.dumps(failed_json(error.diagnostics, schema)))
         raise
-
-
-def _table(facts: dict[str, Any], every_rank: bool) -> str:
-    """The report of `check` for people."""
-    sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
-    lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
-    if "layers" in facts:
-        lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")
-        lines.append(f"layout {facts['layout']}")
-    if "plan" in facts:
-        from schedc.report.plan import to_text
-
-        lines += to_text(facts["plan"])
-    lines.append(
-        f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
-        f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
-    )
-    if "recomputation" in facts:
-        lines += _recomputation(facts["recomputation"])
-    lines += rank_table(facts, every_rank)
-    if "cells" in facts:
-        from schedc.plan.price_cells import cells_text
-
-        lines += cells_text(facts["cells"])
-    for claim in facts["expect"]:
-        condition = f" when {claim['condition']}" if claim["condition"] else ""
-        lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
-    return "\n".join(lines)
-
-
-def _recomputation(facts: dict[str, Any]) -> Iterator[str]:
-    if "placed" in facts:
-        yield f"recompute in bubbles: {facts['placed']} R placed; makespan {facts['makespan_without']:g} without them"
-    yield f"recomputation {facts['ratio']:.4f} of the ranks' time, in ops of its own (R)"
-
-
-def _verdict(claim: dict[str, Any]) -> str:
-    """What became of a claim, and why it says nothing of the costs of this run, where it does not."""
-    aside = f" (not the given ones: {claim['aside']})" if claim["aside"] and claim["status"] != "vacuous" else ""
-    return _VERDICTS[claim["status"]](claim) + aside
-
-
-def _failure(claim: dict[str, Any]) -> str:
-    example = claim["counterexample"]
-    costs = " ".join(f"{symbol}={value:.10g}" for symbol, value in example["costs"].items())
-    on_rank = "" if example["rank"] is None else f" on rank {example['rank']}"
-    where = (costs or "this size") + on_rank
-    if example["left"] is None:
-        return f"FAILS: {where}"
-    return f"FAILS: {where} gives {example['left']:.10g}, claimed {example['comparison']} {example['right']:.10g}"
-
-
-def _trial(claim: dict[str, Any]) -> str:
-    return f"held at {claim['tested']} cost vectors; {claim['why']}" if claim["tested"] else claim["why"]
-
-
-_VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "proved": lambda claim: "proved for all costs at this size",
-    "order": lambda claim: "proved for the order of these costs (a policy)",
-    "vacuous": lambda claim: str(claim["why"]),
-    "refuted": _failure,
-    "tried": _trial,
-}

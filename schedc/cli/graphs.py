@@ -75,15 +75,18 @@ def _cells(name: Given, sizes: Mapping[str, int], costs: Costs, stage: int | Non
 
 def _with_blocks(tree: Input, schedule: Schedule, costs: Costs) -> Costs:
     """Costs that know of cells; where no file says of which, standard blocks without times, and a note of it."""
-    from schedc.compiler import laid_out as layout_of
     from schedc.load.library import Plan
-    from schedc.plan.price_cells import laid_out, standard_table
+    from schedc.plan.apply import layout_of_plan
+    from schedc.plan.price_cells import standard_table, with_layout
 
     if costs.cell is not None:
         return costs
     table, what = standard_table(schedule), "one standard MoE block in every stage"
     if isinstance(tree, Plan):
-        table, what = laid_out(table, layout_of(tree, schedule)), "standard blocks as the plan lays them out"
+        table, what = (
+            with_layout(table, layout_of_plan(tree.tree, schedule)),
+            "standard blocks as the plan lays them out",
+        )
     click.echo(f"note: no --cost-file with a table [cell]: {what}, without times", err=True)
     return replace(costs, cell=table)
 

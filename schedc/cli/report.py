@@ -56,7 +56,7 @@ def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool,
     for line in plan_text(attached) if attached else ():
         click.echo(line)
     if cells:
-        from schedc.plan.price_cells import cells_text
+        from schedc.report.cells import to_text as cells_text
 
         at = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
         click.echo("\n".join([f"at {at}:", *cells_text(cells["cells"])]))
@@ -67,7 +67,7 @@ def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     if costs.cell is None:
         return {}
     from schedc.cli.charts import inside_at
-    from schedc.plan.price_cells import cells_json
+    from schedc.report.cells import to_json as cells_json
 
     schedule, inside = inside_at(name, sizes, costs)
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
@@ -75,14 +75,15 @@ def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
 
 def _attached(name: Given) -> dict[str, Any] | None:
     """What a plan attaches, at its sizes; None for anything else."""
-    from schedc.compiler import laid_out, legal_schedule
+    from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
     from schedc.load.library import Plan
     from schedc.plan import plan_of
+    from schedc.plan.apply import layout_of_plan
     from schedc.report.plan import to_json
 
     tree = open_input(name)
     if not isinstance(tree, Plan) or any(parameter.default is None for parameter in tree.parameters):
         return None
     schedule = legal_schedule(tree, {})
-    return to_json(plan_of(schedule), laid_out(tree, schedule)) if schedule.plan else None
+    return to_json(plan_of(schedule), layout_of_plan(tree.tree, schedule)) if schedule.plan else None

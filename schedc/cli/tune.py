@@ -81,10 +81,11 @@ def tune(
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
     SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/guide/tuning.md).
     """
-    from schedc.compiler import failed_report, priced
+    from schedc.compiler import priced
     from schedc.diagnostics import DiagnosticError
     from schedc.inputs import open_input
     from schedc.ir.text import print_schedule
+    from schedc.report.check import failed_json
     from schedc.search.problem import Freedom
     from schedc.search.solver import Effort
     from schedc.search.tune import tune as search
@@ -104,7 +105,7 @@ def tune(
         )
     except DiagnosticError as error:
         if as_json:
-            click.echo(json.dumps(failed_report(error.diagnostics, "schedc.tune")))
+            click.echo(json.dumps(failed_json(error.diagnostics, "schedc.tune")))
         raise
     facts = _facts(tuned)
     if output is not None:

@@ -9,7 +9,7 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate.fastest import has_policy
 from schedc.load.library import applied
-from schedc.plan.apply import check_plan
+from schedc.plan.check_lines import check_plan
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree

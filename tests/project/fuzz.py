@@ -39,7 +39,6 @@ from schedc.claims.check import check_claims
 from schedc.claims.size_range import sizes_in
 from schedc.codes import CODES
 from schedc.compiler import analyse, compile_at, priced
-from schedc.compiler import report as told
 from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, render
 from schedc.draw.chart import Chart
@@ -64,6 +63,7 @@ from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.plan import plan_of
 from schedc.plan.writer import write_plan
+from schedc.report.check import to_json as told
 from schedc.report.plan import to_text
 from schedc.source import NOWHERE, Source
 from schedc.syntax.formatter import format_source

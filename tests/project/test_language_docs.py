@@ -10,7 +10,7 @@ from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
 from schedc.load.library import applied
-from schedc.plan.apply import check_plan
+from schedc.plan.check_lines import check_plan
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES

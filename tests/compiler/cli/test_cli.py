@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from schedc import compile
 from schedc.cli import main
-from schedc.cli.ranks import rank_table
 from schedc.ir.load import load_program
 from schedc.ir.save import SMALL
+from schedc.report.ranks import rank_table
 
 BROKEN = """sched 1
 schedule broken(P: ranks = 2, M: microbatches = 2) {

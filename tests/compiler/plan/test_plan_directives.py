@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import schedc
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
-from schedc.compiler import analyse, priced, report
+from schedc.compiler import analyse, priced
 from schedc.cost.exchange import (
     Routing,
     choose,
@@ -44,6 +44,7 @@ from schedc.plan import (
 from schedc.plan.recompute_bytes import saving
 from schedc.plan.values import BYTES as BYTES_OF
 from schedc.plan.writer import read_plan, write_plan
+from schedc.report.check import to_json as report
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
 from schedc.syntax.plan_words import FORMS, INSIDE

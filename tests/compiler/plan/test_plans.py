@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import schedc
 from schedc.analysis.timeline import simulate
 from schedc.cli import main
-from schedc.compiler import analyse, legal_schedule, priced, report
+from schedc.compiler import analyse, legal_schedule, priced
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.editor.findings import findings
@@ -25,6 +25,7 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.layout import LayerCosts, Model, PerKind, balance, even, padded, parse_layout, write_layout
 from schedc.load.library import open_schedule
+from schedc.report.check import to_json as report
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
 from support.paths import ROOT

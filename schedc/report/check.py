@@ -1,0 +1,159 @@
+"""What `check` and `compile` tell about a legal schedule: its facts as JSON, and a text made of that JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from schedc.compiler import Analysis
+from schedc.diagnostics import Diagnostic
+from schedc.ir.recomputed import has_recomputation
+from schedc.ir.schedule import Schedule
+from schedc.load.library import Plan
+from schedc.report.ranks import rank_table
+
+# Reports of plans and cells are imported where they are used: most runs have none, and start faster without them.
+
+
+def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
+    """What ``--json`` prints about a legal schedule; times in cost units, memory in chunks."""
+    timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
+    return {
+        "schema": schema,
+        "version": 1,
+        "schedule": schedule.name,
+        "sizes": dict(schedule.sizes),
+        "ranks": schedule.ranks,
+        "stages": schedule.stages,
+        **_layers(schedule),
+        **_attached(analysis),
+        "microbatches": schedule.microbatches,
+        "ops": len(schedule),
+        "makespan": timeline.makespan,
+        "busy": timeline.busy.tolist(),
+        "bubble": timeline.bubble.tolist(),
+        "span_bubble": timeline.span_bubble.tolist(),
+        "bubble_ratio": timeline.bubble_ratio,
+        "span_bubble_ratio": timeline.span_bubble_ratio,
+        **_recomputation(analysis),
+        "peak_activations": memory.peak_activations.tolist(),
+        "peak_activations_between": memory.peak_activations_between.tolist(),
+        "peak_pending_weight": memory.peak_pending_weight.tolist(),
+        "peak_memory": memory.peak_memory.tolist(),
+        **_cells(analysis),
+        "expect": [claim.to_json() for claim in analysis.claims],
+        "diagnostics": [diagnostic.to_json() for diagnostic in analysis.diagnostics],
+    }
+
+
+def _recomputation(analysis: Analysis) -> dict[str, Any]:
+    """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
+    if not has_recomputation(analysis.schedule) and analysis.unplaced is None:
+        return {}
+    timeline, before = analysis.timeline, analysis.unplaced
+    taken = timeline.recomputing
+    whole = timeline.makespan * taken.size
+    facts = {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}
+    if before is None:
+        return {"recomputation": facts}
+    placed = len(analysis.schedule) - len(before.dependencies.schedule)
+    return {"recomputation": {**facts, "placed": placed, "makespan_without": before.makespan}}
+
+
+def _layers(schedule: Schedule) -> dict[str, Any]:
+    """Where a plan put the layers; nothing for a schedule alone."""
+    if not schedule.layout:
+        return {}
+    from schedc.layout.parser import parse_layout
+
+    layout = parse_layout(schedule.layout)
+    per_stage = [len(layout.layers_of(stage)) for stage in range(schedule.stages)]
+    return {"layers": schedule.layers, "layout": schedule.layout, "layers_per_stage": per_stage}
+
+
+def _attached(analysis: Analysis) -> dict[str, Any]:
+    """What a plan attaches besides layers; nothing where it does not."""
+    if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
+        return {}
+    from schedc.plan import plan_of
+    from schedc.plan.apply import layout_of_plan
+    from schedc.report import plan
+
+    layout = layout_of_plan(analysis.tree.tree, analysis.schedule)
+    return {"plan": plan.to_json(plan_of(analysis.schedule), layout)}
+
+
+def _cells(analysis: Analysis) -> dict[str, Any]:
+    if analysis.inside is None:
+        return {}
+    from schedc.report import cells
+
+    return {"cells": cells.to_json(analysis.inside)}
+
+
+def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
+    """What ``--json`` prints about an input that cannot be measured."""
+    return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
+
+
+def to_text(facts: dict[str, Any], every_rank: bool) -> str:
+    """`to_json`'s facts for people. every_rank: a line for each rank, see `rank_table`."""
+    sizes = ", ".join(f"{name} = {value}" for name, value in facts["sizes"].items())
+    lines = [f"{facts['schedule']} ({sizes}): {facts['ops']} ops on {facts['ranks']} ranks, {facts['stages']} stages"]
+    if "layers" in facts:
+        lines.append(f"{facts['layers']} layers, by stage {' '.join(map(str, facts['layers_per_stage']))}")
+        lines.append(f"layout {facts['layout']}")
+    if "plan" in facts:
+        from schedc.report import plan
+
+        lines += plan.to_text(facts["plan"])
+    lines.append(
+        f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
+        f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
+    )
+    if "recomputation" in facts:
+        lines += _recomputation_text(facts["recomputation"])
+    lines += rank_table(facts, every_rank)
+    if "cells" in facts:
+        from schedc.report import cells
+
+        lines += cells.to_text(facts["cells"])
+    for claim in facts["expect"]:
+        condition = f" when {claim['condition']}" if claim["condition"] else ""
+        lines.append(f"expect {claim['claim']}{condition}: {_verdict(claim)}")
+    return "\n".join(lines)
+
+
+def _recomputation_text(facts: dict[str, Any]) -> Iterator[str]:
+    if "placed" in facts:
+        yield f"recompute in bubbles: {facts['placed']} R placed; makespan {facts['makespan_without']:g} without them"
+    yield f"recomputation {facts['ratio']:.4f} of the ranks' time, in ops of its own (R)"
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    """What became of a claim, and why it says nothing of the costs of this run, where it does not."""
+    aside = f" (not the given ones: {claim['aside']})" if claim["aside"] and claim["status"] != "vacuous" else ""
+    return _VERDICTS[claim["status"]](claim) + aside
+
+
+def _failure(claim: dict[str, Any]) -> str:
+    example = claim["counterexample"]
+    costs = " ".join(f"{symbol}={value:.10g}" for symbol, value in example["costs"].items())
+    on_rank = "" if example["rank"] is None else f" on rank {example['rank']}"
+    where = (costs or "this size") + on_rank
+    if example["left"] is None:
+        return f"FAILS: {where}"
+    return f"FAILS: {where} gives {example['left']:.10g}, claimed {example['comparison']} {example['right']:.10g}"
+
+
+def _trial(claim: dict[str, Any]) -> str:
+    return f"held at {claim['tested']} cost vectors; {claim['why']}" if claim["tested"] else claim["why"]
+
+
+_VERDICTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "proved": lambda claim: "proved for all costs at this size",
+    "order": lambda claim: "proved for the order of these costs (a policy)",
+    "vacuous": lambda claim: str(claim["why"]),
+    "refuted": _failure,
+    "tried": _trial,
+}
