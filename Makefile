@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,dev]'
 	touch $(READY)
 
-browser:  ## for tests/compiler/draw/test_html.py, which is skipped without it: Chromium from apt, where it is missing and this is root
+browser:  ## for tests/compiler/draw/test_html_*.py, which are skipped without it: Chromium from apt, where it is missing and this is root
 	@command -v chromium >/dev/null \
 	  || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; }
 

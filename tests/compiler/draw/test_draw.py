@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,9 +29,10 @@ from schedc.ir.placement import linear
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from support.orders import FOLDER, published, schedule, two_pipes
+from support.paths import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
-FIGURES = FOLDER.parents[2] / "docs" / "figures"
+FIGURES = ROOT / "docs" / "figures"
 UNEVEN = Costs(F=1.0, I=1.0, W=0.5, FB=2.4, p2p=0.05, activation=3.0, pending_weight=1.0)
 PAIR = ["0F0 0F1 (0F2;0B0) 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
 
@@ -221,11 +223,12 @@ def test_the_same_input_gives_the_same_bytes() -> None:
         "import hashlib, test_draw as t\n"
         "print(hashlib.sha256(t.draw(t.published('dualpipe_P4_M8'), t.UNEVEN).text.encode()).hexdigest())"
     )
+    path = f"{Path(__file__).parent}:{ROOT / 'tests'}"
     for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
         run = subprocess.run(
-            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(FOLDER.parents[1])},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
         assert run.stdout.strip() == here
 
 
