@@ -14,7 +14,7 @@ from schedc.cost.costs import Costs
 from schedc.inputs import open_input
 from schedc.search.problem import Freedom
 from schedc.search.solver import Effort
-from schedc.search.tune import Tuned, tune
+from schedc.search.tune import TuningResult, tune
 
 UNEVEN = Costs(F=(1.3, *[1.0] * 14, 1.8), p2p=0.05)
 CASES: tuple[tuple[str, dict[str, int], Costs, Freedom, float], ...] = (
@@ -27,7 +27,7 @@ CASES: tuple[tuple[str, dict[str, int], Costs, Freedom, float], ...] = (
 )
 
 
-def tuned(name: str, sizes: dict[str, int], costs: Costs, freedom: Freedom, seconds: float) -> Tuned:
+def tuned(name: str, sizes: dict[str, int], costs: Costs, freedom: Freedom, seconds: float) -> TuningResult:
     """Each in the memory that it has as it is."""
     seed = legal_schedule(open_input(name), sizes)
     caps = measure_memory(seed, costs).peak_memory

@@ -19,7 +19,7 @@ AIMS = ("makespan", "span")
 """The times that may be least: of the step, or the longest of a rank, from its first op to its last."""
 
 
-def misplaced(block: t.RankBlock, source: Source) -> list[Diagnostic]:
+def check_computed_orders(block: t.RankBlock, source: Source) -> list[Diagnostic]:
     """All that is wrong with the form of a rank block's computed order (S126).
 
     There is at most one, which stands in the block itself or is the whole of a phase of it, so that every rank

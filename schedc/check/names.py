@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from schedc.check.computed_orders import misplaced
+from schedc.check.computed_orders import check_computed_orders
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
@@ -72,7 +72,7 @@ class _Checker:
             inner = dict(names)
             self.define(block.variable, "rank", block.span, inner)
             self.body(block.body, inner)
-            self.findings += misplaced(block, self.source)
+            self.findings += check_computed_orders(block, self.source)
         for claim in tree.claims:
             self.claim(claim, names, bound_in(tree.ranks))
 

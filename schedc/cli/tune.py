@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
-    from schedc.search.tune import Tuned
+    from schedc.search.tune import TuningResult
 
 _SECONDS = 30.0
 
@@ -145,7 +145,7 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     return np.broadcast_to(values, (seed.ranks,))
 
 
-def _facts(tuned: Tuned) -> dict[str, Any]:
+def _facts(tuned: TuningResult) -> dict[str, Any]:
     """What --json prints; times in the unit of the costs, memory in that of `activation`."""
     schedule, time, effort = tuned.best.schedule, tuned.problem.time, tuned.effort
     return {
@@ -191,7 +191,7 @@ _ORIGINS = {
 }
 
 
-def _table(tuned: Tuned, facts: dict[str, Any]) -> str:
+def _table(tuned: TuningResult, facts: dict[str, Any]) -> str:
     """The result for people."""
     name, seed, found = tuned.objective, tuned.seed, tuned.best
     sizes = ", ".join(f"{key} = {value}" for key, value in facts["sizes"].items())
@@ -214,7 +214,7 @@ def _table(tuned: Tuned, facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _searched(tuned: Tuned) -> str:
+def _searched(tuned: TuningResult) -> str:
     """The orders among which there is none better than the bound."""
     split = ", with its backwards split or not" if tuned.freedom.split else ""
     limits = ", with this in common: " + "; ".join(tuned.problem.limits) if tuned.problem.limits else ""
@@ -222,18 +222,18 @@ def _searched(tuned: Tuned) -> str:
     return f"every order of these ops{cap}{split}{limits}"
 
 
-def _change(tuned: Tuned) -> str:
+def _change(tuned: TuningResult) -> str:
     if tuned.best is tuned.seed:
         return "no change"
     change = tuned.best.value / tuned.seed.value - 1 if tuned.seed.value else 0.0
     return f"{abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
 
 
-def _verdict(tuned: Tuned) -> str:
+def _verdict(tuned: TuningResult) -> str:
     return "reached: there is no better order" if tuned.proven else f"at most {tuned.gap:.2%} from the best"
 
 
-def _documented(tuned: Tuned, facts: dict[str, Any]) -> Schedule:
+def _documented(tuned: TuningResult, facts: dict[str, Any]) -> Schedule:
     """The best order, with what is known of it as its documentation, under the name of its seed."""
     from dataclasses import replace
 

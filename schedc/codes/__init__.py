@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 from schedc.codes.s0_syntax import S0
 from schedc.codes.s1_names import S1
 from schedc.codes.s1_plans import S1_PLANS
@@ -22,5 +22,5 @@ FAMILIES: dict[str, str] = {
     "S6": "what an export target cannot express",
 }
 
-ENTRIES: tuple[Code, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6)
-CODES: dict[str, Code] = {code.code: code for code in ENTRIES}
+ENTRIES: tuple[DiagnosticCode, ...] = (*S0, *S1, *S1_PLANS, *S2, *S3, *S4, *S5, *S6)
+CODES: dict[str, DiagnosticCode] = {code.code: code for code in ENTRIES}

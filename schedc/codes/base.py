@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Code:
+class DiagnosticCode:
     """A diagnostic code. ``wrong`` is a whole file that raises it; ``right`` is the same file mended.
 
     Both are run by the tests. They are empty only where no `.sched` text can raise the code

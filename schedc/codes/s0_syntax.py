@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
 _GOOD = """sched 1
 schedule a(P: ranks = 2, M: microbatches = 2) {
@@ -14,13 +14,13 @@ schedule a(P: ranks = 2, M: microbatches = 2) {
 """
 
 
-def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> Code:
+def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> DiagnosticCode:
     """A code whose example is the good file with ``right`` replaced by ``wrong``."""
     assert right in _GOOD, f"the example of {code} does not fit the file"
-    return Code(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+    return DiagnosticCode(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
 
 
-S0: tuple[Code, ...] = (
+S0: tuple[DiagnosticCode, ...] = (
     _code(
         "S001",
         "unexpected word or sign",
@@ -78,7 +78,7 @@ S0: tuple[Code, ...] = (
         "sched 1",
         "sched 2",
     ),
-    Code(
+    DiagnosticCode(
         "S008",
         "a line of a plan that is not part of this edition",
         "Offloading, and experts that move between ranks, will be said in a plan. The words that begin those lines"
@@ -86,5 +86,5 @@ S0: tuple[Code, ...] = (
         _GOOD + "plan b = a(P = 2) { layers 4  offload chunk 0 }\n",
         _GOOD + "plan b = a(P = 2) { layers 4 }\n",
     ),
-    Code("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),
+    DiagnosticCode("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
 _GOOD = """sched 1
 schedule a(P: ranks = 1, M: microbatches = 4) {
@@ -20,10 +20,10 @@ schedule a(P: ranks = 1, M: microbatches = 4) {
 """
 
 
-def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> Code:
+def _code(code: str, title: str, explanation: str, right: str, wrong: str) -> DiagnosticCode:
     """A code whose example is the good file with ``right`` replaced by ``wrong``."""
     assert right in _GOOD, f"the example of {code} does not fit the file"
-    return Code(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
+    return DiagnosticCode(code, title, explanation, _GOOD.replace(right, wrong, 1), _GOOD)
 
 
 def _segmented(statement: str) -> str:
@@ -46,7 +46,7 @@ schedule a(P: ranks = 1, M: microbatches = 2) {{
 """
 
 
-S1: tuple[Code, ...] = (
+S1: tuple[DiagnosticCode, ...] = (
     _code(
         "S101",
         "unknown name",
@@ -126,7 +126,7 @@ S1: tuple[Code, ...] = (
         "{ F0  F1 }",
         "{ F  F1 }",
     ),
-    Code("S111", "unknown size", "A size was given (`-D name=value`) that the schedule does not have."),
+    DiagnosticCode("S111", "unknown size", "A size was given (`-D name=value`) that the schedule does not have."),
     _code(
         "S112",
         "missing size",
@@ -195,13 +195,13 @@ S1: tuple[Code, ...] = (
         "phase up   { F0  F1 }",
         "phase up   repeat 1000000 { repeat 1000000 { F0  F1 } }",
     ),
-    Code(
+    DiagnosticCode(
         "S121",
         "no such schedule",
         "The library has no schedule of that name and there is no such file, or a file with several schedules was named"
         " without choosing one: `file.sched:name`.",
     ),
-    Code("S122", "file that cannot be read", "A file is missing, may not be read, or is not UTF-8 text."),
+    DiagnosticCode("S122", "file that cannot be read", "A file is missing, may not be read, or is not UTF-8 text."),
     _code(
         "S123",
         "stages that do not fit the ranks",
@@ -218,7 +218,7 @@ S1: tuple[Code, ...] = (
         "place v",
         "place v  order for M - 1",
     ),
-    Code(
+    DiagnosticCode(
         "S125",
         "segments out of order",
         "Where a size has the role `segments`, each microbatch is cut along its sequence. On every stage the forward of"
@@ -237,14 +237,14 @@ S1: tuple[Code, ...] = (
         "phase up   { F0  F1 }",
         "phase up   { F0 at 1  F1 }",
     ),
-    Code(
+    DiagnosticCode(
         "S127",
         "two ops in one slot",
         "In a `timed` block no rank has two ops at the same time.",
         wrong=_slots("F at 3*m  B at 3*(m+1)"),
         right=_slots("F at 3*m  B at 3*m + 1"),
     ),
-    Code(
+    DiagnosticCode(
         "S128",
         "computed order that comes to a stop",
         "Under the rule of a `fill` or a `policy` all ranks wait, for a limit that nothing can lower: activations that"
@@ -252,7 +252,7 @@ S1: tuple[Code, ...] = (
         wrong=_slots("F at 3*m  I at 3*m + 1", "fill W within 0"),
         right=_slots("F at 3*m  I at 3*m + 1", "fill W within 1"),
     ),
-    Code(
+    DiagnosticCode(
         "S129",
         "frozen order",
         "`schedc freeze` keeps the order that a `policy` chose as NAME.P4-M8.order beside its file, and it is then"
@@ -260,33 +260,33 @@ S1: tuple[Code, ...] = (
         " of something else. There is nothing to freeze in a schedule without a policy, or in one of the library: copy"
         " the file first.",
     ),
-    Code(
+    DiagnosticCode(
         "S140",
         "a layout that cannot be read",
         "A layout has E (embedding), t (decoder layer), m (multi-token prediction), L (loss) and noop (padding), `|`"
         " between stages, brackets, and `*n` after a part or a bracket: `Et*3|(tt|)*29,m|L`. Commas and white space"
         " mean nothing. `|*3`, `t*0` and empty brackets are refused: an empty stage is `||`.",
     ),
-    Code(
+    DiagnosticCode(
         "S141",
         "a layout too large",
         "A layout has at most 65,536 parts and stages, and 32 brackets inside each other. This is seen before anything"
         " is expanded, at the repetition that goes too far.",
     ),
-    Code(
+    DiagnosticCode(
         "S142",
         "parts of a layout in the wrong place",
         "The embedding is the first part of the first stage and the loss the last of the last one; the decoder layers"
         " come first, then the multi-token predictions. Stages may be empty: `E||t|L`. Paddings may stand anywhere.",
     ),
-    Code(
+    DiagnosticCode(
         "S143",
         "a layout that does not fit",
         "A layout has as many stages as the schedule has at its sizes, and as many layers as the model. Layers and"
         " paddings together divide by the number of stages. Where there are multi-token predictions, the head has the"
         " last stage for itself. The message says which of these does not hold, and what would.",
     ),
-    Code(
+    DiagnosticCode(
         "S144",
         "a plan that says too little or too much",
         "A plan says once where the layers are: `layers 61` with the options `dense`, `mtp` and `pad`, and the places"

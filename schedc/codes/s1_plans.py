@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
 
 def _plan(lines: str, schedule: str = "1f1b(P = 2, M = 4)") -> str:
     return f"plan a = {schedule} {{\n  layers 4\n  {lines}\n}}\n"
 
 
-def _code(code: str, title: str, explanation: str, wrong: str, right: str) -> Code:
-    return Code(code, title, explanation, _plan(wrong), _plan(right))
+def _code(code: str, title: str, explanation: str, wrong: str, right: str) -> DiagnosticCode:
+    return DiagnosticCode(code, title, explanation, _plan(wrong), _plan(right))
 
 
 _MOE = "experts 64 top 8 width 64 hidden 256   topology nodes 2 x 4"
 
-S1_PLANS: tuple[Code, ...] = (
+S1_PLANS: tuple[DiagnosticCode, ...] = (
     _code(
         "S145",
         "numbers of experts that do not fit",
@@ -36,7 +36,7 @@ S1_PLANS: tuple[Code, ...] = (
         "experts 64 top 8   topology nodes 2 x 4 rail 50",
         "experts 64 top 8   topology nodes 2 x 4 rail 50 GB/s",
     ),
-    Code(
+    DiagnosticCode(
         "S147",
         "an order of a cell that cannot be read, or that nothing follows",
         "`cell F & B` or `cell F & I` gives each lane its steps: in `compute` F.role, B.role.I or B.role.W with the"
@@ -46,7 +46,7 @@ S1_PLANS: tuple[Code, ...] = (
         _plan("cell F & B { compute F.atention }", "dualpipev(P = 2, M = 8)"),
         _plan("cell F & B { compute F.attention }", "dualpipev(P = 2, M = 8)"),
     ),
-    Code(
+    DiagnosticCode(
         "S148",
         "padding on a stage that a pair needs",
         "A pair is overlapped so that what one half waits for hides behind what the other computes. In a stage that"

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
-S4: tuple[Code, ...] = (
-    Code(
+S4: tuple[DiagnosticCode, ...] = (
+    DiagnosticCode(
         "S401",
         "an unknown cost",
         "Costs are F, I, W, B, R and FB (an overlapped pair), p2p (the latency of a message), activation, "
         "pending_weight and recomputed (memory). They are given as `--cost F=1.5` or in a file with `--cost-file`: "
         "times in its table [ops], memory in its table [memory].",
     ),
-    Code(
+    DiagnosticCode(
         "S402",
         "a cost that is no legal value",
         "A cost is a number from 0 to 1e15, or one such number per stage: `--cost F=1,1,1,2`, or a list in a file. "
         "Negative numbers, NaN and infinity are refused because a timeline made with them means nothing. p2p is "
         "one number: the latency is the same for every message.",
     ),
-    Code(
+    DiagnosticCode(
         "S403",
         "a cost option that is not KEY=VALUE",
         "Write `--cost F=1 --cost p2p=0.05`: one option per cost, a name, an equals sign and a number.",
     ),
-    Code(
+    DiagnosticCode(
         "S404",
         "a list of costs that does not fit the number of stages",
         "A list has one cost per stage. The number of stages follows from the schedule and its sizes: a schedule "
         "with v chunks per rank has v * P. Costs that were measured at one size do not fit another.",
     ),
-    Code(
+    DiagnosticCode(
         "S405",
         "a cost file that cannot be used",
         'A cost file is a TOML text with schema = "schedc.costs/1". The message says whether it cannot be read, is '
         "not TOML, or does not name that schema. `docs/guide/costs.md` has an example.",
     ),
-    Code(
+    DiagnosticCode(
         "S406",
         "layers that do not fit into the memory of a rank",
         "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none; "
@@ -49,7 +49,7 @@ S4: tuple[Code, ...] = (
         "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",
         "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 4\n}\n",
     ),
-    Code(
+    DiagnosticCode(
         "S407",
         "no order within a cap on memory",
         "`schedc tune --memory` was asked for an order in which no rank holds more than a cap, and there is none, or "
@@ -58,19 +58,19 @@ S4: tuple[Code, ...] = (
         "microbatch after another needs no more. Where the search is bound by more than the cap (pairs that are kept, "
         "a sequence of microbatches), more may be needed. The message says what would do.",
     ),
-    Code(
+    DiagnosticCode(
         "S408",
         "too many ops to search their order",
         "`schedc tune` builds a model with a variable for every op, and more for memory. It takes at most 8,000 "
         "ops (a backward that may be split counts as two), and is at its best with some hundreds.",
     ),
-    Code(
+    DiagnosticCode(
         "S409",
         "an order with recomputations is not searched",
         "`schedc tune` moves F, B, I and W. Where each R is best depends on where its rank then waits: tune the order "
         "without them, and let a plan's `recompute ... in bubbles` place them.",
     ),
-    Code(
+    DiagnosticCode(
         "S410",
         "a cost file that leaves out the time of an op",
         "A cost file that gives F or B has a unit of its own, milliseconds say, in which the default of 1 for a time "

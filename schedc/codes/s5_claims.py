@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
 
 def _file(claim: str) -> str:
@@ -18,8 +18,8 @@ schedule example(P: ranks = 3, M: microbatches = 6) {{
 """
 
 
-S5: tuple[Code, ...] = (
-    Code(
+S5: tuple[DiagnosticCode, ...] = (
+    DiagnosticCode(
         "S501",
         "a claim does not hold",
         "A claim speaks of all costs at the given sizes: every cost above 0, p2p at least 0 (0 where the claim does "
@@ -30,7 +30,7 @@ S5: tuple[Code, ...] = (
         wrong=_file("bubble == (P-1)*F"),
         right=_file("bubble == (P-1)*(F+B)"),
     ),
-    Code(
+    DiagnosticCode(
         "S502",
         "a claim without a value",
         "At these sizes the claim divides by zero, or its value is too large to be computed. The caret is under the "
@@ -38,21 +38,21 @@ S5: tuple[Code, ...] = (
         wrong=_file("bubble == (P-1)*(F+B)/(P-3)"),
         right=_file("bubble == (P-1)*(F+B)/(P-2)"),
     ),
-    Code(
+    DiagnosticCode(
         "S503",
         "too few sizes to derive formulas from",
         "`schedc report` fits its formulas to a dozen or more legal sizes of 2 to 10 ranks, with up to about four "
         "microbatches per rank, and verifies them at others. A schedule that its `require` confines to fewer sizes has "
         "figures (`schedc check`), but no formulas.",
     ),
-    Code(
+    DiagnosticCode(
         "S511",
         "not a range of sizes",
         "`--sweep` takes comparisons of the schedule's sizes, separated by commas or `and`: `P<=16, M<=4*P`. Every"
         " size that it names needs an upper bound in numbers and other sizes; the least value is 1 where nothing else"
         " is said. Comparisons that bound nothing filter: `M % P == 0`. Other sizes keep `-D` or their default.",
     ),
-    Code(
+    DiagnosticCode(
         "S512",
         "too many sizes",
         "A range holds at most 1,000,000 sizes; at each of them everything is checked.",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedc.codes.base import Code
+from schedc.codes.base import DiagnosticCode
 
-S6: tuple[Code, ...] = (
-    Code(
+S6: tuple[DiagnosticCode, ...] = (
+    DiagnosticCode(
         "S601",
         "not an op of torch's schedule CSV",
         "A schedule CSV has one line per rank and, between commas, ops such as 0F3, 5I2, 5W2, 2B1, or an overlapped "
@@ -13,7 +13,7 @@ S6: tuple[Code, ...] = (
         "(0SEND_F3, 1RECV_F3, 1SEND_B3, 0RECV_B3) and what concerns whole stages (0UNSHARD, 0RESHARD, "
         "0REDUCE_GRAD). Raised when such a file is read.",
     ),
-    Code(
+    DiagnosticCode(
         "S602",
         "a schedule CSV does not say where each stage lives",
         "The CSV format names no placement and no sizes. They follow from the forwards: stage s of microbatch m lives "
@@ -21,7 +21,7 @@ S6: tuple[Code, ...] = (
         "if numbers are skipped, or if one forward of a stage stands on another rank than the others, nothing follows. "
         "Raised when such a file is read.",
     ),
-    Code(
+    DiagnosticCode(
         "S603",
         "a target has one direction only",
         "DualPipe and Chimera send microbatches through the ranks in both directions, with a copy of every stage for "
@@ -29,55 +29,55 @@ S6: tuple[Code, ...] = (
         "and sum no copies. Raised by `schedc export`; `--to csv` still writes such an order in torch's notation, as "
         "a record: torch itself refuses to load it.",
     ),
-    Code(
+    DiagnosticCode(
         "S604",
         "a message of a lowered schedule CSV does not fit the computation",
         "Every value that one rank computes and another needs is sent once, behind the op that computes it, and "
         "received once, before the op that needs it: 0SEND_F3 with 1RECV_F3 for an activation, 1SEND_B3 with 0RECV_B3 "
         "for a gradient. Stages on one rank hand over without messages. Raised when a lowered file is read.",
     ),
-    Code(
+    DiagnosticCode(
         "S605",
         "parameters or gradients of a stage are not there in a lowered schedule CSV",
         "REDUCE_GRAD stands once behind the last weight gradient of each stage: earlier, it would leave microbatches "
         "out of the gradient. Where a file has UNSHARD and RESHARD, a stage computes between the two. Raised when a "
         "lowered file is read.",
     ),
-    Code(
+    DiagnosticCode(
         "S606",
         "an order is one for its own size only",
         "A .sched file describes a schedule at every size. A CSV or text form is the order of one size, which -D "
         "cannot change, and from which no formula follows. Raised where such a file is given together with other"
         " sizes, or to `report` and `check --sweep`.",
     ),
-    Code(
+    DiagnosticCode(
         "S607",
         "another trainer cannot run this schedule",
         "Megatron makes its orders itself (1F1B, interleaved 1F1B, and the latter with overlapped pairs). torchtitan "
         "and NeMo AutoModel place stages round robin or on a V, on two ranks or more. None of them has segments of a "
         "sequence. The message says where the schedule differs and which one is nearest. Raised by `schedc export`.",
     ),
-    Code(
+    DiagnosticCode(
         "S608",
         "a dependency graph is too large for a picture",
         "`schedc show --graph` and `schedc export --to dot` are for small cases: at most 600 cells of a schedule, or "
         "segments and exchanges of a stage. Raised by these commands.",
     ),
-    Code(
+    DiagnosticCode(
         "S609",
         "a target has no recomputation of its own",
         "R is an op of the schedule: what a forward did not keep is worked out again where the schedule says so. "
         "torch.distributed.pipelining and Megatron recompute inside of the backward, by how the modules are made, and "
         "have no op for it. Raised by `schedc export`; `schedc compile` leaves out its schedule.csv.",
     ),
-    Code(
+    DiagnosticCode(
         "S610",
         "a trace is not one of this schedule",
         "`schedc show --trace` draws a run above its prediction, cell by cell: the run must have had the same ranks, "
         "the same ops and pairs on each, and the same order. The trace names its schedule and its sizes, which are "
         "taken where -D does not say others; a policy orders by the costs that the program was compiled with.",
     ),
-    Code(
+    DiagnosticCode(
         "S611",
         "not the trace of a run",
         "`schedc run SCHEDULE --trace FILE` writes a trace in the Trace Event Format (JSON object form), with a slice "
@@ -85,7 +85,7 @@ S6: tuple[Code, ...] = (
         "writes a predicted timeline in the same format, in which nothing was measured. Raised by `schedc show "
         "--trace`.",
     ),
-    Code(
+    DiagnosticCode(
         "S612",
         "a PNG has too many pixels",
         "A PNG has one pixel per px of the drawing: at most 100 million of them, and 32,767 on a side. SVG and PDF "

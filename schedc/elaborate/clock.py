@@ -10,11 +10,11 @@ from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
-Cell = tuple[int, ...]
+CellRows = tuple[int, ...]
 """The row of an op, or the two rows of a pair."""
 
 
-class Machine:
+class RankClock:
     """What has arrived where, and how long things take."""
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
@@ -50,7 +50,7 @@ class Machine:
             return inf
         return 0.0 if stage == self.last or kind == OpKind.R else self.backward[at + self.count]
 
-    def start(self, cell: Cell, rank: int, now: float) -> float:
+    def start(self, cell: CellRows, rank: int, now: float) -> float:
         """Note what a cell gives to others, in ``sent`` whom it wakes, and return when it ends."""
         kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
         time: float = self.time[kinds[0]][stages[0]]

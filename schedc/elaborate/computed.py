@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.elaborate.evaluate import RANK, Scope, Value
-from schedc.elaborate.expand import Expander, Item, Rows, pack_like, unpack
-from schedc.elaborate.rules import InTurn, Limit, Mark, Preferred, Rule, Searched
+from schedc.elaborate.expand import ExpandedItem, Expander, InstanceOps, pack_like, unpack
+from schedc.elaborate.rules import InTurn, Limit, OpPattern, Preferred, Rule, Searched
 from schedc.ir.arrays import bincount, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int64
@@ -28,13 +28,13 @@ class ComputedExpander(Expander):
     _slots: bool = False
     """Whether the rows made are the slots of ops, and not the ops."""
 
-    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[Rows]:
+    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[InstanceOps]:
         match statement:
             case t.SlotItem(op=op, slot=slot):
                 if not self._slots:
                     return [self._op(op, scope, phase, 0)]
                 value = self.evaluator.value(slot, scope)
-                return [Rows(np.full(scope.lanes, value, np.int64) if isinstance(value, int) else value, 1)]
+                return [InstanceOps(np.full(scope.lanes, value, np.int64) if isinstance(value, int) else value, 1)]
             case t.Timed():
                 return [self._timed(statement, scope, phase)]
             case t.Policy():
@@ -44,7 +44,7 @@ class ComputedExpander(Expander):
 
     # ---- slots
 
-    def _timed(self, timed: t.Timed, scope: Scope, phase: str) -> Rows:
+    def _timed(self, timed: t.Timed, scope: Scope, phase: str) -> InstanceOps:
         """The ops of every rank by slot; where they are filled up, a W behind every I for the dispatcher to move."""
         self.computed = timed.fill is not None
         rows = self.body(timed.body, scope.inside(), phase)
@@ -53,18 +53,18 @@ class ComputedExpander(Expander):
         self._slots = False
         counts = rows.per_lane(scope.lanes)
         if slots.size != rows.codes.size:  # an op or a slot has no value, which is among the findings
-            return Rows(rows.codes, counts)
+            return InstanceOps(rows.codes, counts)
         lane = repeat(np.arange(scope.lanes), counts)
         order = np.lexsort((slots, lane))
         self._collisions(rows.codes[order], slots[order], lane)
         codes = rows.codes[order]
         if timed.fill is None:
-            return Rows(codes, counts)
+            return InstanceOps(codes, counts)
         within = None if timed.fill.within is None else self.evaluator.value(timed.fill.within, scope)
         self.rule = InTurn(timed.fill.span, None if within is None else _per_rank(within, scope))
-        return self._with_weights(codes, counts, lane, Item(OpKind.W, phase, timed.fill.span, 0, computed=True))
+        return self._with_weights(codes, counts, lane, ExpandedItem(OpKind.W, phase, timed.fill.span, 0, computed=True))
 
-    def _with_weights(self, codes: Int64, counts: Int64, lane: Int64, weight: Item) -> Rows:
+    def _with_weights(self, codes: Int64, counts: Int64, lane: Int64, weight: ExpandedItem) -> InstanceOps:
         """A W of the same chunk and microbatch behind every I."""
         self.items.append(weight)
         kinds = np.array([item.kind for item in self.items])
@@ -72,7 +72,7 @@ class ComputedExpander(Expander):
         added = bincount(lane[split], minlength=counts.size)
         filled = np.insert(codes, split + 1, pack_like(codes[split], len(self.items) - 1))
         self.rows += split.size
-        return Rows(filled, counts + added)
+        return InstanceOps(filled, counts + added)
 
     def _collisions(self, codes: Int64, slots: Int64, lane: Int64) -> None:
         """Refuse two ops of one rank in one slot; reported at the second, for the first slot that has two."""
@@ -86,7 +86,7 @@ class ComputedExpander(Expander):
 
     # ---- policies
 
-    def _policy(self, policy: t.Policy, scope: Scope, phase: str) -> Rows:
+    def _policy(self, policy: t.Policy, scope: Scope, phase: str) -> InstanceOps:
         choice = policy.choices[self.choice]
         if choice.search is not None:
             self.rule = self._search(choice.search, scope)
@@ -117,14 +117,14 @@ class ComputedExpander(Expander):
             self.evaluator.fail("S126", message, search.span, help="write for example keep 3 of 8")
         return Searched(search.span, most, min(kept), min(whole))
 
-    def _wish(self, wish: t.OpItem | t.PairItem, scope: Scope) -> tuple[Mark, ...]:
+    def _wish(self, wish: t.OpItem | t.PairItem, scope: Scope) -> tuple[OpPattern, ...]:
         """One preferred op, or the forward and the backward of a pair."""
         ops: Sequence[t.OpItem] = (wish,) if isinstance(wish, t.OpItem) else (wish.first, wish.second)
         return tuple(self._mark(op, scope) for op in sorted(ops, key=lambda op: op.kind != "F"))
 
-    def _mark(self, op: t.OpItem, scope: Scope) -> Mark:
+    def _mark(self, op: t.OpItem, scope: Scope) -> OpPattern:
         chunk = None if op.chunk is None else _per_rank(self._chunk(op, scope), scope)
-        return Mark(OpKind[op.kind], chunk)
+        return OpPattern(OpKind[op.kind], chunk)
 
 
 def _per_rank(value: Value, scope: Scope) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ _CHUNK_MASK = (1 << (_MICROBATCH_SHIFT - _CHUNK_SHIFT)) - 1
 
 
 @dataclass(frozen=True)
-class Item:
+class ExpandedItem:
     """One op of the text. ``half``: 1 the first op of a pair, 2 the second, 0 a single op.
 
     computed: whether it stands in a computed order, so that its place in the text is not where it runs.
@@ -46,7 +46,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Rows:
+class InstanceOps:
     """Rows of some lanes, lane by lane; ``counts`` is the number of rows of each lane, or of every lane."""
 
     codes: Int64
@@ -73,7 +73,7 @@ class Expander:
 
     evaluator: Evaluator
     placement: Placement
-    items: list[Item] = field(default_factory=list)
+    items: list[ExpandedItem] = field(default_factory=list)
     rows: int = 0
     findings: list[Diagnostic] = field(default_factory=list)
     """Faults found so far; what follows a fault is still looked at."""
@@ -85,9 +85,9 @@ class Expander:
         self.held: Value = int(held[0]) if (held == held[0]).all() else held
         """Chunks of every rank, or of each."""
 
-    def body(self, statements: Sequence[t.Statement], scope: Scope, phase: str) -> Rows:
+    def body(self, statements: Sequence[t.Statement], scope: Scope, phase: str) -> InstanceOps:
         """The rows of a sequence of statements; each lane runs them in order."""
-        parts: list[Rows] = []
+        parts: list[InstanceOps] = []
         for statement in statements if scope.lanes else ():
             try:
                 parts += self._statement(statement, scope, phase)
@@ -103,7 +103,7 @@ class Expander:
         found, self.findings = list(dict.fromkeys(self.findings)), []
         return found
 
-    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[Rows]:
+    def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[InstanceOps]:
         value = self.evaluator.value
         self.evaluator.spend(scope.lanes, statement.span)
         match statement:
@@ -127,17 +127,17 @@ class Expander:
             case _:
                 raise CompilerBug("expand", f"{type(statement).__name__} outside of a rank block's computed order")
 
-    def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> Rows:
+    def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> InstanceOps:
         self.rows += scope.lanes
         if self.rows > MAX_OPS:
             message = f"the schedule has more than {MAX_OPS:,} ops"
             self.evaluator.fail("S120", message, op.span, help="use smaller sizes")
         code: Value = len(self.items)
-        self.items.append(Item(OpKind[op.kind], phase, op.span, half, self.computed))
+        self.items.append(ExpandedItem(OpKind[op.kind], phase, op.span, half, self.computed))
         code = code + ((self._chunk(op, scope) + 1) << _CHUNK_SHIFT)
         if op.microbatch is not None:
             code = code + ((self._microbatch(op, op.microbatch, scope) + 1) << _MICROBATCH_SHIFT)
-        return Rows(np.full(scope.lanes, code, np.int64) if isinstance(code, int) else code, 1)
+        return InstanceOps(np.full(scope.lanes, code, np.int64) if isinstance(code, int) else code, 1)
 
     def _chunk(self, op: t.OpItem, scope: Scope) -> Value:
         """The chunk of an op; -1 only for a W that takes the oldest of any chunk."""
@@ -176,7 +176,7 @@ class Expander:
         body: Sequence[t.Statement],
         scope: Scope,
         phase: str,
-    ) -> Rows:
+    ) -> InstanceOps:
         """``times`` copies of each lane, one per iteration, that run ``body``; with ``first``, of a counting loop."""
         total = self._iterations(loop, times, scope)
         names: dict[str, Value] = {}
@@ -184,10 +184,10 @@ class Expander:
             names[loop.name] = _counted(first, times, total, scope.lanes)
         rows = self.body(body, scope.repeated(times, total, names), phase)
         if isinstance(rows.counts, int):
-            return Rows(rows.codes, times * rows.counts)
+            return InstanceOps(rows.codes, times * rows.counts)
         ends = np.concatenate([[0], np.cumsum(rows.counts)])
         lanes = np.concatenate([[0], np.cumsum(np.broadcast_to(times, (scope.lanes,)))])
-        return Rows(rows.codes, np.diff(ends[lanes]))
+        return InstanceOps(rows.codes, np.diff(ends[lanes]))
 
     def _iterations(self, loop: t.Repeat | t.For, times: Value, scope: Scope) -> int:
         """How often the body runs over all lanes, refused before anything is made if it is too often."""
@@ -201,11 +201,11 @@ class Expander:
             self.evaluator.fail("S120", message, span, help="use smaller sizes")
         return total
 
-    def _if(self, statement: t.If, scope: Scope, phase: str) -> Rows:
+    def _if(self, statement: t.If, scope: Scope, phase: str) -> InstanceOps:
         condition = self.evaluator.value(statement.condition, scope)
         if isinstance(condition, int):
             return self.body(statement.then if condition else statement.otherwise, scope.inside(), phase)
-        parts: list[Rows] = []
+        parts: list[InstanceOps] = []
         for lanes, body in (
             (np.flatnonzero(condition), statement.then),
             (np.flatnonzero(condition == 0), statement.otherwise),
@@ -213,7 +213,7 @@ class Expander:
             rows = self.body(body, scope.only(lanes), phase)
             counts = np.zeros(scope.lanes, np.int64)
             counts[lanes] = rows.counts
-            parts.append(Rows(rows.codes, counts))
+            parts.append(InstanceOps(rows.codes, counts))
         return in_sequence(parts, scope.lanes)
 
 
@@ -232,24 +232,24 @@ def _counted(first: Value, times: Value, total: int, lanes: int) -> Int64:
     return counted
 
 
-def in_sequence(parts: Sequence[Rows], lanes: int) -> Rows:
+def in_sequence(parts: Sequence[InstanceOps], lanes: int) -> InstanceOps:
     """The rows of ``parts`` one after the other on every lane."""
     if not parts or not lanes:
-        return Rows(np.empty(0, np.int64), 0)
+        return InstanceOps(np.empty(0, np.int64), 0)
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part.counts, int) for part in parts):
         blocks = [part.codes.reshape(lanes, -1) for part in parts if part.codes.size]
         total = sum(int(part.counts) for part in parts)
-        return Rows(np.concatenate(blocks, axis=1).ravel() if blocks else np.empty(0, np.int64), total)
+        return InstanceOps(np.concatenate(blocks, axis=1).ravel() if blocks else np.empty(0, np.int64), total)
     counts = np.stack([part.per_lane(lanes) for part in parts])
     rows = int(counts.sum())
     if counts.size * 16 < rows:
-        return Rows(_by_slices(parts, counts), counts.sum(axis=0))
-    return Rows(_by_scatter(parts, counts, rows), counts.sum(axis=0))
+        return InstanceOps(_by_slices(parts, counts), counts.sum(axis=0))
+    return InstanceOps(_by_scatter(parts, counts, rows), counts.sum(axis=0))
 
 
-def _by_slices(parts: Sequence[Rows], counts: Int64) -> Int64:
+def _by_slices(parts: Sequence[InstanceOps], counts: Int64) -> Int64:
     """Join by copying whole runs: for few, long runs."""
     ends = np.cumsum(counts, axis=1)
     starts = ends - counts
@@ -258,7 +258,7 @@ def _by_slices(parts: Sequence[Rows], counts: Int64) -> Int64:
     )
 
 
-def _by_scatter(parts: Sequence[Rows], counts: Int64, rows: int) -> Int64:
+def _by_scatter(parts: Sequence[InstanceOps], counts: Int64, rows: int) -> Int64:
     """Join by computing where each row goes: for many short runs."""
     by_lane = counts.T.ravel()
     begin = (np.cumsum(by_lane) - by_lane).reshape(counts.shape[::-1]).T

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from schedc.check.computed_orders import AIMS
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.elaborate.dispatch import Ran, dispatch, reordered
+from schedc.elaborate.list_schedule import SimulatedOrder, in_run_order, list_schedule
 from schedc.elaborate.rules import Rule, Searched
 from schedc.elaborate.zero_bubble import WAYS, search, searchable
 from schedc.ir.schedule import Schedule
 from schedc.source import Source
 from schedc.syntax import tree as t
 
-MAX_DISPATCHED = 4_000_000
+MAX_COMPUTED = 4_000_000
 """Ops of a computed order, over all its choices, times the chunks of a rank: some seconds."""
 
 
@@ -38,7 +38,7 @@ def number_of_choices(block: t.RankBlock) -> int:
 
 
 def aim_of(block: t.RankBlock) -> str:
-    """Which time the policy of a rank block makes least: a field of `Ran`."""
+    """Which time the policy of a rank block makes least: a field of `SimulatedOrder`."""
     policy = _policy(block)
     return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
 
@@ -68,7 +68,7 @@ def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source,
     best = min((getattr(ran, aim) for ran in runs if ran.complete), default=None)
     for order, ran in zip(orders, runs, strict=True):
         if ran.complete and getattr(ran, aim) == best:
-            return order.schedule if order.rule is None else reordered(order.schedule, ran)
+            return order.schedule if order.rule is None else in_run_order(order.schedule, ran)
     first = orders[0]
     if first.rule is not None and _run(first, None, costs).complete:
         raise DiagnosticError([_stuck(first, runs[0], source)])
@@ -79,10 +79,8 @@ def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source
     """Refuse (S120) what would take too long to compute, before the other choices are expanded."""
     computed = choices > 1 or any(order.rule is not None for order in orders)
     work = sum(len(order.schedule) * order.schedule.placement.chunks * _ways(order.rule) for order in orders)
-    if computed and work > MAX_DISPATCHED:
-        message = (
-            f"an order that is computed may have {MAX_DISPATCHED:,} ops, times the chunks of a rank; here {work:,}"
-        )
+    if computed and work > MAX_COMPUTED:
+        message = f"an order that is computed may have {MAX_COMPUTED:,} ops, times the chunks of a rank; here {work:,}"
         span = next((order.rule.span for order in orders if order.rule is not None), orders[0].schedule.spans[0])
         help = "use smaller sizes, or fewer choices"
         raise DiagnosticError([Diagnostic("S120", message, Label(span), help=help, source=source)])
@@ -105,14 +103,14 @@ def _unsearchable(order: WrittenOrder, source: Source) -> Diagnostic:
     return Diagnostic("S126", message, Label(order.rule.span), help=help, source=source)
 
 
-def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> Ran:
+def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> SimulatedOrder:
     if isinstance(rule, Searched):
         return search(order.schedule, rule, costs)
     computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
-    return dispatch(order.schedule, computed.tolist(), rule, costs)
+    return list_schedule(order.schedule, computed.tolist(), rule, costs)
 
 
-def _stuck(order: WrittenOrder, ran: Ran, source: Source) -> Diagnostic:
+def _stuck(order: WrittenOrder, ran: SimulatedOrder, source: Source) -> Diagnostic:
     """What to say of a rule under which all ranks come to wait."""
     assert order.rule is not None
     left = set(range(len(order.schedule))) - {row for rank in ran.cells for cell in rank for row in cell}

@@ -20,7 +20,7 @@ _BY_BACKWARD = np.array([False, True, False, True, True])
 
 
 @dataclass(frozen=True)
-class Unnumbered:
+class RankOps:
     """The rows of one rank: kind, chunk (-1: a W of any chunk), and explicit microbatch or -1.
 
     segments: consecutive microbatches that are segments of one; backwards, and R like them, take those of each last
@@ -34,7 +34,7 @@ class Unnumbered:
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedOps:
     """``chunk`` and ``microbatch`` (counted within the pipe) of each row; ``starved``: W rows with nothing pending."""
 
     chunk: Int64
@@ -42,7 +42,7 @@ class Numbered:
     starved: Int64
 
 
-def number(rows: Unnumbered) -> Numbered:
+def number_microbatches(rows: RankOps) -> NumberedOps:
     """Number the ops of one rank.
 
     An op without an explicit microbatch takes the lowest one that no earlier op of its queue has taken; without any
@@ -51,17 +51,17 @@ def number(rows: Unnumbered) -> Numbered:
     """
     backward, named = _BY_BACKWARD[rows.kind], rows.explicit >= 0
     if rows.segments > 1:  # backwards are counted by their turn, which `@` does not speak of
-        turn = np.where(backward & named, last_first(rows.explicit, rows.segments), rows.explicit)
+        turn = np.where(backward & named, reversed_segments(rows.explicit, rows.segments), rows.explicit)
         rows = replace(rows, explicit=turn)
     microbatch = _count_up(rows)
     if named.any():
         _respect_named(rows, named, microbatch)
     if rows.segments > 1:
-        microbatch[backward] = last_first(microbatch[backward], rows.segments)
+        microbatch[backward] = reversed_segments(microbatch[backward], rows.segments)
     chunk = rows.chunk.copy()
     weights = np.flatnonzero(rows.kind == OpKind.W)
     if not weights.size:
-        return Numbered(chunk, microbatch, weights)
+        return NumberedOps(chunk, microbatch, weights)
     free = chunk[weights] < 0
     if named[weights].any() or (free.any() and not free.all()):
         source, starved = _match_one_by_one(rows, microbatch)
@@ -71,21 +71,21 @@ def number(rows: Unnumbered) -> Numbered:
         source, starved = _match_by_chunk(rows, weights)
     fed = weights[source >= 0]
     chunk[fed], microbatch[fed] = rows.chunk[source[source >= 0]], microbatch[source[source >= 0]]
-    return Numbered(chunk, microbatch, starved)
+    return NumberedOps(chunk, microbatch, starved)
 
 
-def last_first(microbatch: Int64, segments: int) -> Int64:
+def reversed_segments(microbatch: Int64, segments: int) -> Int64:
     """The turn of each segment's backward, the last of a microbatch first; also the segment whose turn it is."""
     within = microbatch % segments
     return np.asarray(microbatch - within + (segments - 1 - within), np.int64)
 
 
-def _count_up(rows: Unnumbered) -> Int64:
+def _count_up(rows: RankOps) -> Int64:
     """How many earlier rows each row has in its queue on its chunk."""
-    return occurrence((rows.chunk + 1) * _QUEUES + TURN[rows.kind])
+    return occurrences_before((rows.chunk + 1) * _QUEUES + TURN[rows.kind])
 
 
-def occurrence(keys: Int64) -> Int64:
+def occurrences_before(keys: Int64) -> Int64:
     """How often the key of each element has come before it."""
     small: npt.NDArray[np.uint16] | Int64 = keys.astype(np.uint16) if keys.size and keys.max() < 1 << 16 else keys
     order = np.argsort(small, kind="stable")  # of 16 bits: a radix sort, linear
@@ -97,7 +97,7 @@ def occurrence(keys: Int64) -> Int64:
     return counted
 
 
-def _respect_named(rows: Unnumbered, named: npt.NDArray[np.bool_], microbatch: Int64) -> None:
+def _respect_named(rows: RankOps, named: npt.NDArray[np.bool_], microbatch: Int64) -> None:
     """Renumber, in place, the queues that ``@`` takes part in."""
     keys = rows.chunk * _QUEUES + TURN[rows.kind]
     for key in np.unique(keys[named]):
@@ -130,12 +130,12 @@ def _match_oldest(weights: Int64, inputs: Int64) -> tuple[Int64, Int64]:
     return source, weights[source < 0]
 
 
-def _match_by_chunk(rows: Unnumbered, weights: Int64) -> tuple[Int64, Int64]:
+def _match_by_chunk(rows: RankOps, weights: Int64) -> tuple[Int64, Int64]:
     """The k-th W of a chunk takes the k-th I of that chunk, which must come before it."""
     inputs = np.flatnonzero(rows.kind == OpKind.I)
     inputs = inputs[np.argsort(rows.chunk[inputs], kind="stable")]
     chunk_of_input, chunk_of_weight = rows.chunk[inputs], rows.chunk[weights]
-    nth = np.searchsorted(chunk_of_input, chunk_of_weight) + occurrence(chunk_of_weight)
+    nth = np.searchsorted(chunk_of_input, chunk_of_weight) + occurrences_before(chunk_of_weight)
     there = nth < np.searchsorted(chunk_of_input, chunk_of_weight, side="right")
     source = np.full(weights.size, -1, np.int64)
     source[there] = inputs[nth[there]]
@@ -143,7 +143,7 @@ def _match_by_chunk(rows: Unnumbered, weights: Int64) -> tuple[Int64, Int64]:
     return source, weights[source < 0]
 
 
-def _match_one_by_one(rows: Unnumbered, microbatch: Int64) -> tuple[Int64, Int64]:
+def _match_one_by_one(rows: RankOps, microbatch: Int64) -> tuple[Int64, Int64]:
     """The general case: some W name a chunk or a microbatch and some do not."""
     pending: dict[int, OrderedDict[int, int]] = {}  # by chunk: microbatch -> row of its input gradient, oldest first
     source: list[int] = []

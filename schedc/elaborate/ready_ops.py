@@ -8,16 +8,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from schedc.elaborate.clock import Cell, Machine
-from schedc.elaborate.rules import InTurn, Mark, Preferred
+from schedc.elaborate.clock import CellRows, RankClock
+from schedc.elaborate.rules import InTurn, OpPattern, Preferred
 from schedc.ir.ops import OpKind
 
 
 @dataclass
-class Pool(ABC):
+class OpPool(ABC):
     """The rows of a computed order that have not run. ``left`` counts them."""
 
-    machine: Machine
+    clock: RankClock
     rank: int
     rows: list[int]
 
@@ -25,16 +25,16 @@ class Pool(ABC):
         self.left = len(self.rows)
 
     @abstractmethod
-    def choose(self, now: float) -> Cell | None:
+    def choose(self, now: float) -> CellRows | None:
         """The cell to start at ``now``, or None to wait."""
 
     @abstractmethod
-    def note(self, cell: Cell) -> None:
+    def note(self, cell: CellRows) -> None:
         """``cell`` has been started: its rows are no longer left."""
 
 
 @dataclass
-class TurnPool(Pool):
+class InTurnPool(OpPool):
     """`InTurn` on one rank."""
 
     rule: InTurn
@@ -45,14 +45,14 @@ class TurnPool(Pool):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        machine = self.machine
-        self.turns = deque(row for row in self.rows if machine.kind[row] != OpKind.W)
+        clock = self.clock
+        self.turns = deque(row for row in self.rows if clock.kind[row] != OpKind.W)
         self.weight_of = {
-            (machine.stage[row], machine.microbatch[row]): row for row in self.rows if machine.kind[row] == OpKind.W
+            (clock.stage[row], clock.microbatch[row]): row for row in self.rows if clock.kind[row] == OpKind.W
         }
         self.most = inf if self.rule.most is None else self.rule.most[self.rank]
 
-    def choose(self, now: float) -> Cell | None:
+    def choose(self, now: float) -> CellRows | None:
         turns = self.turns
         if turns and self._runs(turns[0], now):
             return self._taken(turns.popleft())
@@ -64,28 +64,28 @@ class TurnPool(Pool):
             return self._taken(second)
         return None
 
-    def _taken(self, row: int) -> Cell:
+    def _taken(self, row: int) -> CellRows:
         self.left -= 1
         return (row,)
 
     def _runs(self, row: int, now: float) -> bool:
-        room = self.machine.kind[row] != OpKind.F or self.held < self.most
-        return room and self.machine.ready(row, now)
+        room = self.clock.kind[row] != OpKind.F or self.held < self.most
+        return room and self.clock.ready(row, now)
 
     def _overtakes(self, first: int, second: int, now: float) -> bool:
-        kind, stage = self.machine.kind, self.machine.stage
+        kind, stage = self.clock.kind, self.clock.stage
         if (kind[first], stage[first]) == (kind[second], stage[second]):
             return False
         room = kind[second] != OpKind.F or self.flying + (kind[first] == OpKind.F) < self.most
         return room and self._runs(second, now)
 
-    def note(self, cell: Cell) -> None:
+    def note(self, cell: CellRows) -> None:
         for row in cell:
-            kind = self.machine.kind[row]
+            kind = self.clock.kind[row]
             self.held += (kind == OpKind.F) - (kind in (OpKind.W, OpKind.B))
             self.flying += (kind == OpKind.F) - (kind in (OpKind.I, OpKind.B))
             if kind == OpKind.I:
-                self.weights.append(self.weight_of[self.machine.stage[row], self.machine.microbatch[row]])
+                self.weights.append(self.weight_of[self.clock.stage[row], self.clock.microbatch[row]])
 
 
 _Key = tuple[int, int]
@@ -93,7 +93,7 @@ _Key = tuple[int, int]
 
 
 @dataclass
-class WishPool(Pool):
+class PreferencePool(OpPool):
     """`Preferred` on one rank."""
 
     rule: Preferred
@@ -102,7 +102,7 @@ class WishPool(Pool):
         super().__post_init__()
         self.queues: dict[_Key, list[int]] = {}
         for row in self.rows:
-            self.queues.setdefault((self.machine.kind[row], self.machine.stage[row]), []).append(row)
+            self.queues.setdefault((self.clock.kind[row], self.clock.stage[row]), []).append(row)
         self.head = dict.fromkeys(self.queues, 0)
         self.wishes = [[self._keys(mark) for mark in wish] for wish in self.rule.wishes]
         fillers = [key for key in self.queues if self.rule.fill and key[0] == OpKind.W]
@@ -114,35 +114,35 @@ class WishPool(Pool):
         ]
         self.count = [0] * len(self.limits)
 
-    def _keys(self, mark: Mark | None) -> list[_Key]:
+    def _keys(self, mark: OpPattern | None) -> list[_Key]:
         if mark is None:
             return []
-        stages = self.machine.schedule.placement.stage_of_chunk[self.rank].tolist()
+        stages = self.clock.schedule.placement.stage_of_chunk[self.rank].tolist()
         chosen = stages if mark.chunk is None else [stages[mark.chunk[self.rank]]]
         keys = [(int(mark.kind), stage) for stage in chosen if stage >= 0]
         return [key for key in keys if key in self.queues]
 
-    def choose(self, now: float) -> Cell | None:
+    def choose(self, now: float) -> CellRows | None:
         for wish in self.wishes:
             rows = [self._first(keys, now) for keys in wish]
             cell = tuple(row for row in rows if row is not None)
             if len(cell) == len(wish):
                 return self._taken(cell)
         filler = self._first(self.fillers, now)
-        if filler is None or self._soonest() < now + self.machine.time[OpKind.W][self.machine.stage[filler]]:
+        if filler is None or self._soonest() < now + self.clock.time[OpKind.W][self.clock.stage[filler]]:
             return None
         return self._taken((filler,))
 
-    def _taken(self, cell: Cell) -> Cell:
+    def _taken(self, cell: CellRows) -> CellRows:
         for row in cell:
-            self.head[self.machine.kind[row], self.machine.stage[row]] += 1
+            self.head[self.clock.kind[row], self.clock.stage[row]] += 1
         self.left -= len(cell)
         return cell
 
     def _soonest(self) -> float:
         """When the first of the ops that no W may delay arrives, of those that are on their way."""
         heads = self._heads([key for key in self.queues if key not in self.fillers])
-        return min((self.machine.arrival(row) for row in heads if self._within(row)), default=inf)
+        return min((self.clock.arrival(row) for row in heads if self._within(row)), default=inf)
 
     def _heads(self, keys: list[_Key]) -> list[int]:
         """The next op with each of these keys."""
@@ -151,12 +151,12 @@ class WishPool(Pool):
     def _first(self, keys: list[_Key], now: float) -> int | None:
         """Of the ops with these keys that may run, the first in the text."""
         for row in sorted(self._heads(keys)):
-            if self.machine.ready(row, now) and self._within(row):
+            if self.clock.ready(row, now) and self._within(row):
                 return row
         return None
 
     def _within(self, row: int) -> bool:
-        key = self.machine.kind[row], self.machine.stage[row]
+        key = self.clock.kind[row], self.clock.stage[row]
         return all(
             count + self._overtaken(row, counted) < most
             for count, (counted, _, most) in zip(self.count, self.limits, strict=True)
@@ -171,8 +171,8 @@ class WishPool(Pool):
             if key in keys
         )
 
-    def note(self, cell: Cell) -> None:
+    def note(self, cell: CellRows) -> None:
         for row in cell:
-            key = self.machine.kind[row], self.machine.stage[row]
+            key = self.clock.kind[row], self.clock.stage[row]
             for i, (counted, freed, _) in enumerate(self.limits):
                 self.count[i] += (key in counted) - (key in freed)

@@ -9,7 +9,7 @@ from schedc.source import Span
 
 
 @dataclass(frozen=True)
-class Mark:
+class OpPattern:
     """Ops of a kind: of any chunk, or of one chunk of each rank."""
 
     kind: OpKind
@@ -20,8 +20,8 @@ class Mark:
 class Limit:
     """A counted op runs only where at most ``most`` (by rank) more of them than of the freed ones have then run."""
 
-    counted: Mark
-    freed: Mark | None
+    counted: OpPattern
+    freed: OpPattern | None
     most: tuple[int, ...]
 
 
@@ -51,7 +51,7 @@ class Preferred:
     """
 
     span: Span
-    wishes: tuple[tuple[Mark, ...], ...]
+    wishes: tuple[tuple[OpPattern, ...], ...]
     limits: tuple[Limit, ...]
     fill: bool = False
 

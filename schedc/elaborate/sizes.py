@@ -23,12 +23,12 @@ BOUNDS: dict[str, tuple[int, int]] = {
 _TRIES = 256
 
 
-def role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
+def parameter_of_role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
     """The one parameter with that role (`check` has made sure of ranks and microbatches)."""
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
 
 
-def segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
+def segments_per_microbatch(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
     """The segments of each microbatch; 1 where no size has that role."""
     return next((sizes[parameter.name] for parameter in tree.parameters if parameter.role == "segments"), 1)
 
@@ -57,7 +57,7 @@ def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]
         else:
             bound[parameter.name] = int(value)
     if not found:
-        found, asked = _too_many_segments(tree, bound), asked_for(tree, bound)
+        found, asked = _too_many_segments(tree, bound), differ_from_defaults(tree, bound)
     if found:
         raise (RequestError if asked else DiagnosticError)(found)
     return bound
@@ -79,14 +79,14 @@ def unknown_sizes(tree: t.ScheduleTree, given: Iterable[str]) -> list[Diagnostic
     ]
 
 
-def asked_for(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
+def differ_from_defaults(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
     """Whether these sizes are other than the defaults of the file: what fails at them is then no fault of the file."""
     return any(sizes[parameter.name] != parameter.default for parameter in tree.parameters)
 
 
 def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[Diagnostic]:
     """Whether the segments of all microbatches are more than there may be microbatches."""
-    total = sizes[role(tree, "microbatches").name] * segments(tree, sizes)
+    total = sizes[parameter_of_role(tree, "microbatches").name] * segments_per_microbatch(tree, sizes)
     if total <= MAX_MICROBATCHES:
         return []
     span = next(parameter.span for parameter in tree.parameters if parameter.role == "segments")
@@ -94,7 +94,7 @@ def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[D
     return [Diagnostic("S113", message, Label(span), source=tree.source)]
 
 
-def unmet(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
+def unmet_requirement(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
     """What to say of a `require` that does not hold."""
     where = ", ".join(f"{name} = {value}" for name, value in sizes.items())
     message = f"`{tree.name}` requires {require.text}, which does not hold for {where}"
@@ -103,7 +103,7 @@ def unmet(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) ->
     return Diagnostic("S114", message, Label(require.span), help=help, source=tree.source)
 
 
-def in_order(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
+def lets_and_requires(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
     """The `let`s and `require`s of the schedule as written: each may rely on those above it."""
     items: list[t.Let | t.Require] = [*tree.lets, *tree.requires]
     return sorted(items, key=lambda item: item.span)
@@ -122,27 +122,27 @@ def _hint(tree: t.ScheduleTree, sizes: Mapping[str, int], parameter: t.SizeParam
         ("largest", range(value - 1, max(least, value - _TRIES) - 1, -1)),
     ):
         for candidate in candidates:
-            if _meets(tree, {**sizes, parameter.name: candidate}):
+            if _meets_or_fails(tree, {**sizes, parameter.name: candidate}):
                 side = "above" if word == "smallest" else "below"
                 return f"the {word} {parameter.name} {side} {value} that works is {candidate}"
     return ""
 
 
-def _meets(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
+def _meets_or_fails(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
     try:
-        return meets(tree, sizes)
+        return meets_requirements(tree, sizes)
     except DiagnosticError:
         return False
 
 
-def meets(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
+def meets_requirements(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
     """Whether every `require` holds, much faster than elaborating to be refused in words.
 
     Raises `DiagnosticError` where a `let` or a condition above the first that does not hold has no value.
     """
     evaluator = Evaluator(tree.source, sizes, {function.name: function for function in tree.functions})
     scope = Scope(1, dict(sizes))
-    for item in in_order(tree):
+    for item in lets_and_requires(tree):
         if isinstance(item, t.Let):
             scope.names[item.name] = evaluator.value(item.value, scope)
         elif not evaluator.value(item.condition, scope):

@@ -10,8 +10,8 @@ from math import inf
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.elaborate.clock import Cell
-from schedc.elaborate.dispatch import Ran
+from schedc.elaborate.clock import CellRows
+from schedc.elaborate.list_schedule import SimulatedOrder
 from schedc.elaborate.rules import Searched
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
@@ -51,7 +51,7 @@ def searchable(schedule: Schedule) -> bool:
     return np.array_equal(np.sort(ids), np.sort(wanted)) and not (schedule.pair >= 0).any()
 
 
-def search(schedule: Schedule, rule: Searched, costs: Costs) -> Ran:
+def search(schedule: Schedule, rule: Searched, costs: Costs) -> SimulatedOrder:
     """The order of least span that the heuristic finds for a `searchable` schedule.
 
     It is incomplete if the memory does not hold the forwards that every setting begins with.
@@ -62,15 +62,15 @@ def search(schedule: Schedule, rule: Searched, costs: Costs) -> Ran:
     tried = [_Ranks(schedule.microbatches, times, table.p2p, rule) for _ in SETTINGS]
     done = [ranks for ranks, switches in zip(tried, SETTINGS, strict=True) if ranks.run(switches)]
     if not done:
-        return Ran([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
+        return SimulatedOrder([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
     best = min(done, key=lambda ranks: ranks.span)
     rows = np.zeros((len(OpKind), schedule.stages, schedule.microbatches), np.int64)
     rows[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
     cells = [list(_cells(rows[:, rank].tolist(), order)) for rank, order in enumerate(best.order)]
-    return Ran(cells, max(best.free), best.span, complete=True)
+    return SimulatedOrder(cells, max(best.free), best.span, complete=True)
 
 
-def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[Cell]:
+def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[CellRows]:
     """The rows of one rank's ops: ``order`` says of which kind, each takes the next microbatch."""
     taken = [0] * len(rows)
     for kind in order:

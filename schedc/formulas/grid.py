@@ -14,7 +14,7 @@ from schedc.analysis.legality import check_schedule
 from schedc.claims.sweep import REFUSED
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.sizes import meets, role
+from schedc.elaborate.sizes import meets_requirements, parameter_of_role
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
@@ -65,7 +65,7 @@ def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Gr
 
     Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
     """
-    ranks, microbatches = role(tree, "ranks"), role(tree, "microbatches")
+    ranks, microbatches = parameter_of_role(tree, "ranks"), parameter_of_role(tree, "microbatches")
     others = [p for p in tree.parameters if p not in (ranks, microbatches)]
     illegal: list[Diagnostic] = []
     few = _candidates(ranks.name, microbatches.name, others, _RANKS, _as_many)
@@ -122,7 +122,7 @@ def _legal(
         if len(found) == most:
             break
         try:
-            if not meets(tree, values):
+            if not meets_requirements(tree, values):
                 continue
             schedule = elaborate(tree, values)
             if findings := check_schedule(schedule):

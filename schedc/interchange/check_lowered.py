@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic
-from schedc.interchange.lowered_values import Values, program_of
-from schedc.interchange.torch_cells import MESSAGES, CellKind, Cells
+from schedc.interchange.lowered_values import LoweredValues, program_of
+from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
 from schedc.ir.schedule import Int64, Schedule
 from schedc.ir.verify_program import verify_program
 
 SHOWN = 3
 
 
-def check_lowered(cells: Cells, schedule: Schedule) -> list[Diagnostic]:
+def check_lowered(cells: TorchCells, schedule: Schedule) -> list[Diagnostic]:
     """Everything wrong with the cells beyond their computation, which is ``schedule``; empty for a compute-level file.
 
     Codes: S604 messages, S605 parameters and reductions; S310 and S313 from `schedc.ir.verify_program`, which runs
@@ -28,7 +28,7 @@ def check_lowered(cells: Cells, schedule: Schedule) -> list[Diagnostic]:
     """
     if not cells.lowered:
         return []
-    values = Values(cells, schedule)
+    values = LoweredValues(cells, schedule)
     return _ends(values) or _times(values) + _stages(cells) or verify_program(program_of(values))
 
 
@@ -36,7 +36,7 @@ def _first(rows: npt.NDArray[np.int64]) -> list[int]:
     return [int(row) for row in np.sort(rows)[:SHOWN]]
 
 
-def _ends(values: Values) -> list[Diagnostic]:
+def _ends(values: LoweredValues) -> list[Diagnostic]:
     """S604: each value that one rank makes and another takes is sent once and received once, and no other."""
     cells, found = values.cells, []
     for rows, home, verb in ((values.sends, values.made, "sends"), (values.receives, values.taken, "receives")):
@@ -65,7 +65,7 @@ def _ends(values: Values) -> list[Diagnostic]:
     return found
 
 
-def _times(values: Values) -> list[Diagnostic]:
+def _times(values: LoweredValues) -> list[Diagnostic]:
     """S604: a value is sent after it is made, and received before it is taken."""
     cells, found = values.cells, []
     needed = np.flatnonzero(values.made >= 0)
@@ -83,13 +83,13 @@ def _times(values: Values) -> list[Diagnostic]:
     return found
 
 
-def _stages(cells: Cells) -> list[Diagnostic]:
+def _stages(cells: TorchCells) -> list[Diagnostic]:
     """S605: gradients are reduced once, after the last weight gradient; stages compute while their weights are there.
 
     A file without any UNSHARD and RESHARD is one for training without FSDP.
     """
     found: list[Diagnostic] = []
-    sharded = bool(np.isin(cells.kind, (CellKind.UNSHARD, CellKind.RESHARD)).any())
+    sharded = bool(np.isin(cells.kind, (TorchCellKind.UNSHARD, TorchCellKind.RESHARD)).any())
     for start, stop in pairwise(cells.rank_start.tolist()):
         for stage in np.unique(cells.stage[start:stop]).tolist():
             rows = start + np.flatnonzero(cells.stage[start:stop] == stage)
@@ -97,10 +97,10 @@ def _stages(cells: Cells) -> list[Diagnostic]:
     return sorted(found, key=lambda finding: finding.primary.span)[: 2 * SHOWN]
 
 
-def _reduced(cells: Cells, rows: Int64) -> list[Diagnostic]:
+def _reduced(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
     """rows: of one stage on one rank, in order."""
-    reductions = rows[cells.kind[rows] == CellKind.REDUCE_GRAD]
-    weights = rows[np.isin(cells.kind[rows], (CellKind.B, CellKind.W))]
+    reductions = rows[cells.kind[rows] == TorchCellKind.REDUCE_GRAD]
+    weights = rows[np.isin(cells.kind[rows], (TorchCellKind.B, TorchCellKind.W))]
     if not weights.size:
         row = int(rows[0])
         return [
@@ -122,17 +122,17 @@ def _reduced(cells: Cells, rows: Int64) -> list[Diagnostic]:
     return found
 
 
-def _gathered(cells: Cells, rows: Int64) -> list[Diagnostic]:
+def _gathered(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
     """rows: of one stage on one rank, in order."""
     rows = rows[~np.isin(cells.kind[rows], MESSAGES)]
     kind = cells.kind[rows]
-    step = (kind == CellKind.UNSHARD).astype(np.int64) - (kind == CellKind.RESHARD)
+    step = (kind == TorchCellKind.UNSHARD).astype(np.int64) - (kind == TorchCellKind.RESHARD)
     held = np.cumsum(step) - step  # before each cell
-    computes = (kind <= CellKind.B) | (kind == CellKind.REDUCE_GRAD)
+    computes = (kind <= TorchCellKind.B) | (kind == TorchCellKind.REDUCE_GRAD)
     wrong = {
         "runs while the weights of its stage are not gathered": computes & (held < 1),
-        "gathers weights that are gathered already": (kind == CellKind.UNSHARD) & (held != 0),
-        "gives up weights that are not gathered": (kind == CellKind.RESHARD) & (held != 1),
+        "gathers weights that are gathered already": (kind == TorchCellKind.UNSHARD) & (held != 0),
+        "gives up weights that are not gathered": (kind == TorchCellKind.RESHARD) & (held != 1),
     }
     first = [(int(rows[mask][0]), text) for text, mask in wrong.items() if mask.any()]
     return [cells.finding("S605", row, f"{cells.text(row)} {text}") for row, text in sorted(first)[:1]]

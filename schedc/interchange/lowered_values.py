@@ -8,30 +8,30 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
-from schedc.interchange.torch_cells import MESSAGES, CellKind, Cells
+from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
 
 _CHANNELS = {
-    CellKind.SEND_F: (Channel.ACTIVATION, 0),
-    CellKind.RECV_F: (Channel.ACTIVATION, -1),
-    CellKind.SEND_B: (Channel.GRADIENT, 0),
-    CellKind.RECV_B: (Channel.GRADIENT, +1),
+    TorchCellKind.SEND_F: (Channel.ACTIVATION, 0),
+    TorchCellKind.RECV_F: (Channel.ACTIVATION, -1),
+    TorchCellKind.SEND_B: (Channel.GRADIENT, 0),
+    TorchCellKind.RECV_B: (Channel.GRADIENT, +1),
 }
 """What a message cell carries, and the stage that produced it, from the one that the cell names."""
 
-_RECEIVES = (CellKind.RECV_F, CellKind.RECV_B)
+_RECEIVES = (TorchCellKind.RECV_F, TorchCellKind.RECV_B)
 
 
-class Values:
+class LoweredValues:
     """The values that stages hand over, by slot (channel, producing stage, microbatch), and what the cells do to them.
 
     made, taken, sent, received: [slots] row of the cell, -1 where there is none or where no value is needed.
     sends, receives: rows of message cells; slot: [rows] slot of each message cell, -1 outside the table.
     """
 
-    def __init__(self, cells: Cells, schedule: Schedule) -> None:
+    def __init__(self, cells: TorchCells, schedule: Schedule) -> None:
         self.cells, self.place = cells, schedule.placement
         shape = (2, self.place.stages, self.place.microbatches)
         self.shape = shape
@@ -69,16 +69,16 @@ class Values:
         return f"{stage + step * receive}{'RECV' if receive else 'SEND'}_{letter}{microbatch}"
 
 
-def program_of(values: Values) -> Program:
+def program_of(values: LoweredValues) -> Program:
     """The file as a Program, to be run: torch waits for a received message at the cell that takes it, and for all sent
     ones at the end of a step."""
     cells, place = values.cells, values.place
     second = np.zeros(cells.kind.size, bool)
     second[1:] = (cells.pair[1:] >= 0) & (cells.pair[1:] == cells.pair[:-1])
-    compute = np.flatnonzero((cells.kind <= CellKind.B) & ~second)
+    compute = np.flatnonzero((cells.kind <= TorchCellKind.B) & ~second)
     pair = cells.pair[compute] >= 0
     backward = compute + pair
-    number = np.cumsum((cells.kind <= CellKind.B) & ~second) - 1
+    number = np.cumsum((cells.kind <= TorchCellKind.B) & ~second) - 1
     number -= np.searchsorted(compute, cells.rank_start)[cells.rank]
     slots = np.flatnonzero(values.made >= 0)
     channel, stage, microbatch = np.unravel_index(slots, values.shape)
@@ -108,7 +108,7 @@ def _post(kind: InstructionKind, key: Int64, row: Int64, peer: Int64, op: Int64)
     return {"key": key, "row": row, "kind": np.full(row.size, kind, np.int64), "peer": peer, "op": op}
 
 
-def _assembled(values: Values, groups: list[dict[str, npt.NDArray[np.int64]]], ranks: int) -> Program:
+def _assembled(values: LoweredValues, groups: list[dict[str, npt.NDArray[np.int64]]], ranks: int) -> Program:
     cells = values.cells
 
     def column(name: str) -> Int64:
@@ -129,6 +129,6 @@ def _assembled(values: Values, groups: list[dict[str, npt.NDArray[np.int64]]], r
         span=cells.span[column("row")[order]].astype(np.int32),
         spans=cells.spans, source_name=cells.source.name, source=cells.source,
     )  # fmt: skip
-    if len(computation(program)[0]) != int((cells.kind <= CellKind.B).sum()):
+    if len(computation(program)[0]) != int((cells.kind <= TorchCellKind.B).sum()):
         raise CompilerBug("lowered_values", "the program of a lowered file lost some of its cells")
     return program

@@ -25,7 +25,7 @@ Flags = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Mode:
+class _MegatronMode:
     """A way in which Megatron runs: the library schedule that has its order, and the flags that choose it."""
 
     schedule: str
@@ -51,9 +51,9 @@ def _has_groups(ranks: int, microbatches: int, chunks: int) -> bool:
 
 
 _MODES = (
-    _Mode("1f1b", lambda P, M, v: v == 1, lambda P, M, v: ()),
-    _Mode("interleaved_1f1b", _has_groups, _interleaved),
-    _Mode(
+    _MegatronMode("1f1b", lambda P, M, v: v == 1, lambda P, M, v: ()),
+    _MegatronMode("interleaved_1f1b", _has_groups, _interleaved),
+    _MegatronMode(
         "interleaved_overlap",
         _has_groups,
         lambda P, M, v: (*_interleaved(P, M, v), "--overlap-moe-expert-parallel-comm"),
@@ -85,7 +85,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
 
 
-def _made(mode: _Mode, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
+def _made(mode: _MegatronMode, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
     """Megatron's order at these sizes, if it has one."""
     tree = open_schedule(mode.schedule)
     values = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
@@ -127,7 +127,7 @@ def _text(schedule: Schedule, flags: Flags) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reason(schedule: Schedule, mode: _Mode | None, chunks: int) -> str:
+def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:
     """Why no mode fits: the first op that Megatron would not run there."""
     made = _made(mode, schedule.ranks, schedule.microbatches, chunks) if mode else None
     if mode is None or made is None:

@@ -38,7 +38,7 @@ Op = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Slice:
+class TraceSlice:
     """One compute instruction of a run, or a micro-step of it: its op, or the two of a pair; times in ms."""
 
     rank: int
@@ -53,16 +53,16 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """The compute of a run, in the order of the file; of which schedule, and its sizes, as far as the trace says."""
 
     source: Source
     schedule: str
     sizes: Mapping[str, int]
-    slices: tuple[Slice, ...]
+    slices: tuple[TraceSlice, ...]
 
 
-def read_run(text: str, name: str) -> Run:
+def read_run(text: str, name: str) -> MeasuredRun:
     """The run that a trace tells of; ``name`` is the file's. Raises `DiagnosticError` (S611) for any other text."""
     source = Source(name, "")
     try:
@@ -80,10 +80,10 @@ def read_run(text: str, name: str) -> Run:
     if not slices:
         _refuse(source, "no slice is named like an op (0F3, 1B0, (0F3;3B1)OVERLAP_F_B)")
     sizes = {key: int(v) for key, v in facts.items() if isinstance(v, str) and re.fullmatch(r"-?\d{1,18}", v)}
-    return Run(source, str(facts.get("schedule", "")), sizes, slices)
+    return MeasuredRun(source, str(facts.get("schedule", "")), sizes, slices)
 
 
-def _slice(source: Source, number: int, event: Any) -> Slice | None:
+def _slice(source: Source, number: int, event: Any) -> TraceSlice | None:
     if not isinstance(event, dict) or event.get("ph") != "X" or not isinstance(event.get("name"), str):
         return None
     match = _SLICE.fullmatch(event["name"])
@@ -101,10 +101,10 @@ def _slice(source: Source, number: int, event: Any) -> Slice | None:
         (LETTERS.index(letter), int(stage), int(microbatch))
         for stage, letter, microbatch in zip(*(iter(fields),) * 3, strict=True)
     )
-    return Slice(rank, ops, match["part"] or "", start / _MILLISECOND, (start + length) / _MILLISECOND)
+    return TraceSlice(rank, ops, match["part"] or "", start / _MILLISECOND, (start + length) / _MILLISECOND)
 
 
-def measured(run: Run, dependencies: Dependencies) -> Timeline:
+def measured(run: MeasuredRun, dependencies: Dependencies) -> Timeline:
     """The timeline of a run of this schedule, in ms from the start of the first cell.
 
     A cell in micro-steps runs from the start of its first to the end of its last. Raises `DiagnosticError` (S610)
@@ -131,7 +131,7 @@ def measured(run: Run, dependencies: Dependencies) -> Timeline:
     return observed(dependencies, start - begin, np.maximum(start, end) - begin)
 
 
-def _cells(run: Run, dependencies: Dependencies) -> npt.NDArray[np.int64]:
+def _cells(run: MeasuredRun, dependencies: Dependencies) -> npt.NDArray[np.int64]:
     """[slices] the cell that each slice is, or is a step of."""
     schedule = dependencies.schedule
     row_of = np.full((len(LETTERS), schedule.stages, schedule.microbatches), -1)
@@ -179,7 +179,7 @@ def _rows(dependencies: Dependencies, cell: int) -> list[int]:
     return [int(row) for row in (dependencies.first[cell], dependencies.second[cell]) if row >= 0]
 
 
-def _misfit(run: Run, dependencies: Dependencies, message: str) -> NoReturn:
+def _misfit(run: MeasuredRun, dependencies: Dependencies, message: str) -> NoReturn:
     schedule = dependencies.schedule
     note = f"the trace is of {_title(run.schedule, run.sizes)}, the drawing of {_title(schedule.name, schedule.sizes)}"
     help = "give the schedule, the sizes and (where a policy orders) the costs that the run was compiled with"

@@ -18,7 +18,7 @@ MOST_RANKS, MOST_NUMBER = 4096, 65_535
 _MOST_FINDINGS = 20
 
 
-class CellKind(IntEnum):
+class TorchCellKind(IntEnum):
     """What one cell of a CSV does. The compute kinds have the values of `OpKind`; the others are torch's names."""
 
     F = OpKind.F
@@ -34,11 +34,11 @@ class CellKind(IntEnum):
     REDUCE_GRAD = 10
 
 
-MESSAGES = (CellKind.SEND_F, CellKind.RECV_F, CellKind.SEND_B, CellKind.RECV_B)
-OF_STAGE = (CellKind.UNSHARD, CellKind.RESHARD, CellKind.REDUCE_GRAD)
+MESSAGES = (TorchCellKind.SEND_F, TorchCellKind.RECV_F, TorchCellKind.SEND_B, TorchCellKind.RECV_B)
+OF_STAGE = (TorchCellKind.UNSHARD, TorchCellKind.RESHARD, TorchCellKind.REDUCE_GRAD)
 """Kinds that concern a stage and no microbatch."""
 
-_COMPUTE = "".join(kind.name for kind in CellKind if len(kind.name) == 1)
+_COMPUTE = "".join(kind.name for kind in TorchCellKind if len(kind.name) == 1)
 _WORDS = "|".join(kind.name for kind in MESSAGES)
 _TOKEN = re.compile(
     rf"(?P<stage>\d{{1,9}})(?:(?P<kind>[{_COMPUTE}]|{_WORDS})(?P<microbatch>\d{{1,9}})"
@@ -54,11 +54,11 @@ Row = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class TorchCells:
     """Everything that a CSV says, row by row; the two ops of a pair are two rows with one pair number.
 
-    rank_start: [ranks + 1]; rank, kind (`CellKind`), stage, microbatch (-1 where there is none), pair (-1 for none),
-    span (index into ``spans``): [rows].
+    rank_start: [ranks + 1]; rank, kind (`TorchCellKind`), stage, microbatch (-1 where there is none), pair (-1 for
+    none), span (index into ``spans``): [rows].
     """
 
     source: Source
@@ -74,7 +74,7 @@ class Cells:
     @property
     def lowered(self) -> bool:
         """Whether the file has more than computation in it."""
-        return bool((self.kind > CellKind.B).any())
+        return bool((self.kind > TorchCellKind.B).any())
 
     def finding(self, code: str, row: int, message: str, label: str = "this cell", help: str = "",
                 other: tuple[int, str] | None = None) -> Diagnostic:  # fmt: skip
@@ -88,10 +88,10 @@ class Cells:
     def text(self, row: int) -> str:
         """The cell as torch writes it: ``3SEND_F0``."""
         number = "" if self.microbatch[row] < 0 else str(self.microbatch[row])
-        return f"{self.stage[row]}{CellKind(int(self.kind[row])).name}{number}"
+        return f"{self.stage[row]}{TorchCellKind(int(self.kind[row])).name}{number}"
 
 
-def read_cells(source: Source) -> Cells:
+def read_cells(source: Source) -> TorchCells:
     """The cells of a CSV. Empty cells (idle slots) and empty lines at the end are skipped.
 
     Raises DiagnosticError (S601) with every cell that is not one, and for a rank without any.
@@ -115,7 +115,7 @@ def read_cells(source: Source) -> Cells:
         raise DiagnosticError(findings[:_MOST_FINDINGS])
     table = np.array(rows, np.int64).reshape(-1, 5)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    return Cells(source, tuple(spans), starts, repeat(np.arange(len(counts)), counts), *table.T)
+    return TorchCells(source, tuple(spans), starts, repeat(np.arange(len(counts)), counts), *table.T)
 
 
 def _read_line(
@@ -144,14 +144,14 @@ def _token(token: str) -> list[tuple[int, int, int]] | str:
     if match is None:
         return f"`{token[:40]}` is not an op"
     if match["alone"]:
-        ops = [(int(CellKind[match["alone"]]), int(match["stage"]), -1)]
+        ops = [(int(TorchCellKind[match["alone"]]), int(match["stage"]), -1)]
     elif match["kind"]:
-        ops = [(int(CellKind[match["kind"]]), int(match["stage"]), int(match["microbatch"]))]
+        ops = [(int(TorchCellKind[match["kind"]]), int(match["stage"]), int(match["microbatch"]))]
     else:
         forward, forward_of, backward, kind, backward_of = match.groups()[4:]
         ops = [
-            (int(CellKind.F), int(forward), int(forward_of)),
-            (int(CellKind[kind]), int(backward), int(backward_of)),
+            (int(TorchCellKind.F), int(forward), int(forward_of)),
+            (int(TorchCellKind[kind]), int(backward), int(backward_of)),
         ]
     if any(max(stage, microbatch) > MOST_NUMBER for _, stage, microbatch in ops):
         return f"`{token[:40]}` has a number out of range"

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.interchange.refusals import no_recomputation
-from schedc.interchange.torch_cells import CellKind, Cells, read_cells
+from schedc.interchange.torch_cells import TorchCellKind, TorchCells, read_cells
 from schedc.interchange.torch_placement import infer_placement
 from schedc.ir.ops import LETTERS
 from schedc.ir.placement import Placement
@@ -58,10 +58,10 @@ def from_torch_csv(
     return schedule_of(read_cells(Source(file, text)), placement, name=name)
 
 
-def schedule_of(cells: Cells, placement: Placement | None = None, *, name: str = "imported") -> Schedule:
+def schedule_of(cells: TorchCells, placement: Placement | None = None, *, name: str = "imported") -> Schedule:
     """What the cells compute. Raises DiagnosticError (S602) where no placement follows from them."""
     place = placement or infer_placement(cells)
-    ops = np.flatnonzero(cells.kind <= CellKind.B)
+    ops = np.flatnonzero(cells.kind <= TorchCellKind.B)
     return Schedule(
         name=name,
         sizes={"P": place.ranks, "M": place.microbatches},

@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.interchange.torch_cells import CellKind, Cells
+from schedc.interchange.torch_cells import TorchCellKind, TorchCells
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Int32
 
 _HELP = "write all forwards, each on the rank that holds its stage"
 
 
-def infer_placement(cells: Cells) -> Placement:
+def infer_placement(cells: TorchCells) -> Placement:
     """The placement of an order that names none.
 
     A stage lives on the rank that runs its forwards. A new pipe begins where the stages of a microbatch all lie on
@@ -21,13 +21,13 @@ def infer_placement(cells: Cells) -> Placement:
 
     Raises DiagnosticError (S602) where no placement follows, at the cell that speaks against one.
     """
-    ops = np.flatnonzero(cells.kind <= CellKind.B)
+    ops = np.flatnonzero(cells.kind <= TorchCellKind.B)
     if not ops.size:
         raise DiagnosticError([cells.finding("S602", 0, "no cell of this file computes anything", help=_HELP)])
     for noun, column in (("stage", cells.stage), ("microbatch", cells.microbatch)):
         _check_numbers(cells, ops, noun, column)
     stages, microbatches = int(cells.stage[ops].max()) + 1, int(cells.microbatch[ops].max()) + 1
-    forward = ops[cells.kind[ops] == CellKind.F]
+    forward = ops[cells.kind[ops] == TorchCellKind.F]
     slots = np.unique(cells.stage[forward] * microbatches + cells.microbatch[forward])
     if slots.size < stages * microbatches:  # before a table of that size is made
         missing = int(np.flatnonzero(np.append(slots, -1) != np.arange(slots.size + 1))[0])
@@ -41,7 +41,7 @@ def infer_placement(cells: Cells) -> Placement:
     return Placement(np.ascontiguousarray(home[:, starts].T), (*starts, microbatches), ranks)
 
 
-def _check_numbers(cells: Cells, ops: npt.NDArray[np.int64], noun: str, column: npt.NDArray[np.int64]) -> None:
+def _check_numbers(cells: TorchCells, ops: npt.NDArray[np.int64], noun: str, column: npt.NDArray[np.int64]) -> None:
     """Refuse numbers that skip some: before a table of that size is made, and because nothing else says how many."""
     known, first = np.unique(column[ops], return_index=True)
     gap = np.flatnonzero(known != np.arange(known.size))
@@ -60,19 +60,19 @@ def _are_pipes(home: Int32, ranks: int) -> bool:
     return all((home[:, a] != home[:, b]).all() for a in range(pipes) for b in range(a)) if pipes <= ranks else False
 
 
-def _unplaced(cells: Cells, ops: npt.NDArray[np.int64], stage: int, microbatch: int) -> Diagnostic:
+def _unplaced(cells: TorchCells, ops: npt.NDArray[np.int64], stage: int, microbatch: int) -> Diagnostic:
     """A forward is missing: at an op of that stage and microbatch, else at the stage's last forward."""
     message = f"no rank runs the forward of microbatch {microbatch} on stage {stage}, so its place is unknown"
     of_stage = ops[cells.stage[ops] == stage]
     exact = of_stage[cells.microbatch[of_stage] == microbatch]
     if exact.size:
         return cells.finding("S602", int(exact[0]), message, help=_HELP)
-    forwards = of_stage[cells.kind[of_stage] == CellKind.F]
+    forwards = of_stage[cells.kind[of_stage] == TorchCellKind.F]
     near, label = (forwards[-1], "the last forward of this stage") if forwards.size else (of_stage[0], "this cell")
     return cells.finding("S602", int(near), message, label, help=_HELP)
 
 
-def _astray(cells: Cells, forward: npt.NDArray[np.int64], home: Int32) -> Diagnostic:
+def _astray(cells: TorchCells, forward: npt.NDArray[np.int64], home: Int32) -> Diagnostic:
     """A stage on several ranks, but no second pipe: at its first forward that is not where most are."""
     ranks = cells.rank_start.size - 1
     stages = home.shape[0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import bincount
-from schedc.search.problem import Problem
+from schedc.search.problem import SearchProblem
 from schedc.search.ticks import Int64
 
 
@@ -23,7 +23,7 @@ class Arcs:
     followed: list[list[tuple[int, int]]]
 
     @classmethod
-    def of(cls, problem: Problem) -> Arcs:
+    def of(cls, problem: SearchProblem) -> Arcs:
         arcs = cls([[] for _ in range(len(problem))], [[] for _ in range(len(problem))])
         for before, after, lag in zip(
             problem.before.tolist(), problem.after.tolist(), problem.lag.tolist(), strict=True
@@ -52,7 +52,7 @@ class Arcs:
 class Windows:
     """head: [cells] ticks before which a cell cannot start. tail: [cells] ticks that must follow its end."""
 
-    problem: Problem
+    problem: SearchProblem
     arcs: Arcs
 
     @cached_property
@@ -105,7 +105,7 @@ class Windows:
         return found
 
 
-def combinatorial_bound(problem: Problem, windows: Windows, objective: str) -> int:
+def combinatorial_bound(problem: SearchProblem, windows: Windows, objective: str) -> int:
     """Ticks that no order of the problem can undercut.
 
     Makespan: the largest over all chains of arcs, and over all ranks of the shortest that one machine takes for the
@@ -119,7 +119,7 @@ def combinatorial_bound(problem: Problem, windows: Windows, objective: str) -> i
     return max([longest, *(_one_machine(problem, windows, rank) for rank in range(known.rank_start.size - 1))])
 
 
-def _one_machine(problem: Problem, windows: Windows, rank: int) -> int:
+def _one_machine(problem: SearchProblem, windows: Windows, rank: int) -> int:
     """The sets worth asking: all cells with at least some tail, from some head on."""
     start = problem.dependencies.rank_start
     cells = np.arange(start[rank], start[rank + 1])

@@ -11,13 +11,13 @@ import numpy as np
 from schedc.ir.arrays import bincount
 from schedc.ir.ops import OpKind
 from schedc.search.bounds import Arcs, Windows
-from schedc.search.problem import Problem
+from schedc.search.problem import SearchProblem
 
 Order = list[int]
 """All cells of a problem, each after those that it follows: the cells of a rank run in this order."""
 
 
-def serial(problem: Problem, arcs: Arcs) -> Order:
+def serial_order(problem: SearchProblem, arcs: Arcs) -> Order:
     """One microbatch after another, as far as the arcs allow; each weight gradient as early as it can.
 
     Where microbatches do not depend on each other (no pairs, one sequence) no order needs less memory on any rank:
@@ -31,7 +31,7 @@ def serial(problem: Problem, arcs: Arcs) -> Order:
     return arcs.sorted(list(zip(microbatch.tolist(), forward.tolist(), (~weight).tolist(), strict=True)))
 
 
-def lists(problem: Problem, windows: Windows, position: list[int]) -> Iterator[Order]:
+def list_orders(problem: SearchProblem, windows: Windows, position: list[int]) -> Iterator[Order]:
     """List schedules under different priorities; those that end in ranks waiting for ever are left out.
 
     position: [cells] time or number in the seed, or another order, that one of the priorities follows.
@@ -48,13 +48,13 @@ def lists(problem: Problem, windows: Windows, position: list[int]) -> Iterator[O
     )
     for priority in priorities:
         for reserve in (True, False) if problem.capacity is not None else (False,):
-            ran = _List(problem, windows.arcs, priority, reserve).run()
+            ran = _ListRun(problem, windows.arcs, priority, reserve).run()
             if len(ran) == len(problem):
                 yield ran
 
 
 @dataclass
-class _Rank:
+class _GreedyRank:
     """now: when it is free; ready: cells whose needs are there; held, promised: memory."""
 
     now: int
@@ -63,19 +63,19 @@ class _Rank:
     promised: int = 0
 
 
-class _List:
+class _ListRun:
     """A run in which every rank that is free starts the ready cell of the least priority that its memory admits.
 
     reserve: the first cell of a microbatch on a rank is admitted only with room for all that the microbatch will hold
     there at once, so that what was begun can end. Else only the next activation needs room, and the run may stall.
     """
 
-    def __init__(self, problem: Problem, arcs: Arcs, priority: list[tuple[int, ...]], reserve: bool) -> None:
+    def __init__(self, problem: SearchProblem, arcs: Arcs, priority: list[tuple[int, ...]], reserve: bool) -> None:
         self.problem, self.arcs, self.priority = problem, arcs, priority
         self.duration = problem.duration.tolist()
         self.rank_of = problem.dependencies.rank.tolist()
         self.room = None if problem.capacity is None else problem.capacity.tolist()
-        self.ranks = [_Rank(0, []) for _ in range(problem.dependencies.rank_start.size - 1)]
+        self.ranks = [_GreedyRank(0, []) for _ in range(problem.dependencies.rank_start.size - 1)]
         self.takes, self.gives = _changes(problem)
         self.promises, self.keeps = _promises(problem) if reserve else ([0] * len(problem), [0] * len(problem))
 
@@ -111,7 +111,7 @@ class _List:
                     heappush(events, (arrival[after], 1, self.rank_of[after], after))
         return order
 
-    def _choose(self, rank: _Rank, number: int) -> int:
+    def _choose(self, rank: _GreedyRank, number: int) -> int:
         """The least ready cell that fits, taken from the rank's list; -1 if none does."""
         passed = []
         chosen = -1
@@ -129,14 +129,14 @@ class _List:
             rank.promised += self.promises[chosen] - self.keeps[chosen]
         return chosen
 
-    def _fits(self, rank: _Rank, number: int, cell: int) -> bool:
+    def _fits(self, rank: _GreedyRank, number: int, cell: int) -> bool:
         if self.room is None or not self.takes[cell]:
             return True
         promise = rank.promised + self.promises[cell] - self.keeps[cell]
         return bool(rank.held + self.takes[cell] + promise <= self.room[number])
 
 
-def _changes(problem: Problem) -> tuple[list[int], list[int]]:
+def _changes(problem: SearchProblem) -> tuple[list[int], list[int]]:
     """[cells] memory taken at the start of a cell and given at its end (less where it then holds a pending weight)."""
     takes, gives = np.zeros(len(problem), np.int64), np.zeros(len(problem), np.int64)
     holds = problem.holds
@@ -146,7 +146,7 @@ def _changes(problem: Problem) -> tuple[list[int], list[int]]:
     return takes.tolist(), gives.tolist()
 
 
-def _promises(problem: Problem) -> tuple[list[int], list[int]]:
+def _promises(problem: SearchProblem) -> tuple[list[int], list[int]]:
     """[cells] what a microbatch's first forward on a rank promises for its other chunks there, and what each of the
     later forwards takes up of the promise (pending weights that outweigh activations are not foreseen)."""
     schedule, known = problem.schedule, problem.dependencies

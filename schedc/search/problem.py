@@ -5,7 +5,8 @@ stage, the sequence of microbatches that the seed has, separately for forwards, 
 loses nothing where the sequence is the same everywhere (first in, first out) and a stage splits all of its backwards
 or none: number the k-th forward, the k-th backward and the k-th weight gradient of every stage k. Each op then still
 starts after what it needs: if the k-th op of one sequence starts at t, then k ops of the sequence before it have ended
-by t, so the first k of them have. Times and memory do not change. Elsewhere it is a restriction (`Problem.limits`).
+by t, so the first k of them have. Times and memory do not change. Elsewhere it is a restriction
+(`SearchProblem.limits`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from schedc.cost.given import check_given
 from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int32, Schedule
 from schedc.search.split import split_backwards
-from schedc.search.ticks import Floats, Grid, Int64, grid_for
+from schedc.search.ticks import Floats, Int64, TickGrid, grid_for
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 Bools = npt.NDArray[np.bool_]
@@ -35,7 +36,7 @@ ALL_SPLIT = "every backward split"
 
 
 @dataclass(frozen=True, eq=False)
-class Holds:
+class MemoryHolds:
     """Memory held by a rank: from the start of cell ``taken`` (its end where ``late``) to the end of cell ``given``.
 
     taken, given: [holds] cells; late: [holds]; amount: [holds] in the memory grid.
@@ -48,7 +49,7 @@ class Holds:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class SearchProblem:
     """The orders of a seed's cells that are searched.
 
     dependencies: of the seed as it is searched (pairs dissolved if asked for, W in the sequence of I).
@@ -62,15 +63,15 @@ class Problem:
     """
 
     dependencies: Dependencies
-    time: Grid
+    time: TickGrid
     refined: int
     borrowed: int
     duration: Int64
     before: Int64
     after: Int64
     lag: Int64
-    memory: Grid
-    holds: Holds
+    memory: TickGrid
+    holds: MemoryHolds
     capacity: Int64 | None
     limits: tuple[str, ...]
 
@@ -106,7 +107,7 @@ class Freedom:
     split: bool = False
 
 
-def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freedom) -> Problem:
+def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freedom) -> SearchProblem:
     """The problem that a legal schedule poses under these costs.
 
     caps: [P] memory that a rank may hold, in the unit of ``costs.activation``, or None for no cap.
@@ -126,7 +127,7 @@ def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freed
         arcs = np.concatenate([arcs, room], axis=1)
     before, after, lag = np.unique(arcs, axis=1)
     limits = _limits(seed, schedule, of_stage)
-    return Problem(known, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits)
+    return SearchProblem(known, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits)
 
 
 def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
@@ -150,13 +151,13 @@ def _by_key(key: Int64, rows: Int64) -> Int64:
     return rows[np.argsort(key[rows], kind="stable")]
 
 
-def _time_grid(spent: Floats, p2p: float) -> tuple[Grid, int, int]:
+def _time_grid(spent: Floats, p2p: float) -> tuple[TickGrid, int, int]:
     """The grid, by how much it is finer than one for the costs alone, and how many cells borrow a tick."""
     longest = max(float(spent.sum()) + 2 * spent.size * p2p, 1e-300)
     grid = grid_for(np.append(spent, p2p), longest)
     borrowed = int((grid.down(spent) == 0).sum())
     refined = borrowed + 1 if grid.exact else 1
-    return Grid(grid.ticks * refined, grid.exact), refined, borrowed
+    return TickGrid(grid.ticks * refined, grid.exact), refined, borrowed
 
 
 def _arcs(known: Dependencies, latency: int) -> Int64:
@@ -183,7 +184,7 @@ def _pairs(before: Int64 | Int32, after: Int64 | Int32, lag: Int64 | int) -> Int
     return np.stack([before, after, np.broadcast_to(np.asarray(lag, np.int64), before.shape)])
 
 
-def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple[Grid, Holds]:
+def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple[TickGrid, MemoryHolds]:
     """Every hold of an activation and of a pending weight gradient; of one throughout where both are as large."""
     schedule, cell = known.schedule, known.cell_of
     values = np.concatenate([costs.activation, costs.pending_weight, [1.0] if caps is None else caps])
@@ -203,7 +204,7 @@ def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple
     late = np.arange(taken.size) >= slots
     amount = np.concatenate([held, pending[rest]])
     real = amount > 0
-    return grid, Holds(taken[real], late[real], given[real], amount[real])
+    return grid, MemoryHolds(taken[real], late[real], given[real], amount[real])
 
 
 def _room(known: Dependencies, costs: StageCosts, caps: Floats) -> Int64:

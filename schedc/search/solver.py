@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedc.search.bounds import Windows
-from schedc.search.problem import Problem
+from schedc.search.problem import SearchProblem
 from schedc.search.ticks import Int64
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Found:
+class SolverResult:
     """What the solver says. start: [cells] ticks of its best order, None if it has none; bound: ticks that no order
     undercuts; status: optimal, feasible, infeasible or unknown; seconds: that it took."""
 
@@ -51,7 +51,9 @@ class Found:
     seconds: float
 
 
-def solve(problem: Problem, windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort) -> Found:
+def solve(
+    problem: SearchProblem, windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort
+) -> SolverResult:
     """Search for an order whose objective is least.
 
     hint: [cells] starts of a known order, which the result is never worse than; None where none is known.
@@ -84,7 +86,7 @@ def solve(problem: Problem, windows: Windows, objective: str, bound: int, hint: 
     status = _interruptible(solver, model)
     names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
     has = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    return Found(
+    return SolverResult(
         names.get(status, "unknown"),
         np.array([solver.value(variable) for variable in start], np.int64) if has else None,
         max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if has else bound,
@@ -107,12 +109,12 @@ def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
         return search.result()
 
 
-def _horizon(problem: Problem) -> int:
+def _horizon(problem: SearchProblem) -> int:
     """Ticks in which some order ends whatever it is, if any exists."""
     return int(problem.duration.sum() + problem.lag.sum())
 
 
-def _limit_memory(model: CpModel, problem: Problem, start: list[IntVar], horizon: int) -> None:
+def _limit_memory(model: CpModel, problem: SearchProblem, start: list[IntVar], horizon: int) -> None:
     """On each rank, what is held at one time is at most its capacity: every hold is an interval of its own."""
     if problem.capacity is None:
         return
@@ -135,7 +137,7 @@ def _limit_memory(model: CpModel, problem: Problem, start: list[IntVar], horizon
 
 def _minimize(
     model: CpModel,
-    problem: Problem,
+    problem: SearchProblem,
     windows: Windows,
     start: list[IntVar],
     objective: str,

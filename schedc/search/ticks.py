@@ -19,7 +19,7 @@ _LARGEST = 10**9
 
 
 @dataclass(frozen=True)
-class Grid:
+class TickGrid:
     """A whole number of ``ticks`` per unit of cost. ``exact``: every cost is a whole number of ticks."""
 
     ticks: int | float
@@ -36,7 +36,7 @@ class Grid:
         return ticks / self.ticks
 
 
-def grid_for(values: Floats, longest: float) -> Grid:
+def grid_for(values: Floats, longest: float) -> TickGrid:
     """The grid for these values, no sum of which exceeds ``longest``.
 
     A float stands for the fraction with a denominator up to 10^5 that lies within 1e-12 (relative) of it, so that 0.1
@@ -52,5 +52,5 @@ def grid_for(values: Floats, longest: float) -> Grid:
         if common * longest > _LARGEST:
             break
     if close and common * longest <= _LARGEST:
-        return Grid(common, exact=True)
-    return Grid(_LARGEST / longest, exact=False)
+        return TickGrid(common, exact=True)
+    return TickGrid(_LARGEST / longest, exact=False)

@@ -18,9 +18,9 @@ from schedc.ir.arrays import repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import Arcs, Windows, combinatorial_bound
-from schedc.search.greedy import Order, lists, serial
-from schedc.search.problem import Freedom, Problem, problem_of
-from schedc.search.solver import Effort, Found, solve
+from schedc.search.greedy import Order, list_orders, serial_order
+from schedc.search.problem import Freedom, SearchProblem, problem_of
+from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
 from schedc.search.ticks import Floats, Int64
 from schedc.source import NOWHERE
@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedSchedule:
     """A schedule and what our own timeline and memory say of it.
 
     value: of the objective. peak: [P] memory in the unit of ``costs.activation``. fits: whether within the cap.
@@ -48,7 +48,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class TuningResult:
     """The best order known at the end.
 
     seed, best: judged by the compiler's own analyses; best is the seed where nothing better was found.
@@ -60,14 +60,14 @@ class Tuned:
     """
 
     objective: str
-    problem: Problem
+    problem: SearchProblem
     caps: Floats | None
-    seed: Judged
-    best: Judged
+    seed: JudgedSchedule
+    best: JudgedSchedule
     origin: str
     own_bound: float
     bound: float
-    search: Found | None
+    search: SolverResult | None
     freedom: Freedom
     effort: Effort
 
@@ -89,7 +89,7 @@ def tune(
     objective: str = "makespan",
     freedom: Freedom | None = None,
     effort: Effort | None = None,
-) -> Tuned:
+) -> TuningResult:
     """The best order of a legal schedule's ops that is found within ``effort``.
 
     caps: [P] the most that each rank may hold, in the unit of ``costs.activation``; None for no cap.
@@ -105,21 +105,21 @@ def tune(
     _refuse_too_many(seed, freedom)
     problem = problem_of(seed, costs, caps, freedom)
     arcs = Arcs.of(problem)
-    simple = serial(problem, arcs)
+    simple = serial_order(problem, arcs)
     if len(simple) < len(problem):
         raise _nothing_fits(seed, problem, caps, "")
     windows, judge = Windows(problem, arcs), _Judge(costs, caps, objective)
     judged = judge(seed)
     known = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
     known += _made(problem, windows, judge, simple)
-    least = judge(reordered(problem, simple)).peak
+    least = judge(with_cell_order(problem, simple)).peak
     if not known and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
     best = reduce(_shorter, known) if known else None
     own = combinatorial_bound(problem, windows, objective)
     own_bound, found = _cost(problem, objective, own), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
-        hint = None if best is None else starts(problem, arcs, best.order)
+        hint = None if best is None else start_times(problem, arcs, best.order)
         found = solve(problem, windows, objective, own, hint, effort)
         best = _better(problem, judge, best, found)
     if best is None:
@@ -127,10 +127,10 @@ def tune(
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
     bound = min(own_bound if found is None else _cost(problem, objective, found.bound), result.value)
     own_bound = min(own_bound, bound)
-    return Tuned(objective, problem, caps, judged, result, best.origin, own_bound, bound, found, freedom, effort)
+    return TuningResult(objective, problem, caps, judged, result, best.origin, own_bound, bound, found, freedom, effort)
 
 
-def reordered(problem: Problem, order: Order) -> Schedule:
+def with_cell_order(problem: SearchProblem, order: Order) -> Schedule:
     """The schedule whose ranks run their cells in this order. Its ops point at no text: no text wrote the order."""
     known, schedule = problem.dependencies, problem.schedule
     cells = np.array(order, np.int64)
@@ -145,7 +145,7 @@ def reordered(problem: Problem, order: Order) -> Schedule:
                    phases=("tuned",), spans=(NOWHERE,), source=None)  # fmt: skip
 
 
-def starts(problem: Problem, arcs: Arcs, order: Order) -> Int64:
+def start_times(problem: SearchProblem, arcs: Arcs, order: Order) -> Int64:
     """[cells] ticks at which the cells start if ranks run them in this order, each as soon as it can."""
     duration, rank = problem.duration.tolist(), problem.dependencies.rank.tolist()
     free = [0] * problem.schedule.ranks
@@ -165,7 +165,7 @@ class _Judge:
     caps: Floats | None
     objective: str
 
-    def __call__(self, schedule: Schedule) -> Judged:
+    def __call__(self, schedule: Schedule) -> JudgedSchedule:
         if findings := check_schedule(schedule):
             raise CompilerBug("search", "an order that is not legal", "\n".join(map(render, findings)))
         known = Dependencies.of(schedule)
@@ -173,7 +173,7 @@ class _Judge:
         peak = measure_memory(schedule, self.costs, known).peak_memory
         value = timeline.makespan if self.objective == "makespan" else float(timeline.span.max(initial=0))
         fits = self.caps is None or bool((peak <= self.caps * (1 + _ROUNDING)).all())
-        return Judged(schedule, timeline, peak, value, fits)
+        return JudgedSchedule(schedule, timeline, peak, value, fits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +182,16 @@ class Candidate:
 
     origin: str
     order: Order
-    judged: Judged
+    judged: JudgedSchedule
 
 
-def _made(problem: Problem, windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
+def _made(problem: SearchProblem, windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
     """Orders that need no search and keep within the cap."""
     position = np.empty(len(problem), np.int64)
     position[_seed_order(problem)] = np.arange(len(problem))
-    made = [*(("list", order) for order in lists(problem, windows, position.tolist())), ("serial", simple)]
+    made = [*(("list", order) for order in list_orders(problem, windows, position.tolist())), ("serial", simple)]
     for origin, order in made:
-        judged = judge(reordered(problem, order))
+        judged = judge(with_cell_order(problem, order))
         if judged.fits:
             yield Candidate(origin, order, judged)
 
@@ -201,18 +201,18 @@ def _shorter(first: Candidate, second: Candidate) -> Candidate:
     return second if second.judged.value < first.judged.value * (1 - _ROUNDING) else first
 
 
-def _better(problem: Problem, judge: _Judge, best: Candidate | None, found: Found) -> Candidate | None:
+def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, found: SolverResult) -> Candidate | None:
     """The solver's order if it is within the cap and better than the best so far, else that."""
     if found.start is None:
         return best
     order = np.argsort(found.start, kind="stable").tolist()
-    found_one = Candidate("search", order, judge(reordered(problem, order)))
+    found_one = Candidate("search", order, judge(with_cell_order(problem, order)))
     if not found_one.judged.fits:
         return best
     return found_one if best is None else _shorter(best, found_one)
 
 
-def _joined(judge: _Judge, seed: Schedule, best: Judged) -> Judged:
+def _joined(judge: _Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedule:
     """The best with full backwards where splitting them gains nothing."""
 
     def as_good(schedule: Schedule) -> bool:
@@ -238,12 +238,12 @@ def _refuse_too_many(seed: Schedule, freedom: Freedom) -> None:
         raise DiagnosticError([Diagnostic("S408", message, help="use smaller sizes", source=seed.source)])
 
 
-def _seed_order(problem: Problem) -> Order:
+def _seed_order(problem: SearchProblem) -> Order:
     order: Order = problem.dependencies.levels.order.tolist()
     return order
 
 
-def _cost(problem: Problem, objective: str, ticks: int) -> float:
+def _cost(problem: SearchProblem, objective: str, ticks: int) -> float:
     """A bound in ticks as one in the unit of the costs. A span rounds at both of its ends."""
     return max(0.0, problem.cost(ticks, slack=int(objective == "span" and not problem.time.exact)))
 
@@ -253,7 +253,7 @@ def _needs(peak: Floats, what: str) -> str:
 
 
 def _nothing_fits(
-    seed: Schedule, problem: Problem, caps: Floats | None, needs: str, found: Found | None = None
+    seed: Schedule, problem: SearchProblem, caps: Floats | None, needs: str, found: SolverResult | None = None
 ) -> DiagnosticError:
     """S407, with what is known of the memory that would do."""
     if caps is None:

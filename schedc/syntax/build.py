@@ -17,7 +17,7 @@ Children = Sequence[Any]
 
 
 @v_args(inline=True)
-class Build(Transformer[Token, t.FileTree]):
+class TreeBuilder(Transformer[Token, t.FileTree]):
     """Builds the tree while the parser reduces; ``source`` is the file being parsed."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _PAGE = 120
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """A line before alignment.
 
     parts: one text, or columns, such as ``phase name``, what it repeats, and the block of a one-line phase.
@@ -32,7 +32,7 @@ class Line:
     kind: str
 
 
-def align(lines: Sequence[Line]) -> list[str]:
+def align(lines: Sequence[TextLine]) -> list[str]:
     """The text of each line, blank lines included."""
     codes = [" " * (INDENT * line.indent) + code for line, code in zip(lines, _codes(lines), strict=True)]
     found: list[str] = []
@@ -46,7 +46,7 @@ def align(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def _runs(lines: Sequence[Line], keys: Sequence[object]) -> list[list[int]]:
+def _runs(lines: Sequence[TextLine], keys: Sequence[object]) -> list[list[int]]:
     """Indexes of the lines, in runs: neighbours at one depth with one key stand together; without a key, alone."""
     runs: list[list[int]] = []
     for at, (line, key) in enumerate(zip(lines, keys, strict=True)):
@@ -57,7 +57,7 @@ def _runs(lines: Sequence[Line], keys: Sequence[object]) -> list[list[int]]:
     return runs
 
 
-def _codes(lines: Sequence[Line]) -> list[str]:
+def _codes(lines: Sequence[TextLine]) -> list[str]:
     found: list[str] = []
     for run in _runs(lines, [line.kind for line in lines]):
         put = _COLUMNS.get(lines[run[0]].kind)

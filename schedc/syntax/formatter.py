@@ -21,8 +21,8 @@ from itertools import pairwise
 
 from schedc.diagnostics import CompilerBug
 from schedc.source import Source
-from schedc.syntax.columns import Line, align
-from schedc.syntax.parser import _grammar, parse
+from schedc.syntax.columns import TextLine, align
+from schedc.syntax.parser import grammar, parse
 from schedc.syntax.tokens import PLAN_LINES, scan
 
 _COMMENT = re.compile(r"#[^\n]*")
@@ -49,7 +49,7 @@ _WITH_BLOCK = ("PHASE", "FOR", "REPEAT")
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenPiece:
     """A token or comment. line, end_line: where it was; spaced: whether white space was before it.
 
     partner: of a brace, the index of the other one; block: it is a brace of a block that spans lines.
@@ -80,10 +80,10 @@ def format_source(source: Source) -> str:
     return text
 
 
-def _pieces(source: Source) -> list[Piece]:
+def _pieces(source: Source) -> list[TokenPiece]:
     """Tokens and comments in order. Comments are what stands between tokens, besides white space."""
-    items = scan(source, _grammar()[0].parser.lexer.lexer).items
-    found: list[Piece] = []
+    items = scan(source, grammar()[0].parser.lexer.lexer).items
+    found: list[TokenPiece] = []
     at = 0
     planned, depth = False, 0
     for token in items:
@@ -93,19 +93,19 @@ def _pieces(source: Source) -> list[Piece]:
         text = str(token).rstrip()
         depth += (token.type == "LBRACE") - (token.type == "RBRACE")
         planned = token.type == "PLAN" or (planned and (depth > 0 or token.type not in ("RBRACE", "SCHEDULE")))
-        found.append(Piece(token.type, text, token.line or 0, token.end_line or 0, spaced, planned=planned))
+        found.append(TokenPiece(token.type, text, token.line or 0, token.end_line or 0, spaced, planned=planned))
         at = end
     _comments(source, at, len(source.text), found)
     return _with_braces(found)
 
 
-def _comments(source: Source, start: int, end: int, found: list[Piece]) -> None:
+def _comments(source: Source, start: int, end: int, found: list[TokenPiece]) -> None:
     for match in _COMMENT.finditer(source.text, start, end):
         line = source.span_at(match.start(), match.end()).line
-        found.append(Piece(_BROKEN, match[0].rstrip(), line, line, True))
+        found.append(TokenPiece(_BROKEN, match[0].rstrip(), line, line, True))
 
 
-def _with_braces(pieces: list[Piece]) -> list[Piece]:
+def _with_braces(pieces: list[TokenPiece]) -> list[TokenPiece]:
     opened: list[int] = []
     for at, piece in enumerate(pieces):
         if piece.kind == "LBRACE":
@@ -121,10 +121,10 @@ def _with_braces(pieces: list[Piece]) -> list[Piece]:
 # Lines.
 
 
-def _lines(pieces: Sequence[Piece]) -> Iterator[Line]:
+def _lines(pieces: Sequence[TokenPiece]) -> Iterator[TextLine]:
     """The lines of the result, with their indentation and columns, not yet aligned."""
     depth, brackets, statement = 0, 0, 0
-    previous: Piece | None = None
+    previous: TokenPiece | None = None
     for start, end in _ranges(pieces):
         line = pieces[start:end]
         first = line[0]
@@ -140,7 +140,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[Line]:
         previous = next((p for p in reversed(line) if p.kind != _BROKEN), previous)
 
 
-def _ranges(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+def _ranges(pieces: Sequence[TokenPiece]) -> Iterator[tuple[int, int]]:
     start = 0
     for at in range(1, len(pieces)):
         if _breaks(pieces, at):
@@ -150,7 +150,7 @@ def _ranges(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
         yield start, len(pieces)
 
 
-def _breaks(pieces: Sequence[Piece], at: int) -> bool:
+def _breaks(pieces: Sequence[TokenPiece], at: int) -> bool:
     """Whether a line begins at a piece: where the author began one, and around blocks that span lines."""
     before, piece = pieces[at - 1], pieces[at]
     apart = piece.line > before.end_line
@@ -165,25 +165,25 @@ def _breaks(pieces: Sequence[Piece], at: int) -> bool:
     return apart or (before.block and before.kind in ("LBRACE", "RBRACE")) or (piece.block and piece.kind == "RBRACE")
 
 
-def _goes_on(previous: Piece | None, first: Piece) -> bool:
+def _goes_on(previous: TokenPiece | None, first: TokenPiece) -> bool:
     if previous is None or previous.kind in ("LBRACE", "RBRACE", "DOC") or first.kind in ("RBRACE", "DOC"):
         return False
     return previous.kind not in _ENDS or first.kind in _GOES_ON
 
 
-def _line(line: Sequence[Piece], pieces: Sequence[Piece], start: int, indent: int, blank: bool) -> Line:
+def _line(line: Sequence[TokenPiece], pieces: Sequence[TokenPiece], start: int, indent: int, blank: bool) -> TextLine:
     """A line as text, with the columns of a phase that stands on it whole."""
     comment = line[-1].text if line[-1].kind == _BROKEN else ""
     code = line[:-1] if comment else line
     if not code:
-        return Line(indent, blank, (comment,), "", "")
+        return TextLine(indent, blank, (comment,), "", "")
     inner = _columns(code, start)
     bounds = [0, *inner, len(code)]
     parts = tuple(_join(pieces, start + low, start + high) for low, high in pairwise(bounds))
-    return Line(indent, blank, parts, comment, code[0].kind if inner else "")
+    return TextLine(indent, blank, parts, comment, code[0].kind if inner else "")
 
 
-def _columns(code: Sequence[Piece], start: int) -> list[int]:
+def _columns(code: Sequence[TokenPiece], start: int) -> list[int]:
     """Where the inner columns of a line begin: of a one-line phase what is repeated, if anything is, and the block."""
     if code[0].kind in _COLUMN_AT:
         return [at for at, piece in enumerate(code) if piece.kind == _COLUMN_AT[code[0].kind]][:1]
@@ -193,14 +193,14 @@ def _columns(code: Sequence[Piece], start: int) -> list[int]:
     return [2, block] if code[0].kind == "PHASE" and block > 2 else [block]
 
 
-def _join(pieces: Sequence[Piece], start: int, end: int) -> str:
+def _join(pieces: Sequence[TokenPiece], start: int, end: int) -> str:
     parts = [pieces[start].text]
     for at in range(start + 1, end):
         parts += [" " * _gap(pieces, at), pieces[at].text]
     return "".join(parts)
 
 
-def _gap(pieces: Sequence[Piece], at: int) -> int:
+def _gap(pieces: Sequence[TokenPiece], at: int) -> int:
     """Spaces between a piece and the one before it on its line."""
     before, piece = pieces[at - 1], pieces[at]
     if piece.kind in ("COMMA", "COLON", "RPAR", "RSQB") or before.kind in ("LPAR", "LSQB"):
@@ -217,11 +217,11 @@ def _gap(pieces: Sequence[Piece], at: int) -> int:
     return 1
 
 
-def _binary(pieces: Sequence[Piece], at: int) -> bool:
+def _binary(pieces: Sequence[TokenPiece], at: int) -> bool:
     return at > 0 and pieces[at - 1].kind in _ENDS - {"RBRACE"}
 
 
-def _begins(pieces: Sequence[Piece], at: int) -> bool:
+def _begins(pieces: Sequence[TokenPiece], at: int) -> bool:
     """Whether a piece behind the end of a value, op or block begins something new."""
     kind = pieces[at].kind
     if pieces[at].planned:

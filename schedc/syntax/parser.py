@@ -12,7 +12,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.source import Source, Span
-from schedc.syntax.build import Build
+from schedc.syntax.build import TreeBuilder
 from schedc.syntax.messages import unexpected
 from schedc.syntax.tokens import PLAN_LINES, Tokens, scan, span_of
 from schedc.syntax.tree import FileTree
@@ -35,9 +35,9 @@ _STATEMENTS = frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "
 
 
 @cache
-def _grammar() -> tuple[Lark, Build]:
+def grammar() -> tuple[Lark, TreeBuilder]:
     """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call."""
-    build = Build()
+    build = TreeBuilder()
     text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
     return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
 
@@ -53,7 +53,7 @@ class _Refused:
 
 def parse(source: Source) -> FileTree:
     """The tree of ``source``. Raises `DiagnosticError` with every syntax error found (codes S0)."""
-    lark, build = _grammar()
+    lark, build = grammar()
     tokens = scan(source, lark.parser.lexer.lexer)
     if tokens.fatal:
         raise DiagnosticError(tokens.findings)

@@ -259,7 +259,7 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Hang
 
 
-LIMITS = {"MAX_OPS": MOST_OPS, "MAX_DISPATCHED": MOST_OPS // 10, "MAX_WORK": MOST_WORK}
+LIMITS = {"MAX_OPS": MOST_OPS, "MAX_COMPUTED": MOST_OPS // 10, "MAX_WORK": MOST_WORK}
 
 
 def limits() -> list[tuple[ModuleType, str]]:

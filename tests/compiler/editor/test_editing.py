@@ -49,9 +49,9 @@ def test_the_shell_completes_schedules_sizes_and_targets() -> None:
 
 def grammar_words() -> set[str]:
     """The words that the parser itself knows."""
-    from schedc.syntax.parser import _grammar
+    from schedc.syntax.parser import grammar
 
-    patterns = [terminal.pattern.value for terminal in _grammar()[0].terminals]
+    patterns = [terminal.pattern.value for terminal in grammar()[0].terminals]
     return {pattern for pattern in patterns if re.fullmatch("[a-z]+", pattern)}
 
 

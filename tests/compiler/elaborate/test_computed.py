@@ -20,7 +20,7 @@ from schedc.compiler import analyse, compile_at, legal_schedule
 from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.elaborate.dispatch import dispatch
+from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import freeze, frozen_path
@@ -440,7 +440,7 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
 def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
     schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})
     costs = data.draw(stage_costs(schedule.stages))
-    ran = dispatch(schedule, [False] * len(schedule), None, costs)
+    ran = list_schedule(schedule, [False] * len(schedule), None, costs)
     assert ran.complete
     assert ran.makespan == simulate(schedule, costs, Dependencies.of(schedule)).makespan
 

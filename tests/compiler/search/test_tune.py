@@ -30,7 +30,7 @@ from schedc.search.problem import Freedom, problem_of
 from schedc.search.solver import Effort
 from schedc.search.split import split_backwards
 from schedc.search.ticks import grid_for
-from schedc.search.tune import MAX_OPS, Tuned, reordered, tune
+from schedc.search.tune import MAX_OPS, TuningResult, tune, with_cell_order
 from support.random_schedules import random_schedule
 
 pytest.importorskip("ortools")
@@ -56,7 +56,7 @@ def every_order(schedule: Schedule) -> Iterator[Schedule]:
     bounds = schedule.rank_start
     ranks = [list(_sequences(schedule, list(range(bounds[r], bounds[r + 1])))) for r in range(schedule.ranks)]
     for sequence in product(*ranks):
-        candidate = reordered(problem, [cell for rank in sequence for cell in rank])
+        candidate = with_cell_order(problem, [cell for rank in sequence for cell in rank])
         if not Dependencies.of(candidate).levels.stuck.size:
             yield candidate
 
@@ -272,7 +272,7 @@ def test_costs_become_whole_ticks_where_they_can(values: tuple[float, ...], tick
 def test_effort_instead_of_time_gives_the_same_order_again() -> None:
     seed = library("interleaved_1f1b", P=4, M=8)
     costs = Costs(F=(1.3, 1, 1, 1, 1, 1, 1, 2))
-    again: list[Tuned] = [
+    again: list[TuningResult] = [
         tune(seed, costs, caps=own_peaks(seed, costs), freedom=SPLIT, effort=Effort(None, 0.5, workers=4))
         for _ in range(2)
     ]

@@ -14,35 +14,35 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.elaborate.clock import Cell, Machine
-from schedc.elaborate.ready_ops import Pool, TurnPool, WishPool
+from schedc.elaborate.clock import CellRows, RankClock
+from schedc.elaborate.ready_ops import InTurnPool, OpPool, PreferencePool
 from schedc.elaborate.rules import InTurn, Preferred, Rule
 from schedc.ir.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Ran:
+class SimulatedOrder:
     """The cells of each rank as they ran, the time, and whether all of them could run.
 
     span: the longest time from a rank's first op to the end of its last.
     """
 
-    cells: list[list[Cell]]
+    cells: list[list[CellRows]]
     makespan: float
     span: float
     complete: bool
 
 
-def dispatch(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, costs: Costs) -> Ran:
+def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, costs: Costs) -> SimulatedOrder:
     """Run a schedule whose ``computed`` rows ([ops]) go by ``rule`` and whose others run as written.
 
     The computed rows of a rank are consecutive. Times are those of ``costs``; a `timed` block has unit slots.
     """
-    machine = Machine(schedule, Costs() if isinstance(rule, InTurn) else costs)
-    ranks = [_Rank(machine, rank, computed, rule) for rank in range(schedule.ranks)]
+    clock = RankClock(schedule, Costs() if isinstance(rule, InTurn) else costs)
+    ranks = [_RankQueue(clock, rank, computed, rule) for rank in range(schedule.ranks)]
     free = [0.0] * schedule.ranks
     first = [0.0] * schedule.ranks
-    cells: list[list[Cell]] = [[] for _ in ranks]
+    cells: list[list[CellRows]] = [[] for _ in ranks]
     events = [(0.0, rank) for rank in range(schedule.ranks)]
     heapify(events)
     while events:
@@ -52,16 +52,16 @@ def dispatch(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, co
             continue  # the rank is woken again when it is free, and when something arrives
         first[rank] = first[rank] if cells[rank] else now
         cells[rank].append(cell)
-        free[rank] = machine.start(cell, rank, now)
+        free[rank] = clock.start(cell, rank, now)
         heappush(events, (free[rank], rank))
-        for wake in machine.sent:
+        for wake in clock.sent:
             heappush(events, wake)
     span = max((end - start for start, end in zip(first, free, strict=True)), default=0.0)
     complete = sum(map(len, (c for r in cells for c in r))) == len(schedule)
-    return Ran(cells, max(free, default=0.0), span, complete)
+    return SimulatedOrder(cells, max(free, default=0.0), span, complete)
 
 
-def reordered(schedule: Schedule, ran: Ran) -> Schedule:
+def in_run_order(schedule: Schedule, ran: SimulatedOrder) -> Schedule:
     """The schedule in the order in which it ran."""
     cells = [cell for rank in ran.cells for cell in rank]
     rows = np.array([row for cell in cells for row in cell], np.int64)
@@ -72,36 +72,36 @@ def reordered(schedule: Schedule, ran: Ran) -> Schedule:
     return replace(schedule, pair=pair, **columns)
 
 
-class _Rank:
+class _RankQueue:
     """What a rank has still to do: cells before the computed order, that, and cells after it."""
 
-    def __init__(self, machine: Machine, rank: int, computed: Sequence[bool], rule: Rule | None) -> None:
-        self.machine = machine
-        start, stop = machine.schedule.rank_start[rank : rank + 2].tolist()
+    def __init__(self, clock: RankClock, rank: int, computed: Sequence[bool], rule: Rule | None) -> None:
+        self.clock = clock
+        start, stop = clock.schedule.rank_start[rank : rank + 2].tolist()
         pool = [row for row in range(start, stop) if computed[row]] if rule is not None else []
         edge = pool[0] if pool else stop
-        self.before = deque(_cells(machine.schedule, start, edge))
-        self.after = deque(_cells(machine.schedule, edge + len(pool), stop))
-        self.pool: Pool | None = None
+        self.before = deque(_cells(clock.schedule, start, edge))
+        self.after = deque(_cells(clock.schedule, edge + len(pool), stop))
+        self.pool: OpPool | None = None
         if isinstance(rule, InTurn):
-            self.pool = TurnPool(machine, rank, pool, rule)
+            self.pool = InTurnPool(clock, rank, pool, rule)
         if isinstance(rule, Preferred):
-            self.pool = WishPool(machine, rank, pool, rule)
+            self.pool = PreferencePool(clock, rank, pool, rule)
 
-    def next(self, now: float) -> Cell | None:
+    def next(self, now: float) -> CellRows | None:
         """The cell that the rank starts now; None if it has to wait."""
         if not self.before and self.pool is not None and self.pool.left:
             cell = self.pool.choose(now)
         else:
             cells = self.before or self.after
-            ready = cells and all(self.machine.ready(row, now) for row in cells[0])
+            ready = cells and all(self.clock.ready(row, now) for row in cells[0])
             cell = cells.popleft() if ready else None
         if cell is not None and self.pool is not None:
             self.pool.note(cell)
         return cell
 
 
-def _cells(schedule: Schedule, start: int, stop: int) -> Iterator[Cell]:
+def _cells(schedule: Schedule, start: int, stop: int) -> Iterator[CellRows]:
     """The cells of consecutive rows of one rank."""
     pair = schedule.pair[start:stop].tolist()
     row = start
