@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser pictures trainers demo test sweep check dist bench figures clean
+.PHONY: setup browser pictures trainers demo test test-fast sweep check dist bench figures clean
 
 setup: $(READY)
 
@@ -34,8 +34,13 @@ demo: setup  ## compile dualpipev and train a small transformer with it on 4 loc
 	$(BIN)/schedc compile dualpipev -o build/dualpipev
 	$(BIN)/schedc run dualpipev -D P=4 -D M=10 --check bitwise
 
-test: setup  ## the whole suite, with the long sweeps in their reduced form
-	$(BIN)/python -m pytest
+ROOM ?=
+
+test: setup  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
+	$(BIN)/python -m pytest tests/$(ROOM)
+
+test-fast: setup  ## what starts no ranks and takes no test longer than five seconds
+	$(BIN)/python -m pytest -m 'not processes and not slow' tests/$(ROOM)
 
 sweep: setup  ## the long sweeps in full; the suite runs them reduced
 	SCHEDC_SWEEP=full $(BIN)/python -m pytest -m sweep

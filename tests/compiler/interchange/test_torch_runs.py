@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=[name for name, _ in CASES])
 def test_both_levels_run_unchanged_with_bitwise_equal_gradients(
     name: str, sizes: dict[str, int], tmp_path: Path
@@ -49,6 +50,7 @@ LOWERED = sorted(set(names()) - {"chimera", "dualpipe", "seq1f1b"})
 """Neither two directions nor segments of a sequence are in the lowered CSV."""
 
 
+@pytest.mark.processes
 def test_every_lowered_order_gives_the_gradients_of_our_runtime(tmp_path: Path) -> None:
     """Weights, biases and norms, bit by bit, where W comes in another order than I (`zbh1_late`), too."""
     sizes = {"P": 4, "M": 8}

@@ -134,6 +134,7 @@ def test_a_role_has_the_lower_median_of_its_places() -> None:
     assert merged([[{"a": [1.0]}], [{"a": [2.0], "b": [3.0]}]]) == [{"a": [1.0, 2.0], "b": [3.0]}]
 
 
+@pytest.mark.processes
 def test_calibrate_check_run(tmp_path: Path) -> None:
     """What a user does: measure a plan on processes, price it, train with the measured order."""
     plan, costs_file = tmp_path / "small.sched", tmp_path / "made" / "costs.toml"

@@ -14,6 +14,7 @@ from schedc_runtime.testing import pool
 from support.runtime_cases import next_token_loss, small_gpt
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("schedule", "kind", "experts", "data", "rs"),
     [("zbh1", "gpt", 1, 2, False), ("1f1b", "gpt", 1, 2, True), ("dualpipev", "moe", 2, 1, False)],

@@ -92,6 +92,7 @@ def test_copies_read_what_was_there_and_the_host_goes_on() -> None:
     assert torch.equal(ahead.result, torch.full_like(source, 2))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_processes_over_nccl() -> None:
     command = [

@@ -240,6 +240,7 @@ def write(program: Program, folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.processes
 def test_run_on_processes(tmp_path: Path) -> None:
     path = write(schedc.compile("dualpipev", P=2, M=4), tmp_path)
     trace = tmp_path / "trace.json"

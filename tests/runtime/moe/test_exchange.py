@@ -115,6 +115,7 @@ def test_padded_shapes_do_not_depend_on_the_routing() -> None:
     assert shapes[0][0][0][1] == (2 * 4,) * 4
 
 
+@pytest.mark.processes
 def test_over_gloo() -> None:
     for answer in pool(4).run("runtime.moe.exchange_cases:over_gloo", per_node=2, tokens=[9, 0, 4, 7], seed=3):
         assert answer["wrong"] == []
@@ -122,10 +123,12 @@ def test_over_gloo() -> None:
             assert counted == expected
 
 
+@pytest.mark.processes
 def test_collectives_over_gloo() -> None:
     assert pool(4).run("runtime.moe.exchange_cases:collectives_over_gloo") == [[]] * 4
 
 
+@pytest.mark.processes
 def test_a_lost_collective_over_gloo_is_named() -> None:
     text = pool(4).run("runtime.moe.exchange_cases:lost_over_gloo")[0]
     assert text.startswith("communicator rail 1, collective 0 (all_gather `routing`), rank 0 of 4: ")

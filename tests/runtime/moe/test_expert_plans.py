@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.processes
 def test_processes() -> None:
     for wrong in pool(4).run("support.expert_cases:parity", cases=CASES, timeout=240):
         assert wrong == [[]] * len(CASES)

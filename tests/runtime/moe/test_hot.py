@@ -259,6 +259,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.processes
 def test_processes() -> None:
     """Bit by bit what all ranks in one process give."""
     ranks = pool(4).run("runtime.moe.hot_cases:parity", cases=PROCESSES, timeout=240)
@@ -268,6 +269,7 @@ def test_processes() -> None:
         assert sum(found[case][2]["hot_rows"] for found in ranks) > 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_layer_called_as_a_module(frozen: bool) -> None:
     for error, rows, gradient in pool(4).run("runtime.moe.hot_cases:module", frozen=frozen, timeout=120):

@@ -276,6 +276,7 @@ def test_a_layer_alone_is_plain_autograd(routing: Routing, capacity: Capacity | 
         )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("capacity", [None, [1.0, "probs"], [0.5, "position"]])
 def test_sharded_layers_agree_whatever_the_method(capacity: list[Any] | None) -> None:
     results = pool(4).run("runtime.moe.moe_cases:sharded_layer", per_node=2, capacity=capacity)
@@ -288,6 +289,7 @@ def test_sharded_layers_agree_whatever_the_method(capacity: list[Any] | None) ->
     assert sum(result["rows"] for result in results) == 120 - results[0]["dropped"]
 
 
+@pytest.mark.processes
 def test_ranks_with_other_numbers_of_tokens_have_the_loss_of_all_of_them() -> None:
     for errors in pool(4).run("runtime.moe.moe_cases:uneven"):
         assert max(errors) < 1e-13

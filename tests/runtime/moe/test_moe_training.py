@@ -122,6 +122,7 @@ def test_tied_multi_token_embedding_and_plain_logits() -> None:
     assert single(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
 
 
+@pytest.mark.processes
 def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
     sizes = {"microbatches": 2, "blocks": 2, "experts": 8, "top": 2, "tokens": 8, "steps": 10, "learning-rate": 0.02}

@@ -41,6 +41,7 @@ IN_PROCESS = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", ON_PROCESSES)
 def test_processes(ranks: int) -> None:
     cases = [(name, {"P": ranks, **sizes}) for name, sizes in ON_PROCESSES[ranks]]

@@ -116,6 +116,7 @@ def different_layouts(rank: int, world_size: int) -> str:
     return "built"
 
 
+@pytest.mark.processes
 def test_all_ranks_must_have_the_same_layout() -> None:
     told = pool(2).run("runtime.partition.test_layout_runtime:different_layouts")
     assert told == ["rank 0 and rank 1 differ in their layout of blocks on stages"] * 2

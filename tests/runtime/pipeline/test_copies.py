@@ -45,6 +45,7 @@ def test_tied_weights_of_stages_on_one_rank(schedule: str, sizes: dict[str, int]
     assert list(pipe.full_state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.processes
 def test_tied_weights_on_processes() -> None:
     everyone = pool(2).run("support.runtime_cases:parity", cases=[TIED[0], TIED[2]], tied=True)
     for number in range(2):
@@ -137,6 +138,7 @@ class Choosing(nn.Module):
         return torch.cat([x[:, :1], (x + chosen)[:, 1:]], dim=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_parameter_that_no_microbatch_used_has_no_gradient_on_any_copy(processes: bool) -> None:
     """Each pipe's microbatches choose another layer: both copies get both gradients, and none of the third."""

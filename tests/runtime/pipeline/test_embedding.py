@@ -44,6 +44,7 @@ def train_plainly(steps: int) -> float:
     return loss.item()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("document", "steps"), [("README.md", 3), ("docs/guide/running.md", 1)])
 def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     first, *others = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
@@ -54,6 +55,7 @@ def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     assert answers[0][1] == pytest.approx(train_plainly(steps), rel=1e-9)
 
 
+@pytest.mark.processes
 def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
     sizes = {"microbatches": 4, "blocks": 4, "width": 16, "tokens": 8, "steps": 20, "learning-rate": 0.02}

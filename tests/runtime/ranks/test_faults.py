@@ -9,6 +9,7 @@ import pytest
 from schedc_runtime.testing import RankError, pool
 
 
+@pytest.mark.processes
 def test_bad_batches_are_refused_alike_on_every_rank() -> None:
     first, second = pool(2).run("runtime.ranks.fault_cases:refusals")
     assert first == second
@@ -26,23 +27,27 @@ def test_bad_batches_are_refused_alike_on_every_rank() -> None:
         assert text.startswith(expected)
 
 
+@pytest.mark.processes
 def test_copies_of_a_stage_must_begin_equal() -> None:
     answers = pool(2).run("runtime.ranks.fault_cases:different_models")
     told = (f"rank 0 and rank 1 differ in their {what} of stage 0" for what in ("weights", "frozen parameters"))
     assert answers == [[*told, "built"]] * 2
 
 
+@pytest.mark.processes
 def test_a_device_that_the_group_cannot_send_from_is_refused() -> None:
     for kind, text in pool(2).run("runtime.ranks.fault_cases:other_device"):
         assert kind == "RuntimeFault"
         assert text.startswith("the model lies on cuda:0, and the process group (cpu:gloo,cuda:gloo) cannot send")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sizes_may_change_between_steps(ranks: int) -> None:
     assert pool(ranks).run("runtime.ranks.fault_cases:changing_sizes") == [[]] * ranks
 
 
+@pytest.mark.processes
 def test_an_exception_is_reported_by_the_others_as_its_cause() -> None:
     (other, seconds, after), (own, _, _) = pool(2).run("runtime.ranks.fault_cases:failing", fault="raise", timeout=20.0)
     assert own[0] == "InstructionError"
@@ -54,6 +59,7 @@ def test_an_exception_is_reported_by_the_others_as_its_cause() -> None:
     assert after[0] == "PipelineBroken"
 
 
+@pytest.mark.processes
 def test_a_wrong_shape_is_found_before_it_is_sent() -> None:
     (own, _, _), (other, _, _) = pool(2).run("runtime.ranks.fault_cases:failing", fault="shape", timeout=20.0)
     assert own[0] == "InstructionError"
@@ -63,6 +69,7 @@ def test_a_wrong_shape_is_found_before_it_is_sent() -> None:
     assert "float64[2, 3, 16]" in other[1]
 
 
+@pytest.mark.processes
 def test_a_hung_rank_is_named_with_what_each_rank_waits_on() -> None:
     (other, seconds, _), (own, _, _) = pool(2).run("runtime.ranks.fault_cases:failing", fault="sleep")
     assert other[0] == "StepTimeout"
@@ -72,6 +79,7 @@ def test_a_hung_rank_is_named_with_what_each_rank_waits_on() -> None:
     assert own[0] in ("StepTimeout", "PeerFailure")
 
 
+@pytest.mark.processes
 def test_a_stopped_rank_is_named() -> None:
     (other, _, _), _ = pool(2).run("runtime.ranks.fault_cases:failing", fault="stop")
     assert other[0] == "StepTimeout"
@@ -79,6 +87,7 @@ def test_a_stopped_rank_is_named() -> None:
     assert other[1].count("where every rank stands:") == 1
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_is_named() -> None:
     alive, dead = pool(2).outcomes("runtime.ranks.fault_cases:failing", fault="kill")
     assert isinstance(dead, RankError)
@@ -89,10 +98,12 @@ def test_a_rank_that_dies_is_named() -> None:
     assert seconds < 5
 
 
+@pytest.mark.processes
 def test_a_short_pause_changes_nothing() -> None:
     assert pool(2).run("runtime.ranks.fault_cases:pause") == [[], []]
 
 
+@pytest.mark.processes
 def test_a_rank_that_never_comes_is_named() -> None:
     (kind, text), _ = pool(2).run("runtime.ranks.fault_cases:absent")
     assert kind == "StepTimeout"
@@ -100,6 +111,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
     assert "\n  rank 1 is between steps, before the first" in text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("block", "call", "stage"), [(1, 2, 1), (3, 1, 3)])
 def test_nan_is_traced_to_its_microbatch_and_stage(block: int, call: int, stage: int) -> None:
     answers = pool(4).run("runtime.ranks.fault_cases:not_finite", block=block, call=call)
@@ -110,6 +122,7 @@ def test_nan_is_traced_to_its_microbatch_and_stage(block: int, call: int, stage:
     assert wrong == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
 def test_the_whole_state_is_gathered_under_the_models_names(schedule: str) -> None:
     first, second = pool(2).run("runtime.ranks.fault_cases:whole_state", schedule=schedule)

@@ -53,6 +53,7 @@ def test_the_mesh_that_torchrun_started(monkeypatch: pytest.MonkeyPatch) -> None
 CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualpipev", {"M": 4})]
 
 
+@pytest.mark.processes
 def test_processes() -> None:
     cases = [
         *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES],
@@ -88,6 +89,7 @@ SPREADS = [(4, 1), (2, 2), (1, 4)]
 """Expert ranks and further replicas of the same four batches."""
 
 
+@pytest.mark.processes
 def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
     assert pool(4).run("support.mesh_cases:auxiliary", meshes=SPREADS, timeout=60) == [[[]] * 3] * 4
 
@@ -130,6 +132,7 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
     assert len(first) == 1  # its tokens have the same bits everywhere
 
 
+@pytest.mark.processes
 def test_replicas_that_differ_are_told() -> None:
     for told in pool(4).run("support.mesh_cases:disagreements", timeout=60):
         assert told[0] == "rank 1 of replica 0 and rank 1 of replica 1 differ in their weights of stage 1"
@@ -138,6 +141,7 @@ def test_replicas_that_differ_are_told() -> None:
         assert "differ in their routing of `blocks." in told[3]
 
 
+@pytest.mark.processes
 def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:
     """Also to ranks of other pipelines, which wait for it in a collective of experts or of replicas."""
     everyone = pool(4).run("support.mesh_cases:a_replica_fails", timeout=60)

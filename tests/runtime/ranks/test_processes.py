@@ -29,6 +29,7 @@ def settled(process: Process, wanted: str) -> Condition:
     return now
 
 
+@pytest.mark.processes
 def test_stopped_and_killed_are_told_apart() -> None:
     assert condition(this_process()) == Condition(False, False, "")
     sleeper = subprocess.Popen(["sleep", "60"])
@@ -88,6 +89,7 @@ sys.exit(int(sys.argv[2]))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("sent", "status", "expected", "named"),
     [("SIGKILL", 0, 1, True), ("SIGSTOP", 3, 1, False), ("SIGCONT", 0, 0, False)],

@@ -50,6 +50,7 @@ def own_store() -> dict[str, Any]:
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=FAULTS)
 def test_an_attempt_meets_its_own_failure_and_no_other(number: int, outcomes: dict[str, list[Any]]) -> None:
     first, second = outcomes["trainer"][number]
@@ -71,6 +72,7 @@ def test_an_attempt_meets_its_own_failure_and_no_other(number: int, outcomes: di
             assert first[:3] == ["raised", "StepTimeout", "rank 1 did not join rank 0 within 2 s"]
 
 
+@pytest.mark.processes
 def test_pipelines_of_a_group_in_a_job_of_the_users_own(outcomes: dict[str, list[Any]]) -> None:
     alone, first, second = outcomes["several"]
     assert alone == ["returned", []]
@@ -79,6 +81,7 @@ def test_pipelines_of_a_group_in_a_job_of_the_users_own(outcomes: dict[str, list
     assert before == after
 
 
+@pytest.mark.processes
 def test_the_death_of_the_rank_that_held_the_store_is_told(outcomes: dict[str, list[Any]]) -> None:
     dead, (_, (kind, text, seconds)) = outcomes["store_lost"]
     assert dead == ["died", 9]
@@ -88,6 +91,7 @@ def test_the_death_of_the_rank_that_held_the_store_is_told(outcomes: dict[str, l
     assert float(seconds) < 10, "not after the timeout of 20 s"
 
 
+@pytest.mark.processes
 def test_one_survivor_lists_all_ranks_and_the_others_refer_to_it(outcomes: dict[str, list[Any]]) -> None:
     first, dead, third, fourth = outcomes["one_list"]
     assert dead == ["died", 9]
@@ -101,6 +105,7 @@ def test_one_survivor_lists_all_ranks_and_the_others_refer_to_it(outcomes: dict[
         assert reference in whole or re.fullmatch("the error of rank [023] lists where every rank stood", reference)
 
 
+@pytest.mark.processes
 def test_a_broken_connection_is_no_timeout(outcomes: dict[str, list[Any]]) -> None:
     assert [(kind, rank) for _, (kind, rank, _) in outcomes["broken"]] == [("PeerFailure", f"rank {n}") for n in (1, 0)]
     texts = [text for _, (*_, text) in outcomes["broken"]]
@@ -110,6 +115,7 @@ def test_a_broken_connection_is_no_timeout(outcomes: dict[str, list[Any]]) -> No
     assert sum("where every rank stands:" in text for text in texts) == 1
 
 
+@pytest.mark.processes
 def test_a_trainer_that_closes_nothing_ends_well(outcomes: dict[str, list[Any]]) -> None:
     """The thread that reports to the store ends before the interpreter does."""
     assert outcomes["leaving"] == [["returned", None]] * 2

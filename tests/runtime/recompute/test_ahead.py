@@ -223,6 +223,7 @@ EXPERTS = [
 ]
 
 
+@pytest.mark.processes
 def test_processes() -> None:
     """Split backwards on a V, full ones, and pairs in segments; experts over two processes, at each level."""
     for wrong in pool(4).run("support.recompute_cases:ahead_parity", dense=DENSE, experts=EXPERTS, timeout=240):

@@ -96,6 +96,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.processes
 def test_processes() -> None:
     for wrong in pool(4).run("support.recompute_cases:parity", cases=CASES, timeout=240):
         assert wrong == [[]] * sum(len(levels) for *_, levels in CASES)

@@ -102,6 +102,7 @@ def test_expert_groups_train_the_undivided_model() -> None:
     assert seen == {name for name, _ in model.named_parameters()}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
 def test_cells_on_processes(method: str) -> None:
     sizes = {"P": 2, "M": 4}

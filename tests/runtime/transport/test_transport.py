@@ -71,10 +71,12 @@ def test_a_tensor_is_checked_against_its_boundary() -> None:
         check_tensors([torch.zeros(2, 3)] * 2, specs)
 
 
+@pytest.mark.processes
 def test_gloo() -> None:
     assert pool(2).run("runtime.transport.transport_cases:exchange") == [True, True]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seconds", [0.5])
 def test_a_wait_over_gloo_ends_in_a_timeout(seconds: float) -> None:
     answers: list[Any] = pool(2).run("runtime.transport.transport_cases:timeout", seconds=seconds)
