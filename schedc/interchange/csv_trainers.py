@@ -11,6 +11,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
 from schedc.ir.schedule import Schedule
@@ -29,6 +30,16 @@ class Trainer:
 
 TORCHTITAN = Trainer("torchtitan", "0.3.0", "DualPipeV")
 NEMO_AUTOMODEL = Trainer("NeMo AutoModel", "0.7.0", "ZBVZeroBubble")
+
+
+def export_torchtitan(schedule: Schedule, _costs: Costs) -> str:
+    """The target ``torchtitan``; see `to_torchtitan`."""
+    return to_torchtitan(schedule)
+
+
+def export_nemo_automodel(schedule: Schedule, _costs: Costs) -> str:
+    """The target ``nemo``; see `to_nemo_automodel`."""
+    return to_nemo_automodel(schedule)
 
 
 def to_torchtitan(schedule: Schedule) -> str:

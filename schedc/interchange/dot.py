@@ -12,12 +12,18 @@ import numpy as np
 from graphviz import Digraph
 
 from schedc.analysis.bubbles import critical_path
-from schedc.analysis.timeline import Timeline
+from schedc.analysis.timeline import Timeline, simulate
+from schedc.cost.costs import Costs
 from schedc.draw.facts import sizes
 from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
 from schedc.draw.markup import quantity
 from schedc.draw.palette import FILLS, LIGHT
 from schedc.ir.schedule import Int32, Schedule
+
+
+def export(schedule: Schedule, costs: Costs) -> str:
+    """The target ``dot``: the source of `schedule_graph`."""
+    return str(schedule_graph(schedule, simulate(schedule, costs)).source)
 
 
 def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:

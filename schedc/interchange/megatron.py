@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
 from schedc.ir.schedule import Schedule
+from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Kind, Layout
 from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
@@ -59,6 +61,11 @@ _MODES = (
         lambda P, M, v: (*_interleaved(P, M, v), "--overlap-moe-expert-parallel-comm"),
     ),
 )
+
+
+def export(schedule: Schedule, _costs: Costs) -> str:
+    """The target ``megatron``, with the layout that the schedule carries; see `to_megatron`."""
+    return to_megatron(schedule, parse_layout(schedule.layout) if schedule.layout else None)
 
 
 def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -10,6 +12,7 @@ from schedc.ir.program import Program
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source
+from schedc.syntax.tree import SizeParameter
 
 
 def cannot(code: str, message: str, why: str, nearest: str, source: Source | None) -> DiagnosticError:
@@ -45,6 +48,17 @@ def no_recomputation(of: Schedule | Program, target: str) -> None:
         "`dot` have them",
         of.source,
     )
+
+
+def no_segments(parameters: Iterable[SizeParameter], schedule: Schedule, target: str) -> None:
+    """Raises S607 for sequences cut into segments: there they would be microbatches that know nothing of each other.
+
+    parameters: the size parameters of the schedule.
+    """
+    if not any(p.role == "segments" and schedule.sizes.get(p.name, 1) > 1 for p in parameters):
+        return
+    why = "the attention of a segment reads what the segments before it left: there each microbatch stands alone"
+    raise cannot("S607", f"{target} has no segments of a sequence", why, "`1f1b` is the nearest", schedule.source)
 
 
 def placement_form(placement: Placement) -> tuple[str, int] | None:

@@ -11,10 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from schedc.cost.costs import Costs
 from schedc.interchange.refusals import no_recomputation, one_copy
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
+from schedc.passes.insert_communication import insert_communication
 
 GATHERED = 3
 """Stages whose parameters a rank holds whole at one time: the one that computes and the next two, as in torch."""
@@ -27,6 +29,12 @@ _WORDS = {
 }
 _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
 """From the stage that produces a message, which is how a Program names it, to the one that receives it."""
+
+
+def export(schedule: Schedule, costs: Costs) -> str:
+    """The target ``csv-lowered``; see `to_lowered_csv`."""
+    one_copy(schedule.placement, "torch's lowered CSV", schedule.source)  # before the messages are made
+    return to_lowered_csv(insert_communication(schedule, costs))
 
 
 def to_lowered_csv(program: Program) -> str:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.memory import Memory
-from schedc.analysis.timeline import Timeline
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import Memory, measure_memory
+from schedc.analysis.timeline import Timeline, simulate
+from schedc.cost.costs import Costs
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE
@@ -25,6 +27,13 @@ _TRACKS = ("forward", "backward")
 _DIGITS = 6
 
 Event = dict[str, Any]
+
+
+def export(schedule: Schedule, costs: Costs) -> str:
+    """The target ``trace``: the timeline that the costs predict; see `to_trace`."""
+    dependencies = Dependencies.of(schedule)
+    memory = measure_memory(schedule, costs, dependencies)
+    return to_trace(schedule, simulate(schedule, costs, dependencies), memory)
 
 
 def to_trace(schedule: Schedule, timeline: Timeline, memory: Memory) -> str:

@@ -1,0 +1,24 @@
+"""The project's own forms as export targets: the schedule's text, the program's text, and the program's JSON."""
+
+from __future__ import annotations
+
+from schedc.cost.costs import Costs
+from schedc.ir.json import program_to_json
+from schedc.ir.schedule import Schedule
+from schedc.ir.text import print_program, print_schedule
+from schedc.passes.insert_communication import insert_communication
+
+
+def export_text(schedule: Schedule, _costs: Costs) -> str:
+    """The target ``text``."""
+    return print_schedule(schedule)
+
+
+def export_program(schedule: Schedule, costs: Costs) -> str:
+    """The target ``program``."""
+    return print_program(insert_communication(schedule, costs))
+
+
+def export_json(schedule: Schedule, costs: Costs) -> str:
+    """The target ``json``."""
+    return program_to_json(insert_communication(schedule, costs))

@@ -1,0 +1,58 @@
+"""The table of export targets: what `schedc export --to` can write.
+
+A new target is one file in `schedc/interchange/` with a function ``export(schedule, costs) -> str``, and one row here.
+The command line's choices and help follow from the table. Writers are named, not imported: a run that exports nothing
+starts without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from schedc.cost.costs import Costs
+    from schedc.ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Target:
+    """A row of the table.
+
+    purpose: its help text. writer: ``file`` or ``file:function`` in this folder; the function is `export` by default.
+    trains: another trainer is to run what is written. note: what to print about a schedule with two directions.
+    """
+
+    purpose: str
+    writer: str
+    trains: bool = False
+    note: str = ""
+
+    def write(self, schedule: Schedule, costs: Costs) -> str:
+        """The text of a legal schedule under the costs of its stages. Raises `DiagnosticError` (S6xx) for one that
+        the target cannot express."""
+        file, _, function = self.writer.partition(":")
+        module = import_module(f"schedc.interchange.{file}")
+        return cast(str, getattr(module, function or "export")(schedule, costs))
+
+
+TARGETS: Mapping[str, Target] = {
+    "csv": Target(
+        "torch's schedule CSV, one line of ops per rank",
+        "torch_csv",
+        note="torch itself loads no schedule with two directions (`schedc explain S603`)",
+    ),
+    "csv-lowered": Target("the same with messages, gathers and reductions", "torch_lowered", trains=True),
+    "torchtitan": Target("torchtitan's flags that go with the CSV", "csv_trainers:export_torchtitan", trains=True),
+    "nemo": Target(
+        "the lines of a NeMo AutoModel recipe that go with the CSV", "csv_trainers:export_nemo_automodel", trains=True
+    ),
+    "megatron": Target("Megatron's flags", "megatron", trains=True),
+    "trace": Target("the predicted timeline for Perfetto and chrome://tracing", "trace"),
+    "dot": Target("the dependency graph of a small schedule for graphviz, critical path marked", "dot"),
+    "text": Target("the schedule, to read and to edit", "own_forms:export_text"),
+    "program": Target("the instruction streams, to read", "own_forms:export_program"),
+    "json": Target("the program that the runtime loads", "own_forms:export_json"),
+}
