@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram, Half
 from schedc.cell.schedule import cell_program
@@ -61,8 +61,8 @@ from schedc_runtime.transport import TorchTransport
 RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
 WIDTH, INNER, ITEM = 16, 48, 4
 """Columns of a token, of an expert, and bytes of a number: an expert weighs as much as 3 * INNER rows."""
-SEGMENTS = {"attention": Times(20, 20, 18), "shared": Times(6, 6, 0), "post": Times(2, 2, 0)}
-EXPERT = Times(20, 20, 26)
+SEGMENTS = {"attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 0), "post": SegmentTimes(2, 2, 0)}
+EXPERT = SegmentTimes(20, 20, 26)
 """Milliseconds of one layer; of the experts at the mean number of rows."""
 MEAN = TOKENS * TOP
 BALANCED = 9.0
@@ -161,8 +161,8 @@ class DrawnTrafficDevice(Device):
 
 def costs(policy: HotPolicy | None) -> CellCosts:
     """What cells are ordered by: the times at equal routing, and of lending one expert."""
-    lane: dict[str, Times | float] = {
-        "routing.node": Times(ROUTING), "dispatch.node": BALANCED, "combine.node": BALANCED,
+    lane: dict[str, SegmentTimes | float] = {
+        "routing.node": SegmentTimes(ROUTING), "dispatch.node": BALANCED, "combine.node": BALANCED,
     }  # fmt: skip
     if policy is not None:
         lane["hot.node"] = 3 * INNER * (RANKS - 1) * PER_ROW

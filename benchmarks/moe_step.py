@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import schedc
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
 from schedc.plan import Capacity, Drop, ExpertPlan, Hot, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
@@ -57,8 +57,10 @@ ROUTING = Routing(
     32, 8, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, bias_rate=0.01, balance=1e-3
 )
 SEGMENTS = {
-    "attention": Times(20, 20, 18), "shared": Times(6, 6, 6), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
-    "dense": Times(40, 40, 38), "permute": Times(1, 1, 0), "relay": Times(1, 1, 0), "relay_back": Times(1, 1, 0),
+    "attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 6),
+    "experts": SegmentTimes(20, 20, 26), "post": SegmentTimes(2, 2, 0),
+    "dense": SegmentTimes(40, 40, 38), "permute": SegmentTimes(1, 1, 0),
+    "relay": SegmentTimes(1, 1, 0), "relay_back": SegmentTimes(1, 1, 0),
 }  # fmt: skip
 """Milliseconds of one layer; of the experts at the mean number of rows."""
 FLAT = 16.0
@@ -123,7 +125,9 @@ def costs_of(plan: ExpertPlan) -> CellCosts:
     """What cells are ordered by: the table, and exchanges at uniform routing."""
     rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}
-    return CellCosts.of(SEGMENTS, {**lanes, "routing.rail": Times(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5})
+    return CellCosts.of(
+        SEGMENTS, {**lanes, "routing.rail": SegmentTimes(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5}
+    )
 
 
 def model_of(skewed: bool) -> MoETransformer:

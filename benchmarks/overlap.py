@@ -54,7 +54,7 @@ from torch.nn import functional
 import schedc
 from schedc.analysis.cell_pricing import price
 from schedc.analysis.dependencies import Dependencies
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
 from schedc.cell.program import CellProgram
@@ -80,7 +80,8 @@ from schedc_runtime.transport import TorchTransport
 
 RANKS, EXPERT_RANKS = 2, 2
 SEGMENTS = {
-    "attention": Times(20, 20, 18), "shared": Times(6, 6, 0), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
+    "attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 0),
+    "experts": SegmentTimes(20, 20, 26), "post": SegmentTimes(2, 2, 0),
 }  # fmt: skip
 """Milliseconds of one layer; the shared expert's weight gradient counts with its backward."""
 COMPUTE = sum(sum(times) for times in SEGMENTS.values())
@@ -89,8 +90,13 @@ ROUTING = 1.0
 PAIRED = (InstructionKind.CELL,)
 EVERY = tuple(InstructionKind)
 BLOCK = CellCosts.of(
-    {"attention": Times(10, 10, 10), "shared": Times(12, 12, 4), "experts": Times(10, 10, 12), "post": Times(2, 2, 0)},
-    {"routing.node": Times(ROUTING), "dispatch.node": 10, "combine.node": 10},
+    {
+        "attention": SegmentTimes(10, 10, 10),
+        "shared": SegmentTimes(12, 12, 4),
+        "experts": SegmentTimes(10, 10, 12),
+        "post": SegmentTimes(2, 2, 0),
+    },
+    {"routing.node": SegmentTimes(ROUTING), "dispatch.node": 10, "combine.node": 10},
 )
 """Milliseconds of one block alone."""
 BLOCK_SCHEDULES = {"block": "1f1b", "block_split": "zbh1"}
@@ -101,7 +107,7 @@ OVERLAPPED = ExpertPlan(overlap=True)
 def costs_at(ratio: float) -> CellCosts:
     """Times at which a layer's exchanges, forward and backward, take ``ratio`` of the time of its segments."""
     rows = (ratio * COMPUTE - ROUTING) / 4
-    return CellCosts.of(SEGMENTS, {"routing.node": Times(ROUTING), "dispatch.node": rows, "combine.node": rows})
+    return CellCosts.of(SEGMENTS, {"routing.node": SegmentTimes(ROUTING), "dispatch.node": rows, "combine.node": rows})
 
 
 def at_the_ends(program: CellProgram) -> CellProgram:
@@ -119,7 +125,7 @@ def opened_early(program: CellProgram) -> CellProgram:
 MESSAGES: dict[str, Callable[[CellProgram], CellProgram]] = {
     "overlapped": at_the_ends, "early": opened_early, "inside": lambda program: program,
 }  # fmt: skip
-"""What cells do with their messages, by its name in `schedc.analysis.cell_pricing.Inside.idle`."""
+"""What cells do with their messages, by its name in `schedc.analysis.cell_pricing.CellPricing.idle`."""
 
 
 def rank_of_step(
@@ -283,7 +289,7 @@ def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, flo
     costs, unit = costs_at(ratio), options.unit * 1e-3
     shapes = CellTable(costs, (("moe",) * options.layers,)).shapes(known.schedule.stages)
     priced = price(known, shapes, costs)
-    spans = {"overlapped": priced.overlapped, "early": priced.early, "inside": priced.timeline}
+    spans = {"overlapped": priced.overlapped, "early": priced.early_send, "inside": priced.late_wait}
     found: dict[str, float] = {}
     for name in MESSAGES:
         ranks = pool(RANKS * EXPERT_RANKS).run(

@@ -26,7 +26,7 @@ from schedc.passes.insert_communication import insert_communication
 from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
-    from schedc.analysis.cell_pricing import Inside
+    from schedc.analysis.cell_pricing import CellPricing
     from schedc.cell.table import CellTable
     from schedc.layout.parts import Layout
 
@@ -42,7 +42,7 @@ class Analysis:
     timeline: Timeline
     memory: Memory
     claims: tuple[ClaimResult, ...]
-    inside: Inside | None = None
+    inside: CellPricing | None = None
     """The schedule priced by what happens inside of cells, where the costs know of it."""
     unplaced: Timeline | None = None
     """Of the schedule without the Rs that the compiler placed, where a plan asks for them: all inside of backwards."""
@@ -201,9 +201,9 @@ def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
     return has_policy(schedule) and thaw(schedule, sizes) is None
 
 
-def _inside(dependencies: Dependencies, costs: Costs) -> Inside | None:
+def _inside(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     if costs.cell is None:
         return None
-    from schedc.plan.price_cells import inside_of
+    from schedc.plan.price_cells import price_cells
 
-    return inside_of(dependencies, costs)
+    return price_cells(dependencies, costs)

@@ -13,7 +13,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Floats, Timeline, timeline_of
 from schedc.cell.costs import CellCosts
-from schedc.cell.delays import Delays, at_the_ends, delays, least
+from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
@@ -48,25 +48,25 @@ class CellKind:
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class CellPricing:
     """A schedule priced from inside.
 
     kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
-    atomic: every cell takes all its segments and exchanges one after the other, and its messages leave at its end.
-    overlapped: cells run their programs, begin when all their messages are there, and those that they send leave at
-        their ends.
-    early: a message leaves as soon as what it carries is complete.
-    timeline: and is waited for no sooner than the half of the cell that takes it begins.
-    floor: a makespan that the step is not below, whatever order the cells have inside.
+    serial: every cell runs its segments and exchanges one after the other, and its messages leave at its end.
+    overlapped: cells run their programs. They begin when all their messages are there; their messages leave at their
+        ends.
+    early_send: as overlapped, but a message leaves when the half that computes it is complete.
+    late_wait: as early_send; in addition each half waits for its message only before its own first step.
+    floor: makespan, in the unit of ``costs``, below which no order inside the cells brings the step.
     """
 
     kinds: tuple[CellKind, ...]
     kind: Int64
     costs: CellCosts
-    atomic: Timeline
+    serial: Timeline
     overlapped: Timeline
-    early: Timeline
-    timeline: Timeline
+    early_send: Timeline
+    late_wait: Timeline
     floor: float
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
@@ -79,7 +79,7 @@ class Inside:
         """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
         if stages is None:
             return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
-        known = self.timeline.dependencies
+        known = self.late_wait.dependencies
         stage = known.schedule.stage
         there = (stage[known.first] == stages[0]) & (
             stage[np.where(known.second >= 0, known.second, known.first)] == stages[1]
@@ -90,7 +90,7 @@ class Inside:
     @cached_property
     def idle(self) -> dict[str, float]:
         """Time of a rank, on the average, in which it runs no cell or stands for a message; by what messages do."""
-        named = {"overlapped": self.overlapped, "early": self.early, "inside": self.timeline}
+        named = {"overlapped": self.overlapped, "early": self.early_send, "inside": self.late_wait}
         return {name: float(timeline.bubble.mean()) for name, timeline in named.items()}
 
     @property
@@ -127,7 +127,7 @@ def price(
     p2p: float = 0.0,
     order_of: OrderOf = lambda kind: None,
     recomputed: Sequence[StageShape] | None = None,
-) -> Inside:
+) -> CellPricing:
     """A legal schedule under the costs of its segments and exchanges.
 
     shapes: [stages] with what a backward without an R does again; recomputed: with what an R does, by default the
@@ -150,15 +150,15 @@ def price(
         return simulate_messages(dependencies, times[kind], delays_of[kind], p2p)
 
     serial, duration = [one.serial for one in kinds], [one.prediction.duration for one in kinds]
-    least_delays = [least(one.kind, one.forward, one.backward, costs) for one in kinds]
-    return Inside(
+    least_delays = [lower_bound_delays(one.kind, one.forward, one.backward, costs) for one in kinds]
+    return CellPricing(
         kinds,
         kind.astype(np.int64),
         costs,
-        atomic=timeline(serial, map(at_the_ends, serial)),
-        overlapped=timeline(duration, map(at_the_ends, duration)),
-        early=timeline(duration, (_delays(one, costs, opens_late=False) for one in kinds)),
-        timeline=timeline(duration, (_delays(one, costs) for one in kinds)),
+        serial=timeline(serial, map(closed_delays, serial)),
+        overlapped=timeline(duration, map(closed_delays, duration)),
+        early_send=timeline(duration, (_delays(one, costs, opens_late=False) for one in kinds)),
+        late_wait=timeline(duration, (_delays(one, costs) for one in kinds)),
         floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
     )
 
@@ -233,4 +233,4 @@ def _kind(
 
 
 def _delays(kind: CellKind, costs: CellCosts, opens_late: bool = True) -> Delays:
-    return delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)
+    return program_delays(replace(kind.program, opens_late=opens_late), kind.forward, kind.backward, costs)

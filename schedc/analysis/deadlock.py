@@ -28,7 +28,7 @@ from schedc.source import NOWHERE
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitFor:
     """One step of a circle: ``rank`` stands at its op ``at`` and waits for the op ``needs`` of another rank.
 
     at, needs: rows of the schedule. The next step is of the rank that holds ``needs``, which stands at an
@@ -40,7 +40,7 @@ class Wait:
     needs: int
 
 
-def find_cycle(dependencies: Dependencies) -> tuple[Wait, ...]:
+def find_cycle(dependencies: Dependencies) -> tuple[WaitFor, ...]:
     """The shortest circle of waits among the ops at which ranks stand still for ever; empty without a deadlock.
 
     Of several the one through the lowest rank, which is where it starts.
@@ -73,7 +73,7 @@ def deadlock_diagnostics(dependencies: Dependencies) -> list[Diagnostic]:
     return [Diagnostic("S301", message, labels[0], labels[1:], notes, help, source=schedule.source)]
 
 
-def _waits(dependencies: Dependencies, rank: int, cell: int) -> tuple[Wait, ...]:
+def _waits(dependencies: Dependencies, rank: int, cell: int) -> tuple[WaitFor, ...]:
     """What holds a rank up at a cell: the producers that have not run and never will."""
     level, rows = dependencies.levels.of, (dependencies.first[cell], dependencies.second[cell])
     found = []
@@ -83,13 +83,13 @@ def _waits(dependencies: Dependencies, rank: int, cell: int) -> tuple[Wait, ...]
             # a pair produces both kinds of message: the forward is its first op, the backward its second
             second = dependencies.second[producer]
             needs = second if row == 1 and second >= 0 else dependencies.first[producer]
-            found.append(Wait(rank, int(at), int(needs)))
+            found.append(WaitFor(rank, int(at), int(needs)))
     return tuple(found)
 
 
-def _cycle_through(rank: int, waits: dict[int, tuple[Wait, ...]], schedule: Schedule) -> tuple[Wait, ...]:
+def _cycle_through(rank: int, waits: dict[int, tuple[WaitFor, ...]], schedule: Schedule) -> tuple[WaitFor, ...]:
     """The shortest way from a rank back to itself along waits, breadth first; empty if there is none."""
-    came: dict[int, Wait] = {}
+    came: dict[int, WaitFor] = {}
     queue = deque([rank])
     while queue:
         current = queue.popleft()
@@ -103,14 +103,14 @@ def _cycle_through(rank: int, waits: dict[int, tuple[Wait, ...]], schedule: Sche
     return ()
 
 
-def _path(came: dict[int, Wait], start: int, last: Wait) -> tuple[Wait, ...]:
+def _path(came: dict[int, WaitFor], start: int, last: WaitFor) -> tuple[WaitFor, ...]:
     path = [last]
     while path[-1].rank != start:
         path.append(came[path[-1].rank])
     return tuple(reversed(path))
 
 
-def _labels(schedule: Schedule, cycle: tuple[Wait, ...]) -> tuple[Label, ...]:
+def _labels(schedule: Schedule, cycle: tuple[WaitFor, ...]) -> tuple[Label, ...]:
     """One label per source place: many steps may come from one line of a rank block."""
     said: dict[object, list[str]] = {}
     for wait in cycle:
@@ -119,7 +119,7 @@ def _labels(schedule: Schedule, cycle: tuple[Wait, ...]) -> tuple[Label, ...]:
     return tuple(Label(span, ", ".join(texts[:4]) + (", …" if len(texts) > 4 else "")) for span, texts in said.items())  # type: ignore[arg-type]
 
 
-def _step(schedule: Schedule, wait: Wait) -> str:
+def _step(schedule: Schedule, wait: WaitFor) -> str:
     other = schedule.rank[wait.needs]
     return (
         f"rank {wait.rank} at {_op(schedule, wait.at)}{_place(schedule, wait.at)} waits for "

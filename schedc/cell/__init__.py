@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
 from schedc.cell.schedule import cell_program
@@ -16,9 +16,9 @@ __all__ = [
     "Lane",
     "Node",
     "PlanOrder",
+    "SegmentTimes",
     "StageShape",
     "Step",
-    "Times",
     "cell_program",
     "stage_shape",
 ]

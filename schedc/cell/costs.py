@@ -11,7 +11,7 @@ from schedc.cell.graph import Node, StageShape
 from schedc.cell.program import Half
 
 
-class Times(NamedTuple):
+class SegmentTimes(NamedTuple):
     """Times of a segment in any one unit, of one microbatch. Of an exchange: forward and input_gradient."""
 
     forward: float
@@ -20,7 +20,7 @@ class Times(NamedTuple):
 
 
 _HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
-_NOTHING = Times(0.0)
+_NOTHING = SegmentTimes(0.0)
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,16 @@ class CellCosts:
     A full name, ``2.experts`` or ``0.dispatch.rail``, goes before its role.
     """
 
-    segments: tuple[tuple[str, Times], ...] = ()
-    exchanges: tuple[tuple[str, Times], ...] = ()
+    segments: tuple[tuple[str, SegmentTimes], ...] = ()
+    exchanges: tuple[tuple[str, SegmentTimes], ...] = ()
 
     @classmethod
-    def of(cls, segments: Mapping[str, Times], exchanges: Mapping[str, Times | float] | None = None) -> CellCosts:
+    def of(
+        cls, segments: Mapping[str, SegmentTimes], exchanges: Mapping[str, SegmentTimes | float] | None = None
+    ) -> CellCosts:
         """From tables; the one number of an exchange is its time in either direction."""
         both = {
-            name: time if isinstance(time, Times) else Times(float(time), float(time))
+            name: time if isinstance(time, SegmentTimes) else SegmentTimes(float(time), float(time))
             for name, time in (exchanges or {}).items()
         }
         return cls(tuple(sorted(segments.items())), tuple(sorted(both.items())))
@@ -57,17 +59,19 @@ class CellCosts:
         return CellCosts, (self.segments, self.exchanges)
 
     @cached_property
-    def _table(self) -> dict[str, Times]:
+    def _table(self) -> dict[str, SegmentTimes]:
         return {**dict(self.segments), **dict(self.exchanges)}
 
-    def times(self, shape: StageShape, at: int) -> Times:
+    def times(self, shape: StageShape, at: int) -> SegmentTimes:
         """Times of node ``at`` of a stage."""
         node = shape.nodes[at]
         if node.name in self._table:
             return self._table[node.name]
         own = self._table.get(_key(node), _NOTHING)
         if node.role == "attention" and any(shape.nodes[before].exchange for before in node.after):
-            return Times(*(one + other for one, other in zip(own, self._table.get("post", _NOTHING), strict=True)))
+            return SegmentTimes(
+                *(one + other for one, other in zip(own, self._table.get("post", _NOTHING), strict=True))
+            )
         return own
 
     def duration(self, shape: StageShape, half: Half, at: int) -> float:

@@ -20,26 +20,28 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.local_search import lower_bound
 from schedc.cell.program import MESSAGED, CellProgram
-from schedc.cell.simulate import Arrivals, Played, play
+from schedc.cell.simulate import ArrivalTimes, Played, play
 from schedc.cell.tasks import Tasks, tasks_of
 
 Delays = npt.NDArray[np.float64]
 """[3, 3] the delays above; -inf where one does not wait for the other. What a cell does not have leaves at its end."""
 
 
-def delays(program: CellProgram, forward: StageShape | None, backward: StageShape | None, costs: CellCosts) -> Delays:
+def program_delays(
+    program: CellProgram, forward: StageShape | None, backward: StageShape | None, costs: CellCosts
+) -> Delays:
     """Those of a cell program: it is played with each of the three arrivals alone."""
     alone = np.where(np.eye(3, dtype=bool), 0.0, -math.inf).tolist()
-    played = [_outs(play(program, forward, backward, costs, arrivals=Arrivals(*row))) for row in alone]
+    played = [_outs(play(program, forward, backward, costs, arrivals=ArrivalTimes(*row))) for row in alone]
     return np.array(played).T
 
 
-def at_the_ends(duration: float) -> Delays:
+def closed_delays(duration: float) -> Delays:
     """Those of a cell that begins when all is there, and whose messages leave at its end."""
     return np.full((3, 3), duration)
 
 
-def least(kind: str, forward: StageShape | None, backward: StageShape | None, costs: CellCosts) -> Delays:
+def lower_bound_delays(kind: str, forward: StageShape | None, backward: StageShape | None, costs: CellCosts) -> Delays:
     """Delays that no program of the cell is below, each alone: the longest chains of what needs each other."""
     tasks = tasks_of(kind, forward, backward)
     duration = tasks.durations(costs, costs)

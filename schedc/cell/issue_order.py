@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, Edge, Half, Step
-from schedc.cell.with_messages import POSTS, Moved, batch_width, opened
+from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
 
 
-class Cell(NamedTuple):
+class CellOnRank(NamedTuple):
     """What one compute instruction runs: the graphs of its halves and its program."""
 
     forward: StageShape | None
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 Place = tuple[int, int]
 """Pipeline rank and replica."""
 
-CellOf = Callable[[int, int, Instruction], Cell]
+CellOf = Callable[[int, int, Instruction], CellOnRank]
 """(pipeline rank, replica, instruction) to its cell."""
 
 
@@ -108,8 +108,8 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
     """All collectives and messages that one rank starts and waits for, in order; not the reductions at the end."""
     items, first = list(program.instructions(rank)), int(program.rank_start[rank])
     cells = {at: cell_of(rank, replica, item) for at, item in enumerate(items) if item.kind <= InstructionKind.CELL}
-    parts = {at: opened(items, at, cell.program) for at, cell in cells.items()}
-    moved = {part.at for within in parts.values() for part in within if isinstance(part, Moved)}
+    parts = {at: interleave_messages(items, at, cell.program) for at, cell in cells.items()}
+    moved = {part.at for within in parts.values() for part in within if isinstance(part, MovedMessage)}
     batch = {item.message: item.batch for item in items if item.batch >= 0}
     issued: dict[str, int] = {}
     found: list[Event | Post] = []
@@ -124,7 +124,7 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
     while at < len(items):
         started: dict[tuple[Half, int], Collective] = {}
         for part in parts.get(at, ()):
-            if isinstance(part, Moved):
+            if isinstance(part, MovedMessage):
                 message(part.at)
             elif isinstance(part, Edge) or part.action is Action.RUN:
                 continue
@@ -142,7 +142,7 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
 
 
 def _started(
-    item: Instruction, row: int, cell: Cell, step: Step, group: ExpertRanks, replica: int, issued: dict[str, int]
+    item: Instruction, row: int, cell: CellOnRank, step: Step, group: ExpertRanks, replica: int, issued: dict[str, int]
 ) -> Collective:
     """The collective that a step of a cell starts, counted in ``issued``."""
     shape = cell.forward if step.half is Half.FORWARD else cell.backward

@@ -17,7 +17,7 @@ Placed = list[tuple[int, float, float]]
 COMPUTE = QUEUES.index(Lane.COMPUTE)
 
 
-class Machine:
+class LaneClock:
     """The queues at one time.
 
     lane: [tasks] number of its queue in `QUEUES`; missing: [tasks] how many tasks each still waits for.
@@ -72,7 +72,7 @@ class Machine:
                     self.ready[self.lane[follower]].append(follower)
 
 
-Rule = Callable[[Machine, list[int]], int | None]
+Rule = Callable[[LaneClock, list[int]], int | None]
 """What a free lane takes of the tasks that are ready for it, if any."""
 
 
@@ -93,13 +93,13 @@ class Priority:
     patience: float
     courtesy: float
 
-    def __call__(self, machine: Machine, ready: list[int]) -> int | None:
+    def __call__(self, machine: LaneClock, ready: list[int]) -> int | None:
         if len(ready) == 1:
             return ready[0] if self._may_take(machine, ready[0]) else None
         order = sorted(ready, key=lambda at: (-self.priority[at], at))
         return next((at for at in order if self._may_take(machine, at)), None)
 
-    def _may_take(self, machine: Machine, at: int) -> bool:
+    def _may_take(self, machine: LaneClock, at: int) -> bool:
         coming = self._coming(machine, at)
         if coming is None:
             return True
@@ -107,7 +107,7 @@ class Priority:
             return coming - machine.now > self.courtesy * machine.duration[at]
         return machine.now + machine.duration[at] - coming <= self.patience * machine.duration[at]
 
-    def _coming(self, machine: Machine, at: int) -> float | None:
+    def _coming(self, machine: LaneClock, at: int) -> float | None:
         """When, while this task would run, what runs now makes one of higher priority ready for the same lane."""
         end, lane, priority = machine.now + machine.duration[at], machine.lane[at], self.priority[at]
         for ready_at, running in machine.running:

@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from schedc.cell.graph import QUEUES
-from schedc.cell.list_scheduler import COMPUTE, MANNERS, Machine, Placed, Priority
+from schedc.cell.list_scheduler import COMPUTE, MANNERS, LaneClock, Placed, Priority
 from schedc.cell.tasks import Tasks
 
 VARIED = 100
@@ -56,7 +56,7 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
     A list schedule moves all that follows from a change, which orders changed task by task do not.
     """
     source = random.Random(len(tasks))
-    best, found = start, [Machine(tasks, duration).run(start)]
+    best, found = start, [LaneClock(tasks, duration).run(start)]
     least = merit(tasks, found[0], bound)
     reach = max(1, round(bound / 4 * 1024))
     for _ in range(VARIED):
@@ -66,7 +66,7 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
         for _ in range(source.choice((1, 2, 4))):
             priority[source.randrange(len(priority))] += source.randint(-reach, reach) / 1024
         changed = Priority(priority, *source.choice(MANNERS))
-        other = Machine(tasks, duration).run(changed)
+        other = LaneClock(tasks, duration).run(changed)
         if (value := merit(tasks, other, bound)) <= least:
             best, least = changed, value
             found.append(other)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.list_scheduler import MANNERS, Machine, Placed, Priority
+from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
 from schedc.cell.local_search import improved, lower_bound, merit, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
@@ -43,7 +43,7 @@ def cell_program(
         return _steps(tasks, placed)
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
-    tried = [Machine(tasks, duration).run(rule) for rule in rules]
+    tried = [LaneClock(tasks, duration).run(rule) for rule in rules]
     merits = [merit(tasks, placed, bound) for placed in tried]
     more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
     return _steps(tasks, improved(tasks, duration, (tried, more), bound))
@@ -89,7 +89,7 @@ _PREFERENCES = (
 
 
 def _by_hand(tasks: Tasks, duration: tuple[float, ...], order: PlanOrder) -> Placed:
-    placed = Machine(tasks, duration).run(chooser(tasks, order))
+    placed = LaneClock(tasks, duration).run(chooser(tasks, order))
     if len(placed) < len(tasks):
         ran = {at for at, _, _ in placed}
         stuck = [task.name for at, task in enumerate(tasks.all) if at not in ran]

@@ -13,7 +13,7 @@ from schedc.cell.tasks import Task, Tasks, tasks_of
 
 
 @dataclass(frozen=True)
-class Span:
+class StepSpan:
     """A task and its time; as a wait, the time that compute stands for it."""
 
     task: Task
@@ -25,7 +25,7 @@ class Span:
         return self.end - self.begin
 
 
-class Arrivals(NamedTuple):
+class ArrivalTimes(NamedTuple):
     """When the rank is free for a cell, and the inputs of its forward and the gradients of its backward are there."""
 
     rank: float = 0.0
@@ -35,7 +35,7 @@ class Arrivals(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """Times on the clock of the `Arrivals`, in the unit of the costs of the cell; of the plain ones, from its start.
+    """Times on the clock of the `ArrivalTimes`, in the unit of the cell's costs; by default from the start of the cell.
 
     spans: of all tasks, in the order of their starts in the program. waits: only those in which compute stands for an
     exchange. duration: when the cell ends. activation_at, gradient_at: when the outputs of the forward and the
@@ -44,8 +44,8 @@ class Played:
 
     tasks: Tasks
     costs: tuple[float, ...]
-    spans: tuple[Span, ...]
-    waits: tuple[Span, ...]
+    spans: tuple[StepSpan, ...]
+    waits: tuple[StepSpan, ...]
     duration: float
     activation_at: float | None
     gradient_at: float | None
@@ -57,7 +57,7 @@ def play(
     backward: StageShape | None,
     costs: CellCosts,
     backward_costs: CellCosts | None = None,
-    arrivals: Arrivals = Arrivals(),  # noqa: B008 - a frozen value
+    arrivals: ArrivalTimes = ArrivalTimes(),  # noqa: B008 - a frozen value
 ) -> Played:
     """Runs a cell program on paper, step by step.
 
@@ -72,8 +72,8 @@ def play(
     clock, free = arrivals.rank, [-math.inf] * len(QUEUES)
     there = {Half.FORWARD: arrivals.inputs, Half.BACKWARD: arrivals.gradients}
     ends: dict[int, float] = {}
-    spans: list[Span] = []
-    waits: list[Span] = []
+    spans: list[StepSpan] = []
+    waits: list[StepSpan] = []
     complete: dict[Half, float] = {}
     for part in program.parts:
         if isinstance(part, Edge):
@@ -86,14 +86,14 @@ def play(
         at = of[half, node]
         task, queue = tasks.all[at], tasks.queues[at]
         if action is Action.RUN:
-            spans.append(Span(task, clock, clock + duration[at]))
+            spans.append(StepSpan(task, clock, clock + duration[at]))
             clock += duration[at]
         elif action is Action.START:
             begin = max(clock, free[queue])
             ends[at] = free[queue] = begin + duration[at]
-            spans.append(Span(task, begin, ends[at]))
+            spans.append(StepSpan(task, begin, ends[at]))
         elif ends[at] > clock:
-            waits.append(Span(task, clock, ends[at]))
+            waits.append(StepSpan(task, clock, ends[at]))
             clock = ends[at]
     return Played(
         tasks,

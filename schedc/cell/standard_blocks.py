@@ -27,7 +27,7 @@ def stage_shape(
     weights (the head of the model). hot: whether every MoE block lends hot experts. balance: whether it has
     an auxiliary loss over several replicas.
     """
-    builder = _Builder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance)
+    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
@@ -37,7 +37,7 @@ def stage_shape(
     return StageShape(tuple(builder.made), (len(builder.made) - 1,) if builder.made else ())
 
 
-class _Builder:
+class _BlockBuilder:
     """Nodes so far, and of which of them the next block takes."""
 
     def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
 from schedc.cell.standard_blocks import METHODS, stage_shape
 from schedc.cell.written_order import EXCHANGES, SEGMENTS
@@ -91,8 +91,8 @@ def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
     backward]. What is left out takes no time.
     """
     found: list[Problem] = []
-    segments: dict[str, Times] = {}
-    exchanges: dict[str, Times] = {}
+    segments: dict[str, SegmentTimes] = {}
+    exchanges: dict[str, SegmentTimes] = {}
     table = CellTable(CellCosts())
     for key, value in values.items():
         if key == "stages":
@@ -105,10 +105,10 @@ def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
             table = table if wrong else replace(table, method=str(value))
         elif _role(key) in ROLES:
             times, wrong = _times(key, value, ("F", "I", "W"))
-            segments[key] = Times(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
+            segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
         elif _role(key) in EXCHANGES:
             times, wrong = _times(key, value, tuple(lane.value for lane in EXCHANGE_LANES), both=True)
-            exchanges |= {f"{key}.{lane}": Times(*pair) for lane, pair in times.items()}
+            exchanges |= {f"{key}.{lane}": SegmentTimes(*pair) for lane, pair in times.items()}
         else:
             wrong = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *EXCHANGES))}")]
         found += wrong

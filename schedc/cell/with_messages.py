@@ -21,18 +21,18 @@ POSTS = (InstructionKind.SEND, InstructionKind.RECV)
 _BACKWARDS = (InstructionKind.I, InstructionKind.B)
 
 
-class Moved(NamedTuple):
+class MovedMessage(NamedTuple):
     """A WAIT, or the first message of a batch, that moves into a cell; ``at``: its place in the stream."""
 
     at: int
 
 
-Part = Step | Edge | Moved
+Part = Step | Edge | MovedMessage
 Value = tuple[int, int, int]
 """What a message carries: its channel, the stage that has produced it, the microbatch."""
 
 
-def opened(stream: Sequence[Instruction], position: int, program: CellProgram) -> list[Part]:
+def interleave_messages(stream: Sequence[Instruction], position: int, program: CellProgram) -> list[Part]:
     """The cell at ``position`` of a rank's stream as its micro-steps, with the messages that move into it."""
     takes, makes = _values(stream[position])
     waits = {takes[value]: at for at, value in _waits_before(stream, position) if value in takes}
@@ -42,12 +42,12 @@ def opened(stream: Sequence[Instruction], position: int, program: CellProgram) -
 
     def post() -> None:
         while posts and posts[0][1] <= complete:
-            found.append(Moved(posts.pop(0)[0]))
+            found.append(MovedMessage(posts.pop(0)[0]))
 
     post()
     for part in program.parts:
         if isinstance(part, Edge) and part.opens and part.half in waits:
-            found.append(Moved(waits[part.half]))
+            found.append(MovedMessage(waits[part.half]))
         found.append(part)
         if isinstance(part, Edge) and not part.opens:
             complete.add(part.half)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from schedc.cell.graph import LANES, Lane, StageShape
-from schedc.cell.list_scheduler import Machine, Rule
+from schedc.cell.list_scheduler import LaneClock, Rule
 from schedc.cell.program import Half, PlanOrder
 from schedc.cell.tasks import Task, Tasks
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
@@ -29,7 +29,7 @@ def chooser(tasks: Tasks, order: PlanOrder) -> Rule:
     named = _lines(tasks, order)
     where = {at for line in named.values() for at in line}
 
-    def choose(_: Machine, ready: list[int]) -> int | None:
+    def choose(_: LaneClock, ready: list[int]) -> int | None:
         lane = tasks.all[ready[0]].lane
         free = [at for at in ready if at not in where]
         urgent = [at for at in free if lane is not Lane.COMPUTE or _feeds_exchange(tasks, at)]

@@ -10,7 +10,7 @@ import click
 from schedc.cli.pictures import HTML, TERM, Drawing, in_form
 
 if TYPE_CHECKING:
-    from schedc.analysis.cell_pricing import Inside
+    from schedc.analysis.cell_pricing import CellPricing
     from schedc.analysis.dependencies import Dependencies
     from schedc.cost.costs import Costs
     from schedc.draw.cell_chart import CellChart
@@ -88,7 +88,7 @@ def cell_drawing(chart: CellChart, form: str, *, columns: int, colours: int, wid
     return Drawing(in_form(draw_cell(chart, width), form))
 
 
-def inside_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, Inside]:
+def inside_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, CellPricing]:
     """A schedule or plan by name at one size, priced from inside by costs that know of cells.
 
     Raises `DiagnosticError` where there is no such legal schedule, and S404.
@@ -97,10 +97,10 @@ def inside_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Sche
     from schedc.compiler import priced
     from schedc.diagnostics import CompilerBug
     from schedc.inputs import open_input
-    from schedc.plan.price_cells import inside_of
+    from schedc.plan.price_cells import price_cells
 
     schedule, costs = priced(open_input(name), sizes, costs)
-    inside = inside_of(Dependencies.of(schedule), costs)
+    inside = price_cells(Dependencies.of(schedule), costs)
     if inside is None:
         raise CompilerBug("cells", "cells were asked for with costs that know of none")
     return schedule, inside

@@ -44,7 +44,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTraffic:
     """Expected rows per token that a rank sends over each lane in one dispatch."""
 
     rail: float
@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """The method that was chosen and why, and seconds of one dispatch by method (copies, where no speed is known)."""
 
     method: str
@@ -91,7 +91,7 @@ def _missed(experts: int, held: int, top: int) -> float:
     return prod((experts - more - at) / (experts - at) for at in range(fewer))
 
 
-def rows(method: str, routing: Routing, topology: Topology) -> Rows | None:
+def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic | None:
     """Rows per token and rank of one dispatch; None where there is no exact form (`untouched`).
 
     flat: one row per expert, over both kinds of links at once. The others have two hops: one row to each node that
@@ -100,12 +100,12 @@ def rows(method: str, routing: Routing, topology: Topology) -> Rows | None:
     """
     others, inside = topology.nodes - 1, topology.per_node - 1
     if method == "flat":
-        return Rows(routing.top * others / topology.nodes, routing.top * inside / topology.ranks)
+        return RowTraffic(routing.top * others / topology.nodes, routing.top * inside / topology.ranks)
     missed_node, missed_rank = untouched(routing, topology.nodes), untouched(routing, topology.ranks)
     if missed_rank is None or missed_node is None:
         return None
     rail = others if method == "allgather" else others * (1 - missed_node)
-    return Rows(rail, topology.nodes * inside * (1 - missed_rank))
+    return RowTraffic(rail, topology.nodes * inside * (1 - missed_rank))
 
 
 def arrivals(method: str, routing: Routing, topology: Topology) -> float | None:
@@ -136,14 +136,14 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
     return max(rail, node) if method == "flat" else rail + node
 
 
-def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> Choice:
+def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> MethodChoice:
     """The simplest method within `MARGIN` of the least time, and why."""
     methods = METHODS if topology.nodes > 1 else ("flat", "hierarchical")  # in one node allgather is the latter
     times = {method: time(method, routing, topology, bytes_per_token) for method in methods}
     known = {method: value for method, value in times.items() if value is not None}
     least = min(known.values())
     method = next(name for name, value in known.items() if value <= least * (1 + MARGIN) + 1e-300)
-    return Choice(method, _why(method, known, routing, topology), known)
+    return MethodChoice(method, _why(method, known, routing, topology), known)
 
 
 _REASONS = {

@@ -11,7 +11,7 @@ from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane
 from schedc.cell.program import Half
 from schedc.cell.schedule import serial_program
-from schedc.cell.simulate import Played, Span, play
+from schedc.cell.simulate import Played, StepSpan, play
 from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
 
@@ -33,7 +33,7 @@ class Panel:
     name: str
     played: Played
 
-    def spans(self, lane: Lane) -> list[Span]:
+    def spans(self, lane: Lane) -> list[StepSpan]:
         """What the lane does, by time; what takes none is left out."""
         mine = [span for span in self.played.spans if span.task.lane is lane and span.time > 0]
         return sorted(mine, key=lambda span: span.begin)
@@ -109,22 +109,22 @@ class CellChart:
         ]
 
 
-def hover(span: Span) -> str:
+def hover(span: StepSpan) -> str:
     """``0.experts, forward, 20 to 40 (20)``."""
     return f"{node_name(span)}, {PASSES[span.task.half]}, {interval(span)}"
 
 
-def interval(span: Span) -> str:
+def interval(span: StepSpan) -> str:
     return f"{quantity(span.begin)} to {quantity(span.end)} ({quantity(span.time)})"
 
 
-def node_name(span: Span) -> str:
+def node_name(span: StepSpan) -> str:
     """``0.experts``, ``1.dispatch.rail``: the name of the task without its half."""
     rest = span.task.name.partition(".")[2]
     return rest.removesuffix({Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.AGAIN: ".again"}.get(span.task.half, ""))
 
 
-def labels(span: Span) -> Iterator[str]:
+def labels(span: StepSpan) -> Iterator[str]:
     """What may stand in the box of a task, the longest first: ``0 experts``, ``0 exp``, ``0``."""
     layer, dot, rest = node_name(span).partition(".")
     role = rest.removesuffix(f".{span.task.lane}") if dot else layer
@@ -135,7 +135,7 @@ def labels(span: Span) -> Iterator[str]:
         yield layer
 
 
-def layer_of(span: Span) -> int:
+def layer_of(span: StepSpan) -> int:
     """The layer's number; 0 where the name has none."""
     layer = node_name(span).partition(".")[0]
     return int(layer) if layer.isdecimal() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedc.cell.graph import Lane
 from schedc.cell.program import Half
-from schedc.cell.simulate import Span
+from schedc.cell.simulate import StepSpan
 from schedc.draw import frame
 from schedc.draw.cell_chart import KINDS, CellChart, Panel, hover, interval, labels, layer_of, node_name
 from schedc.draw.layout import MARGIN, tick_step
@@ -65,7 +65,7 @@ def _panel(chart: CellChart, panel: Panel, scale: float, top: float) -> list[str
     return parts
 
 
-def _task(span: Span, left: float, y: float, scale: float) -> str:
+def _task(span: StepSpan, left: float, y: float, scale: float) -> str:
     x, width, layer = left + span.begin * scale, span.time * scale, layer_of(span)
     style = f"{KINDS[span.task.half].name}{shade_of(layer)}"
     parts = f"<title>{content(hover(span))}</title>{box(x, y, width, _LANE, style)}"
@@ -78,7 +78,7 @@ def _task(span: Span, left: float, y: float, scale: float) -> str:
     return f'<g class="task">{parts}</g>'
 
 
-def _wait(span: Span, left: float, y: float, scale: float) -> str:
+def _wait(span: StepSpan, left: float, y: float, scale: float) -> str:
     """Compute stands: hatched, under a thick line."""
     x, width = left + span.begin * scale, span.time * scale
     title = content(f"compute waits for {node_name(span)} ({span.task.lane}), {interval(span)}")

@@ -7,7 +7,7 @@ from math import ceil
 from textwrap import wrap
 
 from schedc.cell.graph import Lane
-from schedc.cell.simulate import Span
+from schedc.cell.simulate import StepSpan
 from schedc.draw import palette
 from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.cell_chart import KINDS, CellChart, Panel, labels, layer_of
@@ -51,7 +51,7 @@ def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
 def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[StyledText]:
     """[columns] one character each."""
     spans = [*panel.spans(lane), *(panel.played.waits if lane is Lane.COMPUTE else ())]
-    drawn: list[Span | None] = [None] * columns
+    drawn: list[StepSpan | None] = [None] * columns
     for span in spans:
         for column in range(max(0, round(span.begin * scale)), min(columns, round(span.end * scale))):
             drawn[column] = span
@@ -63,7 +63,7 @@ def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> 
     return texts
 
 
-def _part(span: Span | None, width: int, lane: Lane, colours: int) -> StyledText:
+def _part(span: StepSpan | None, width: int, lane: Lane, colours: int) -> StyledText:
     assert span is not None
     if span.task.lane is not lane:
         return StyledText(_WAIT * width, _FAINT)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schedc.exact.cone import Cone, Vector, dot, minus
 from schedc.exact.statement import Comparison, Joined, Statement, closed, comparisons, quantities, true_at
-from schedc.exact.times import Quantity, Times
+from schedc.exact.times import LinearTimes, Quantity
 
 MOST_CONES = 4000
 MOST_CELLS = 1_000_000_000
@@ -44,7 +44,7 @@ class _Bounds:
     exact: Vector | None
 
 
-def decide(statement: Statement, cone: Cone, times: Times) -> Refuted | None:
+def decide(statement: Statement, cone: Cone, times: LinearTimes) -> Refuted | None:
     """Where the statement is false in the relative interior of the cone; None if nowhere.
 
     A `closed` statement then holds on the cone's closure, too. Raises `TooMany`.
@@ -80,7 +80,7 @@ def _split(cone: Cone, border: Vector, limit: bool) -> list[Cone]:
 class _View:
     """A cone with the forms that times have at a point inside, each worked out when it is asked for."""
 
-    def __init__(self, cone: Cone, times: Times, point: Vector) -> None:
+    def __init__(self, cone: Cone, times: LinearTimes, point: Vector) -> None:
         self.cone, self.times, self.point = cone, times, point
         self.forms: dict[Quantity, Vector] = {}
         self.values: dict[Quantity, list[int]] = {}

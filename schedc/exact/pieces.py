@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from schedc.exact.cone import Cone, Vector, dot
-from schedc.exact.times import Quantity, Times
+from schedc.exact.times import LinearTimes, Quantity
 
 _NEAR = 1_000_000
 """A ray counts so often against the point inside, in a vector near the ray."""
@@ -83,7 +83,7 @@ class Epigraph:
 
 
 def linear_pieces(
-    times: Times, quantity: Quantity, costs: Cone, bounds: Sequence[Sequence[int]], most: int
+    times: LinearTimes, quantity: Quantity, costs: Cone, bounds: Sequence[Sequence[int]], most: int
 ) -> Epigraph | None:
     """The epigraph of a time: its `Epigraph.regions` are all linear pieces. None where there are more than ``most``.
 

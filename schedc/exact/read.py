@@ -45,7 +45,7 @@ Cases = tuple[tuple[Statement, Number], ...]
 
 
 @dataclass(frozen=True)
-class Reader:
+class ClaimReader:
     """What the names of a claim mean, at one size.
 
     sizes: values of the parameters; variables: those of the names that index metrics, the rank.
@@ -312,28 +312,28 @@ class Reader:
         )
 
 
-_READERS: Mapping[type, Callable[[Reader, tree.Expr], Cases]] = {
-    tree.Int: Reader._int,  # type: ignore[dict-item]
-    tree.Name: Reader._name,  # type: ignore[dict-item]
-    tree.Unary: Reader._unary,  # type: ignore[dict-item]
-    tree.Binary: Reader._binary,  # type: ignore[dict-item]
-    tree.Conditional: Reader._conditional,  # type: ignore[dict-item]
-    tree.Call: Reader._call,  # type: ignore[dict-item]
-    tree.Index: Reader._index,  # type: ignore[dict-item]
+_READERS: Mapping[type, Callable[[ClaimReader, tree.Expr], Cases]] = {
+    tree.Int: ClaimReader._int,  # type: ignore[dict-item]
+    tree.Name: ClaimReader._name,  # type: ignore[dict-item]
+    tree.Unary: ClaimReader._unary,  # type: ignore[dict-item]
+    tree.Binary: ClaimReader._binary,  # type: ignore[dict-item]
+    tree.Conditional: ClaimReader._conditional,  # type: ignore[dict-item]
+    tree.Call: ClaimReader._call,  # type: ignore[dict-item]
+    tree.Index: ClaimReader._index,  # type: ignore[dict-item]
 }
 
-_OPERATIONS: Mapping[str, Callable[[Reader, tree.Expr, Number, Number], Number]] = {
+_OPERATIONS: Mapping[str, Callable[[ClaimReader, tree.Expr, Number, Number], Number]] = {
     "+": lambda reader, node, a, b: reader._sum(node, a, b, 1),
     "-": lambda reader, node, a, b: reader._sum(node, a, b, -1),
-    "*": Reader._product,
-    "/": Reader._quotient,
+    "*": ClaimReader._product,
+    "/": ClaimReader._quotient,
     "//": lambda reader, node, a, b: reader._whole(node, a, b, False),
     "%": lambda reader, node, a, b: reader._whole(node, a, b, True),
 }
 
-_CALLS: Mapping[str, Callable[[Reader, tree.Call], Cases]] = {
+_CALLS: Mapping[str, Callable[[ClaimReader, tree.Call], Cases]] = {
     "max": lambda reader, node: reader._largest(node, 1),
     "min": lambda reader, node: reader._largest(node, -1),
-    "abs": Reader._absolute,
-    "ceildiv": Reader._ceildiv,
+    "abs": ClaimReader._absolute,
+    "ceildiv": ClaimReader._ceildiv,
 }

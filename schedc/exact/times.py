@@ -212,7 +212,7 @@ def _integer_times(dependencies: Dependencies, duration: npt.NDArray[Any], laten
 
 
 @dataclass(frozen=True, eq=False)
-class Times:
+class LinearTimes:
     """The times of a schedule on a cone of costs on which the work and the start of every rank are linear.
 
     starts: [P] the forms of the starts; of a rank that nobody asks for, None.
@@ -332,7 +332,7 @@ def _duration(space: Space, kind: OpKind, second: OpKind | None, split_pair: Vec
     return space.form("FB") if second == OpKind.B else split_pair
 
 
-def linear_parts(times: Times, quantity: Quantity, cone: Cone) -> list[tuple[Cone, Vector]]:
+def linear_parts(times: LinearTimes, quantity: Quantity, cone: Cone) -> list[tuple[Cone, Vector]]:
     """Parts that cover the cone, on each of which the time is the linear form beside it."""
     parts, waiting = [], [cone]
     while waiting:
@@ -348,7 +348,7 @@ def linear_parts(times: Times, quantity: Quantity, cone: Cone) -> list[tuple[Con
     return parts
 
 
-def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, Times]]:
+def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, LinearTimes]]:
     """Parts that cover the cone, with the times on each. ranks: those whose starts a statement speaks of."""
     result = []
     for part, simulations in simulations_on(kinds, space, cone):
@@ -357,12 +357,12 @@ def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) 
         known: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
         for rank, form in starts.items():
             if form is None:
-                bare = Times(simulations, (None,) * count)
+                bare = LinearTimes(simulations, (None,) * count)
                 known = [
                     (smaller, {**others, rank: linear})
                     for one, others in known
                     for smaller, linear in linear_parts(bare, ("start", rank), one)
                 ]
         for one, forms in known:
-            result.append((one, Times(simulations, tuple(forms.get(rank) for rank in range(count)))))
+            result.append((one, LinearTimes(simulations, tuple(forms.get(rank) for rank in range(count)))))
     return result

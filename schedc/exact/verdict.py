@@ -10,7 +10,7 @@ from typing import Literal
 from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.decide import Refuted, TooMany, decide
-from schedc.exact.read import NotLinear, Reader
+from schedc.exact.read import ClaimReader, NotLinear
 from schedc.exact.space import Space
 from schedc.exact.statement import (
     Statement,
@@ -24,13 +24,13 @@ from schedc.exact.statement import (
     stripped,
     true_at,
 )
-from schedc.exact.times import Kinds, Times, simulations_on, times_on
+from schedc.exact.times import Kinds, LinearTimes, simulations_on, times_on
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
 
 
 @dataclass(frozen=True)
-class Region:
+class CostRegion:
     """Costs that satisfy a conjunction: the closure of them, and the forms that are greater than 0 in them."""
 
     cone: Cone
@@ -110,7 +110,8 @@ def _statements(
             return True
         ranks = range(facts.schedule.ranks if variables else 1)
         readers = (
-            Reader(space, facts.schedule.sizes, facts.counts, work, dict.fromkeys(variables, rank)) for rank in ranks
+            ClaimReader(space, facts.schedule.sizes, facts.counts, work, dict.fromkeys(variables, rank))
+            for rank in ranks
         )
         return join("and", tuple(reader.statement(node) for reader in readers))
 
@@ -153,7 +154,7 @@ def _search(statement: Statement, condition: Statement, facts: Facts, space: Spa
     return Verdict("proved", space, simulated)
 
 
-def regions_of(condition: Statement, space: Space) -> Iterator[Region]:
+def regions_of(condition: Statement, space: Space) -> Iterator[CostRegion]:
     """The costs of a space that satisfy a condition on costs, as regions that cover them."""
     for alternative in conjunctions(condition):
         cone = space.cone
@@ -163,12 +164,12 @@ def regions_of(condition: Statement, space: Space) -> Iterator[Region]:
             form = tuple(sign * c for c in comparison.form)
             cone = cone.cut(form, equal=comparison.op == "==")
             positive += [form] * (comparison.op in ("<", ">"))
-        region = Region(cone, tuple(positive))
+        region = CostRegion(cone, tuple(positive))
         if region.holds_inside(cone):
             yield region
 
 
-def refuted_in(statement: Statement, region: Region, part: Cone, times: Times) -> Refuted | None:
+def refuted_in(statement: Statement, region: CostRegion, part: Cone, times: LinearTimes) -> Refuted | None:
     """Where the statement fails among the costs of a region that lie in a part of its closure."""
     if not closed(statement):
         inside = (face for face in part.faces() if region.holds_inside(face))
@@ -179,7 +180,7 @@ def refuted_in(statement: Statement, region: Region, part: Cone, times: Times) -
     return _pushed(statement, region, found, times)
 
 
-def _pushed(statement: Statement, region: Region, found: Refuted, times: Times) -> Refuted:
+def _pushed(statement: Statement, region: CostRegion, found: Refuted, times: LinearTimes) -> Refuted:
     """The same for costs, where a closed statement was found false at a limit of them: there is one near it."""
     inside, factor = region.cone.interior, 1
     while True:

@@ -13,8 +13,8 @@ from schedc.analysis.dependencies import Bools
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.space import Space
 from schedc.formulas.cost_domains import random_vectors
-from schedc.formulas.fit import Floats, Form, Table
-from schedc.formulas.measure import Measured
+from schedc.formulas.fit import Floats, LinearForm, Table
+from schedc.formulas.measure import MeasuredTimes
 from schedc.formulas.pieces import Names, Piece, coefficients, costs_of, inside
 from schedc.formulas.regimes import Regime
 
@@ -30,7 +30,7 @@ _EXACT = 1e-6
 """Relative: forms are compared at random vectors to find conditions, which are then decided exactly."""
 
 
-def pieces_of(regime: Regime, rows: Sequence[Measured], table: Table, names: Names) -> list[Piece]:
+def pieces_of(regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names) -> list[Piece]:
     """The forms of a regime, with conditions decided at all of the sizes; without those for which none were found."""
     chosen = inside(regime.region, table, names)
     part, columns = [rows[i] for i in chosen], {name: column[chosen] for name, column in table.items()}
@@ -38,7 +38,7 @@ def pieces_of(regime: Regime, rows: Sequence[Measured], table: Table, names: Nam
     samples = random_vectors(space, _VECTORS, seed=len(part))
     found = []
     for form in regime.forms:
-        conditions: tuple[Form, ...] | None
+        conditions: tuple[LinearForm, ...] | None
         if regime.complete:
             conditions = _against(form, _neighbours(form, regime.forms, part, columns), columns)
         else:
@@ -49,13 +49,15 @@ def pieces_of(regime: Regime, rows: Sequence[Measured], table: Table, names: Nam
     return found
 
 
-def _against(form: Form, others: Sequence[Form], table: Table) -> tuple[Form, ...]:
+def _against(form: LinearForm, others: Sequence[LinearForm], table: Table) -> tuple[LinearForm, ...]:
     """That no other form exceeds a form, each once and as plain as it can be said."""
     conditions = (_reduced(form.minus(other), table) for other in others if other != form)
     return tuple(condition for condition in dict.fromkeys(conditions) if condition.terms)
 
 
-def _neighbours(form: Form, others: Sequence[Form], rows: Sequence[Measured], table: Table) -> list[Form]:
+def _neighbours(
+    form: LinearForm, others: Sequence[LinearForm], rows: Sequence[MeasuredTimes], table: Table
+) -> list[LinearForm]:
     """The forms whose pieces share a border with that of a form, at any size: no others bound it."""
     vectors = {other: [coefficients(other, table, row)[0] for row in range(len(rows))] for other in others}
     beside = [
@@ -65,18 +67,18 @@ def _neighbours(form: Form, others: Sequence[Form], rows: Sequence[Measured], ta
     return [other for other in others if any(vectors[other][row] in near for row, near in enumerate(beside))]
 
 
-def _of_sizes(condition: Form) -> bool:
+def _of_sizes(condition: LinearForm) -> bool:
     return any(monomial for monomial, _ in condition.terms)
 
 
-def _plain(space: Space) -> Iterator[Form]:
+def _plain(space: Space) -> Iterator[LinearForm]:
     """One cost at least another."""
     width = len(space.symbols)
     for more, less in permutations(range(width), 2):
-        yield Form((((), tuple(Fraction((i == more) - (i == less)) for i in range(width))),), width)
+        yield LinearForm((((), tuple(Fraction((i == more) - (i == less)) for i in range(width))),), width)
 
 
-def _reduced(form: Form, table: Table) -> Form:
+def _reduced(form: LinearForm, table: Table) -> LinearForm:
     """The same condition in whole numbers, without a common factor that depends on sizes only and is never negative.
 
     Where that factor is 0 the condition says nothing; without it, it says more than it needs to.
@@ -88,22 +90,26 @@ def _reduced(form: Form, table: Table) -> Form:
     factors = [(monomial, row[pivot] / first[pivot]) for monomial, row in form.terms]
     alike = all(row == tuple(f * x for x in first) for (_, row), (_, f) in zip(form.terms, factors, strict=True))
     if alike:
-        common = Form(tuple((m, (f,)) for m, f in factors)).at(table)
+        common = LinearForm(tuple((m, (f,)) for m, f in factors)).at(table)
         if (common >= 0).all():
-            form = Form((((), first),), form.width)
+            form = LinearForm((((), first),), form.width)
         elif (common <= 0).all():
-            form = Form((((), tuple(-x for x in first)),), form.width)
+            form = LinearForm((((), tuple(-x for x in first)),), form.width)
     numbers = [x for _, row in form.terms for x in row if x]
     scale = Fraction(lcm(*(x.denominator for x in numbers)), gcd(*(x.numerator for x in numbers)))
-    return Form(tuple((m, tuple(x * scale for x in row)) for m, row in form.terms), form.width)
+    return LinearForm(tuple((m, tuple(x * scale for x in row)) for m, row in form.terms), form.width)
 
 
 # Where other pieces are not known as formulas.
 
 
 def _searched(
-    form: Form, candidates: Sequence[Form], rows: Sequence[Measured], table: Table, samples: Sequence[Vector]
-) -> tuple[Form, ...] | None:
+    form: LinearForm,
+    candidates: Sequence[LinearForm],
+    rows: Sequence[MeasuredTimes],
+    table: Table,
+    samples: Sequence[Vector],
+) -> tuple[LinearForm, ...] | None:
     """A few conditions under which the form is the time, at all sizes; None where none were found.
 
     They are guessed from samples of the costs. Where a guess is wrong the costs at which it is join the samples.
@@ -121,7 +127,9 @@ def _searched(
     return None
 
 
-def _wrong_rays(form: Form, conditions: Sequence[Form], measured: Measured, table: Table, row: int) -> list[Vector]:
+def _wrong_rays(
+    form: LinearForm, conditions: Sequence[LinearForm], measured: MeasuredTimes, table: Table, row: int
+) -> list[Vector]:
     """Rays of the costs that satisfy the conditions at which the form is not the time."""
     vector, scale = coefficients(form, table, row)
     cone = costs_of(conditions, measured.space, table, row)
@@ -134,12 +142,12 @@ def _around(ray: Vector, cone: Cone) -> list[Vector]:
 
 
 def _separate(
-    form: Form,
-    candidates: Sequence[Form],
-    rows: Sequence[Measured],
+    form: LinearForm,
+    candidates: Sequence[LinearForm],
+    rows: Sequence[MeasuredTimes],
     table: Table,
     points: Sequence[Sequence[Vector]],
-) -> tuple[Form, ...] | None:
+) -> tuple[LinearForm, ...] | None:
     """A few conditions that keep many points at which a form is right and none at which it is wrong; None if none do.
 
     One at a time the condition that excludes the most wrong points for the right ones that it costs; in the end those
@@ -161,19 +169,19 @@ def _unit(vectors: Floats) -> Floats:
     return np.asarray(vectors / vectors.sum(axis=1, keepdims=True))
 
 
-def _right(form: Form, measured: Measured, table: Table, row: int, vectors: Floats) -> Bools:
+def _right(form: LinearForm, measured: MeasuredTimes, table: Table, row: int, vectors: Floats) -> Bools:
     at = {name: column[row : row + 1] for name, column in table.items()}
     values = (measured.matrix @ vectors.T).max(axis=0)
     return np.asarray(np.abs(form.at(at)[0] @ vectors.T - values) <= _EXACT * (1 + np.abs(values)))
 
 
-def _least(condition: Form, table: Table, row: int, vectors: Floats) -> Bools:
+def _least(condition: LinearForm, table: Table, row: int, vectors: Floats) -> Bools:
     """Where a condition holds."""
     at = {name: column[row : row + 1] for name, column in table.items()}
     return np.asarray(condition.at(at)[0] @ vectors.T >= -_EXACT)
 
 
-def _greedy(right: Bools, candidates: Sequence[Form], tests: Sequence[Bools]) -> tuple[Form, ...] | None:
+def _greedy(right: Bools, candidates: Sequence[LinearForm], tests: Sequence[Bools]) -> tuple[LinearForm, ...] | None:
     chosen: list[int] = []
     kept = np.ones_like(right)
     while (wrong := kept & ~right).any():

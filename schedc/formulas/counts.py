@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Bools
-from schedc.formulas.fit import Floats, Form, Monomial, Table, beyond, families, fit
+from schedc.formulas.fit import Floats, LinearForm, Monomial, Table, beyond, families, fit
 from schedc.formulas.pieces import Example, Untried
-from schedc.formulas.regions import REGIONS, REMAINDERS, Region
+from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 
 RANK = "r"
 
@@ -55,8 +55,8 @@ class CountPiece:
     """
 
     part: RankPart | None
-    region: Region
-    forms: tuple[Form, ...]
+    region: SizeRegion
+    forms: tuple[LinearForm, ...]
     combine: str = ""
     tested: int = 0
 
@@ -75,7 +75,7 @@ class CountPiece:
 class CountFailure:
     """A held-out size, with the rank if there is one, at which a fitted count is wrong."""
 
-    form: Form
+    form: LinearForm
     sizes: dict[str, int]
     said: float
     measured: float
@@ -92,7 +92,7 @@ def find_counts(
     by_rank = RANK in table
     monomials = list(families(ranks, microbatches, others, RANK if by_rank else None))
 
-    def _in_region(region: Region) -> list[CountPiece]:
+    def _in_region(region: SizeRegion) -> list[CountPiece]:
         for split in SPLITS if by_rank else ((None,),):
             pieces = []
             for part in split:
@@ -125,7 +125,7 @@ def find_counts(
 
 def _single(
     targets: npt.NDArray[np.int64], table: Table, monomials: list[list[Monomial]], ample: Bools, microbatches: str
-) -> tuple[tuple[Form, ...], str] | None:
+) -> tuple[tuple[LinearForm, ...], str] | None:
     """One form, or two and how they combine: one fitted where there are ample microbatches, one where that fails."""
     if targets.size < _LEAST_ROWS:
         return None
@@ -146,16 +146,16 @@ def _rows(table: Table, chosen: Bools) -> Table:
     return {name: column[chosen] for name, column in table.items()}
 
 
-def _fit(targets: npt.NDArray[np.int64], table: Table, family: list[Monomial]) -> Form | None:
+def _fit(targets: npt.NDArray[np.int64], table: Table, family: list[Monomial]) -> LinearForm | None:
     return fit(targets[:, None, None].astype(np.float64), table, family)[0] if targets.size >= _LEAST_ROWS else None
 
 
 def _two(
     targets: npt.NDArray[np.int64], table: Table, family: list[Monomial], ample: Bools, microbatches: str
-) -> tuple[tuple[Form, ...], str] | None:
+) -> tuple[tuple[LinearForm, ...], str] | None:
     """The second form is also looked for in microbatches first: at few sizes those may equal ranks, and be meant."""
 
-    def part(rows: Bools, family: list[Monomial]) -> Form | None:
+    def part(rows: Bools, family: list[Monomial]) -> LinearForm | None:
         return _fit(targets[rows], {name: column[rows] for name, column in table.items()}, family)
 
     first = part(ample, family)

@@ -10,17 +10,17 @@ import numpy as np
 from schedc.analysis.rank_counts import COUNTS, TOTALS, counts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.exact.space import Space
-from schedc.exact.times import Times
+from schedc.exact.times import LinearTimes
 from schedc.formulas.conditions import pieces_of
 from schedc.formulas.cost_domains import random_vectors, spaces_of, typical
 from schedc.formulas.counts import RANK, CountFailure, CountPiece, count_left_out, find_counts, verify_count
 from schedc.formulas.fit import Table
-from schedc.formulas.grid import Grid, Size, columns, size_grid
-from schedc.formulas.measure import TIMES, Measured, measured, times_at
-from schedc.formulas.pieces import Example, Failure, Names, Piece, Untried
+from schedc.formulas.grid import Size, SizeGrid, columns, size_grid
+from schedc.formulas.measure import TIMES, MeasuredTimes, measured, times_at
+from schedc.formulas.pieces import Example, FailedPiece, Names, Piece, Untried
 from schedc.formulas.proof import At, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
-from schedc.formulas.regions import Region
+from schedc.formulas.regions import SizeRegion
 from schedc.ir.arrays import repeat
 from schedc.ir.schedule import Int64
 from schedc.syntax.tree import ScheduleTree
@@ -58,8 +58,8 @@ class TimeResult:
     quantity: str
     space: Space
     pieces: tuple[Piece, ...]
-    failures: tuple[Failure | Untried, ...]
-    complete: tuple[Region, ...]
+    failures: tuple[FailedPiece | Untried, ...]
+    complete: tuple[SizeRegion, ...]
     sizes: int
     example: Example | None
     why: str = ""
@@ -82,13 +82,13 @@ class Derivation:
     """The formulas of a schedule, and the sizes that they come from."""
 
     tree: ScheduleTree
-    grid: Grid
+    grid: SizeGrid
     times: tuple[TimeResult, ...]
     counts: tuple[CountResult, ...]
 
 
 def derive(
-    tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: Grid | None = None
+    tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: SizeGrid | None = None
 ) -> Derivation:
     """Formulas of times and counts, each decided at all sizes looked at: those of the fit, and others.
 
@@ -111,7 +111,7 @@ def derive(
     return Derivation(tree, grid, tuple(found), _counts(grid))
 
 
-def _require_sizes(tree: ScheduleTree, grid: Grid) -> None:
+def _require_sizes(tree: ScheduleTree, grid: SizeGrid) -> None:
     if len(grid.fitted) >= LEAST_SIZES and grid.held_out:
         return
     if grid.illegal and not grid.fitted:
@@ -124,7 +124,7 @@ def _require_sizes(tree: ScheduleTree, grid: Grid) -> None:
 # Times.
 
 
-def _times(grid: Grid, space: Space, tick: Callable[..., None]) -> Iterator[TimeResult]:
+def _times(grid: SizeGrid, space: Space, tick: Callable[..., None]) -> Iterator[TimeResult]:
     fitted, held_out = ([times_at(size.cells, space) for size in some] for some in (grid.fitted, grid.held_out))
     for name in TIMES:
         if None in fitted or None in held_out:
@@ -134,16 +134,16 @@ def _times(grid: Grid, space: Space, tick: Callable[..., None]) -> Iterator[Time
             yield _time(name, grid, space, [t for t in fitted if t], [t for t in held_out if t], tick)
 
 
-def _unknown(name: str, space: Space, grid: Grid, why: str) -> TimeResult:
+def _unknown(name: str, space: Space, grid: SizeGrid, why: str) -> TimeResult:
     return TimeResult(name, space, (), (), (), len(grid.fitted) + len(grid.held_out), None, why)
 
 
 def _time(
     name: str,
-    grid: Grid,
+    grid: SizeGrid,
     space: Space,
-    fitted: Sequence[Times],
-    held_out: Sequence[Times],
+    fitted: Sequence[LinearTimes],
+    held_out: Sequence[LinearTimes],
     tick: Callable[..., None],
 ) -> TimeResult:
     rows = _measured(name, grid, space, fitted, tick)
@@ -157,7 +157,7 @@ def _time(
     sizes = [At(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
     sizes += [At(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
     kept: list[Piece] = []
-    failures: list[Failure | Untried] = []
+    failures: list[FailedPiece | Untried] = []
     for piece in (piece for regime in regimes for piece in pieces_of(regime, rows, table, names)):
         outcome = prove(piece, sizes, table, names)
         if isinstance(outcome, Piece):
@@ -171,11 +171,11 @@ def _time(
 
 
 def _measured(
-    name: str, grid: Grid, space: Space, fitted: Sequence[Times], tick: Callable[..., None]
-) -> list[Measured] | str:
+    name: str, grid: SizeGrid, space: Space, fitted: Sequence[LinearTimes], tick: Callable[..., None]
+) -> list[MeasuredTimes] | str:
     """A time in all its pieces at every size of the fit; or why not. The largest size, which has most, goes first."""
     order = sorted(range(len(fitted)), key=lambda row: -len(grid.fitted[row].cells))
-    found: dict[int, Measured] = {}
+    found: dict[int, MeasuredTimes] = {}
     for row in order:
         size = grid.fitted[row]
         pieces = measured(fitted[row], space, TIMES[name], MOST_PIECES)
@@ -200,13 +200,13 @@ def _typical(piece: Piece, space: Space, names: Names) -> bool:
 # Counts.
 
 
-def _counts(grid: Grid) -> tuple[CountResult, ...]:
+def _counts(grid: SizeGrid) -> tuple[CountResult, ...]:
     fitted = [counts(size.cells) for size in grid.fitted]
     held_out = [counts(size.cells) for size in grid.held_out]
     return tuple(_count(name, grid, fitted, held_out) for name in (*COUNTS, *TOTALS))
 
 
-def _count(name: str, grid: Grid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
+def _count(name: str, grid: SizeGrid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
     for largest in (False, True):
         targets, known = _rows(name, grid.fitted, fitted, grid.names, largest)
         if (pieces := find_counts(targets, known, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:

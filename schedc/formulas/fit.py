@@ -47,7 +47,7 @@ Monomial = tuple[Atom, ...]
 
 
 @dataclass(frozen=True)
-class Form:
+class LinearForm:
     """Quasi-polynomials of sizes, one for each of some symbols: ``terms[monomial][symbol]``. One symbol for a count.
 
     width: number of symbols. A form without terms is 0.
@@ -70,17 +70,17 @@ class Form:
         scale = lcm(*(f.denominator for _, factors in self.terms for f in factors))
         return scale, tuple((monomial, tuple(int(f * scale) for f in factors)) for monomial, factors in self.terms)
 
-    def minus(self, other: Form) -> Form:
+    def minus(self, other: LinearForm) -> LinearForm:
         mine, theirs = dict(self.terms), dict(other.terms)
         zero = (Fraction(0),) * self.width
         merged = {
             monomial: tuple(a - b for a, b in zip(mine.get(monomial, zero), theirs.get(monomial, zero), strict=True))
             for monomial in (*mine, *(m for m in theirs if m not in mine))
         }
-        return Form(tuple((m, factors) for m, factors in merged.items() if any(factors)), self.width)
+        return LinearForm(tuple((m, factors) for m, factors in merged.items() if any(factors)), self.width)
 
 
-def beyond(forms: Sequence[Form], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
+def beyond(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
     """The sizes of ``most`` that the forms depend on, where no row of ``table`` has one that is larger.
 
     A polynomial through the few values of a size that it was fitted to says nothing of others.
@@ -157,7 +157,7 @@ def _rounds(ranks: str, microbatches: str, behind: int) -> Atom:
     )
 
 
-def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Form | None]:
+def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[LinearForm | None]:
     """For each k the form that equals ``targets[:, k]`` at every row, or None if those monomials cannot make it.
 
     targets: [n, K, symbols]. Monomials that depend on earlier ones at these rows are left out, so that the plainest
@@ -181,14 +181,14 @@ def _interpolates(monomials: list[Monomial], table: Table) -> bool:
     return any(sum(of <= {name} for of in alone) >= len(np.unique(column)) > 1 for name, column in table.items())
 
 
-def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: Floats) -> Form | None:
+def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: Floats) -> LinearForm | None:
     fractions = [[Fraction(float(x)).limit_denominator(LARGEST_DENOMINATOR) for x in row] for row in solution]
     scale = np.lcm.reduce([f.denominator for row in fractions for f in row])
     whole = np.array([[int(f * int(scale)) for f in row] for row in fractions], np.int64)
     if not np.array_equal(design.astype(np.int64) @ whole, np.rint(target).astype(np.int64) * scale):
         return None
     terms = zip(monomials, (tuple(row) for row in fractions), strict=True)
-    return Form(tuple((m, row) for m, row in terms if any(row)), target.shape[1])
+    return LinearForm(tuple((m, row) for m, row in terms if any(row)), target.shape[1])
 
 
 def _independent(monomials: list[Monomial], table: Table) -> tuple[list[Monomial], Floats]:

@@ -35,7 +35,7 @@ class Size:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class SizeGrid:
     """Sizes of one schedule.
 
     ranks, microbatches: names of those two parameters; others: names of the rest.
@@ -60,7 +60,7 @@ def columns(sizes: Iterable[Size], names: Iterable[str]) -> dict[str, Int64]:
     return {name: np.array([size.values[name] for size in listed], np.int64) for name in names}
 
 
-def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Grid:
+def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> SizeGrid:
     """Up to ``fit`` and ``more`` legal sizes, chosen by a fixed shuffle of the candidates.
 
     Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
@@ -77,7 +77,7 @@ def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> Gr
     far = _candidates(ranks.name, microbatches.name, others, _LARGER_RANKS, _more_microbatches)
     held_out = _legal(tree, far, more, seen, illegal) if fitted else []
     names = tuple(p.name for p in others)
-    return Grid(ranks.name, microbatches.name, names, tuple(fitted), tuple(held_out), tuple(illegal))
+    return SizeGrid(ranks.name, microbatches.name, names, tuple(fitted), tuple(held_out), tuple(illegal))
 
 
 def _microbatches(ranks: int) -> Iterable[int]:

@@ -12,14 +12,14 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.pieces import Epigraph, linear_pieces
 from schedc.exact.space import Space
-from schedc.exact.times import BUBBLE, SPAN_BUBBLE, Kinds, Quantity, Times, times_on
+from schedc.exact.times import BUBBLE, SPAN_BUBBLE, Kinds, LinearTimes, Quantity, times_on
 
 Floats = npt.NDArray[np.float64]
 
 TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
 
 
-def times_at(cells: Dependencies, space: Space) -> Times | None:
+def times_at(cells: Dependencies, space: Space) -> LinearTimes | None:
     """The times of one size; None where they are not convex in the costs of the space.
 
     That is so where an overlapped pair has an I, or where two chains of cells lead to the start of a rank.
@@ -29,14 +29,14 @@ def times_at(cells: Dependencies, space: Space) -> Times | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredTimes:
     """One time at one size in all its linear pieces.
 
     space: the costs; epigraph: of the time over them.
     """
 
     space: Space
-    times: Times
+    times: LinearTimes
     quantity: Quantity
     epigraph: Epigraph
 
@@ -54,8 +54,8 @@ class Measured:
         return max(dot(form, vector) for form in self.pieces)
 
 
-def measured(times: Times, space: Space, quantity: Quantity, most: int) -> Measured | None:
+def measured(times: LinearTimes, space: Space, quantity: Quantity, most: int) -> MeasuredTimes | None:
     """All linear pieces of a time; None where there are more than ``most``."""
     bounds = [bound.form for bound in space.bounds[space.dimension :]]
     epigraph = linear_pieces(times, quantity, space.cone, bounds, most)
-    return None if epigraph is None else Measured(space, times, quantity, epigraph)
+    return None if epigraph is None else MeasuredTimes(space, times, quantity, epigraph)

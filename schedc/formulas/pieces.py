@@ -10,8 +10,8 @@ from typing import Any
 
 from schedc.exact.cone import Cone, Vector, reduced
 from schedc.exact.space import Space
-from schedc.formulas.fit import Form, Table
-from schedc.formulas.regions import Region
+from schedc.formulas.fit import LinearForm, Table
+from schedc.formulas.regions import SizeRegion
 
 Names = tuple[str, str, tuple[str, ...]]
 """The parameters of a schedule: ranks, microbatches, others."""
@@ -27,9 +27,9 @@ class Piece:
     satisfy the conditions, at the size where they are fewest.
     """
 
-    form: Form
-    region: Region
-    conditions: tuple[Form, ...]
+    form: LinearForm
+    region: SizeRegion
+    conditions: tuple[LinearForm, ...]
     even: bool = False
     proved: int = 0
     largest: Mapping[str, int] | None = None
@@ -37,10 +37,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedPiece:
     """Where a fitted formula was found wrong: it said one thing, the simulation another."""
 
-    form: Form
+    form: LinearForm
     sizes: dict[str, int]
     costs: dict[str, float]
     said: float
@@ -54,7 +54,7 @@ class Untried:
     names: those sizes; most: the largest of each.
     """
 
-    form: Form
+    form: LinearForm
     names: tuple[str, ...]
     most: tuple[int, ...]
 
@@ -68,7 +68,7 @@ class Example:
     measured: float
 
 
-def coefficients(form: Form, table: Table, row: int) -> tuple[Vector, int]:
+def coefficients(form: LinearForm, table: Table, row: int) -> tuple[Vector, int]:
     """(integers, scale): the coefficients of the costs at one size, times a scale."""
     sizes: Any = sizes_of(table, row)  # the atoms of monomials take numbers as they take columns
     scale, terms = form.whole
@@ -80,7 +80,7 @@ def coefficients(form: Form, table: Table, row: int) -> tuple[Vector, int]:
     return tuple(t // common for t in total), scale // common
 
 
-def costs_of(conditions: Sequence[Form], space: Space, table: Table, row: int) -> Cone:
+def costs_of(conditions: Sequence[LinearForm], space: Space, table: Table, row: int) -> Cone:
     """The costs that satisfy conditions at one size."""
     return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
 
@@ -97,6 +97,6 @@ def readable(space: Space, vector: Vector) -> dict[str, float]:
     return {s: float(f"{x / max(small):.6g}") for s, x in space.costs(small).items()}
 
 
-def inside(region: Region, table: Table, names: Names) -> Sequence[int]:
+def inside(region: SizeRegion, table: Table, names: Names) -> Sequence[int]:
     """The rows of the sizes of a region."""
     return [row for row, there in enumerate(region.of(table, *names[:2]).tolist()) if there]

@@ -13,11 +13,11 @@ from schedc.exact.decide import TooMany, decide
 from schedc.exact.pieces import Epigraph, volume
 from schedc.exact.space import Space
 from schedc.exact.statement import Comparison
-from schedc.exact.times import Quantity, Times
-from schedc.formulas.fit import Form, Table, beyond
+from schedc.exact.times import LinearTimes, Quantity
+from schedc.formulas.fit import LinearForm, Table, beyond
 from schedc.formulas.pieces import (
     Example,
-    Failure,
+    FailedPiece,
     Names,
     Piece,
     Untried,
@@ -28,7 +28,7 @@ from schedc.formulas.pieces import (
     sizes_of,
 )
 from schedc.formulas.regimes import Regime
-from schedc.formulas.regions import Region
+from schedc.formulas.regions import SizeRegion
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +38,16 @@ class At:
     table: Table
     row: int
     space: Space
-    times: Times
+    times: LinearTimes
     quantity: Quantity
 
-    def coefficients(self, form: Form) -> tuple[Vector, int]:
+    def coefficients(self, form: LinearForm) -> tuple[Vector, int]:
         return coefficients(form, self.table, self.row)
 
     def values(self, vectors: Sequence[Vector]) -> list[int]:
         return self.times.values(self.quantity, vectors)
 
-    def inside(self, region: Region, names: Names) -> bool:
+    def inside(self, region: SizeRegion, names: Names) -> bool:
         """Whether the size is one of a region."""
         here = {name: column[self.row : self.row + 1] for name, column in self.table.items()}
         return bool(region.of(here, *names[:2])[0])
@@ -61,7 +61,7 @@ class _Proof:
     even: bool
 
 
-def prove(piece: Piece, sizes: Sequence[At], fitted: Table, names: Names) -> Piece | Failure | Untried | None:
+def prove(piece: Piece, sizes: Sequence[At], fitted: Table, names: Names) -> Piece | FailedPiece | Untried | None:
     """The piece with the sizes at which it is proved, or where it is wrong; None where it is proved at too few sizes.
 
     sizes: all that were looked at. fitted: the sizes of the fit. `Untried`: it depends on ranks or microbatches, and
@@ -72,7 +72,7 @@ def prove(piece: Piece, sizes: Sequence[At], fitted: Table, names: Names) -> Pie
         if not at.inside(piece.region, names):
             continue
         outcome = _prove_at(piece, at)
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, FailedPiece):
             return outcome
         if outcome.share:
             proofs.append((at, outcome))
@@ -94,7 +94,7 @@ _LEAST = 8
 """Sizes at which a piece must be proved to be kept."""
 
 
-def _prove_at(piece: Piece, at: At) -> _Proof | Failure:
+def _prove_at(piece: Piece, at: At) -> _Proof | FailedPiece:
     cone = costs_of(piece.conditions, at.space, at.table, at.row)
     vector, scale = at.coefficients(piece.form)
     share = volume(cone) / volume(at.space.cone) if cone.rays else Fraction(0)
@@ -132,13 +132,13 @@ def _above(vector: Vector, scale: int, at: At) -> Vector | None:
     return refuted.vector if refuted else None
 
 
-def _failure(form: Form, at: At, vector: Vector) -> Failure:
+def _failure(form: LinearForm, at: At, vector: Vector) -> FailedPiece:
     coefficients, scale = at.coefficients(form)
     (measured,) = at.values([vector])
     costs = readable(at.space, vector)
     unit = next(iter(costs.values())) / vector[0]
     said = dot(coefficients, vector) / scale
-    return Failure(form, sizes_of(at.table, at.row), costs, said * unit, measured * unit)
+    return FailedPiece(form, sizes_of(at.table, at.row), costs, said * unit, measured * unit)
 
 
 def _beyond(piece: Piece, proved: Mapping[str, list[int]], fitted: Table, names: Names) -> Untried | None:
@@ -154,7 +154,7 @@ def _beyond(piece: Piece, proved: Mapping[str, list[int]], fitted: Table, names:
 # Whether pieces leave something out.
 
 
-def complete_at(forms: Sequence[Form], at: At) -> bool:
+def complete_at(forms: Sequence[LinearForm], at: At) -> bool:
     """Whether the time is the largest of the forms for all costs of the space, at one size."""
     exact = [at.coefficients(form) for form in forms]
     if any(scale != 1 for _, scale in exact):

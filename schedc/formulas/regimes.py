@@ -9,10 +9,10 @@ import numpy as np
 
 from schedc.exact.cone import Vector, dot
 from schedc.exact.pieces import volume
-from schedc.formulas.fit import Floats, Form, Monomial, Table, families, fit
-from schedc.formulas.measure import Measured
+from schedc.formulas.fit import Floats, LinearForm, Monomial, Table, families, fit
+from schedc.formulas.measure import MeasuredTimes
 from schedc.formulas.pieces import Names, coefficients, inside
-from schedc.formulas.regions import REGIONS, REMAINDERS, Region
+from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 
 _LEAST_SIZES = 8
 """Sizes that a region must have to be looked at."""
@@ -30,12 +30,12 @@ _NEAR = 1e-7
 class Regime:
     """Forms that a time has at the sizes of a region, nowhere above it; ``complete`` if it has no other."""
 
-    region: Region
-    forms: tuple[Form, ...]
+    region: SizeRegion
+    forms: tuple[LinearForm, ...]
     complete: bool
 
 
-def find_regimes(rows: Sequence[Measured], table: Table, names: Names, *, remainders: bool) -> list[Regime]:
+def find_regimes(rows: Sequence[MeasuredTimes], table: Table, names: Names, *, remainders: bool) -> list[Regime]:
     """The first region of sizes of which all pieces are known, else that of which most are; then, if ``remainders``,
     the same for sizes that it leaves out."""
     first = _best(rows, table, names, REGIONS)
@@ -53,7 +53,7 @@ def find_regimes(rows: Sequence[Measured], table: Table, names: Names, *, remain
     return found
 
 
-def _best(rows: Sequence[Measured], table: Table, names: Names, regions: Sequence[Region]) -> Regime | None:
+def _best(rows: Sequence[MeasuredTimes], table: Table, names: Names, regions: Sequence[SizeRegion]) -> Regime | None:
     monomials = list(families(*names))
     best: tuple[float, Regime] | None = None
     for number, region in enumerate(regions):
@@ -73,7 +73,9 @@ def _best(rows: Sequence[Measured], table: Table, names: Names, regions: Sequenc
     return None if best is None else best[1]
 
 
-def _widened(regime: Regime, rows: Sequence[Measured], table: Table, names: Names, wider: Sequence[Region]) -> Regime:
+def _widened(
+    regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names, wider: Sequence[SizeRegion]
+) -> Regime:
     """The regime in the first region of sizes that holds its own, and in which its forms are all pieces, too.
 
     Directions that are followed over a region may pass from one piece to another at a few of its sizes.
@@ -88,11 +90,11 @@ def _widened(regime: Regime, rows: Sequence[Measured], table: Table, names: Name
     return regime
 
 
-def _rows(rows: Sequence[Measured], table: Table, chosen: Sequence[int]) -> tuple[list[Measured], Table]:
+def _rows(rows: Sequence[MeasuredTimes], table: Table, chosen: Sequence[int]) -> tuple[list[MeasuredTimes], Table]:
     return [rows[i] for i in chosen], {name: column[list(chosen)] for name, column in table.items()}
 
 
-def _explained(rows: Sequence[Measured], table: Table, forms: Sequence[Form]) -> float:
+def _explained(rows: Sequence[MeasuredTimes], table: Table, forms: Sequence[LinearForm]) -> float:
     """The share of the costs at which some form is the time, as a mean over the sizes; 1.0 only if it is all."""
     shares = []
     for row, measured in enumerate(rows):
@@ -103,17 +105,17 @@ def _explained(rows: Sequence[Measured], table: Table, forms: Sequence[Form]) ->
     return 1.0 if min(shares) == 1.0 else min(float(np.mean(shares)), 0.9999)
 
 
-def _vector(form: Form, table: Table, row: int) -> Vector | None:
+def _vector(form: LinearForm, table: Table, row: int) -> Vector | None:
     """The coefficients at one size; None where they are no integers."""
     vector, scale = coefficients(form, table, row)
     return vector if scale == 1 else None
 
 
-def _forms(rows: Sequence[Measured], table: Table, families: list[list[Monomial]]) -> tuple[Form, ...]:
+def _forms(rows: Sequence[MeasuredTimes], table: Table, families: list[list[Monomial]]) -> tuple[LinearForm, ...]:
     """Forms that follow the pieces in some direction of the costs over all sizes, and are nowhere above the time."""
     directions = _directions(rows)
     sequences = np.stack([measured.matrix[np.argmax(measured.matrix @ directions.T, axis=0)] for measured in rows])
-    found: dict[Form, None] = {}
+    found: dict[LinearForm, None] = {}
     left = np.unique(sequences.transpose(1, 0, 2), axis=0).transpose(1, 0, 2)
     for monomials in families:
         fitted = fit(left, table, monomials)
@@ -124,7 +126,7 @@ def _forms(rows: Sequence[Measured], table: Table, families: list[list[Monomial]
     return tuple(found)
 
 
-def _directions(rows: Sequence[Measured]) -> Floats:
+def _directions(rows: Sequence[MeasuredTimes]) -> Floats:
     """[K, symbols] a point inside of every piece of some of the sizes, moved off symmetric places."""
     step = max(1, len(rows) // _SIZES_OF_DIRECTIONS)
     points = [region.interior for measured in rows[::step] for region in measured.pieces.values()]
@@ -135,7 +137,7 @@ def _directions(rows: Sequence[Measured]) -> Floats:
     return np.asarray(np.unique(np.round(listed, 9), axis=0) + _NEAR * skew)
 
 
-def _below(form: Form, rows: Sequence[Measured], table: Table) -> bool:
+def _below(form: LinearForm, rows: Sequence[MeasuredTimes], table: Table) -> bool:
     """Whether the form nowhere exceeds the time, at any size."""
     for row, measured in enumerate(rows):
         vector, scale = coefficients(form, table, row)

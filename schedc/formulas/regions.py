@@ -12,7 +12,7 @@ from schedc.ir.schedule import Int64
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class SizeRegion:
     """Sizes that satisfy a condition; ``texts`` says which, for ``P`` and ``M`` the names of the two parameters."""
 
     texts: tuple[str, ...]
@@ -32,27 +32,27 @@ class Region:
 
 
 REGIONS = (
-    Region((), lambda P, M: P > 0),
-    Region(("{P} >= 3",), lambda P, M: P >= 3),
-    Region(("{M} >= {P}",), lambda P, M: M >= P),
-    Region(("{P} >= 3", "{M} >= {P}"), lambda P, M: (P >= 3) & (M >= P)),
-    Region(("{M} % {P} == 0",), lambda P, M: M % P == 0),
-    Region(("{M} >= 2*{P}",), lambda P, M: M >= 2 * P),
-    Region(("{P} >= 4", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (M >= 2 * P)),
-    Region(("{M} % {P} == 0", "{M} >= 2*{P}"), lambda P, M: (M % P == 0) & (M >= 2 * P)),
-    Region(("{P} >= 4", "{P} % 2 == 0", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (P % 2 == 0) & (M >= 2 * P)),
-    Region(("{M} >= 3*{P}",), lambda P, M: M >= 3 * P),
+    SizeRegion((), lambda P, M: P > 0),
+    SizeRegion(("{P} >= 3",), lambda P, M: P >= 3),
+    SizeRegion(("{M} >= {P}",), lambda P, M: M >= P),
+    SizeRegion(("{P} >= 3", "{M} >= {P}"), lambda P, M: (P >= 3) & (M >= P)),
+    SizeRegion(("{M} % {P} == 0",), lambda P, M: M % P == 0),
+    SizeRegion(("{M} >= 2*{P}",), lambda P, M: M >= 2 * P),
+    SizeRegion(("{P} >= 4", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (M >= 2 * P)),
+    SizeRegion(("{M} % {P} == 0", "{M} >= 2*{P}"), lambda P, M: (M % P == 0) & (M >= 2 * P)),
+    SizeRegion(("{P} >= 4", "{P} % 2 == 0", "{M} >= 2*{P}"), lambda P, M: (P >= 4) & (P % 2 == 0) & (M >= 2 * P)),
+    SizeRegion(("{M} >= 3*{P}",), lambda P, M: M >= 3 * P),
 )
 
-NOWHERE = Region((), lambda P, M: P < 0)
+NOWHERE = SizeRegion((), lambda P, M: P < 0)
 
 REMAINDERS = (
-    Region(("{M} < {P}",), lambda P, M: M < P),
-    Region(("{M} < 2*{P}",), lambda P, M: M < 2 * P),
-    Region(("{P} <= {M}", "{M} < 2*{P}"), lambda P, M: (P <= M) & (M < 2 * P)),
-    Region(("{P} == 2",), lambda P, M: P == 2),
-    Region(("{P} <= 3",), lambda P, M: P <= 3),
-    Region(("{M} % {P} != 0",), lambda P, M: M % P != 0),
-    Region(("{M} < 3*{P}",), lambda P, M: M < 3 * P),
+    SizeRegion(("{M} < {P}",), lambda P, M: M < P),
+    SizeRegion(("{M} < 2*{P}",), lambda P, M: M < 2 * P),
+    SizeRegion(("{P} <= {M}", "{M} < 2*{P}"), lambda P, M: (P <= M) & (M < 2 * P)),
+    SizeRegion(("{P} == 2",), lambda P, M: P == 2),
+    SizeRegion(("{P} <= 3",), lambda P, M: P <= 3),
+    SizeRegion(("{M} % {P} != 0",), lambda P, M: M % P != 0),
+    SizeRegion(("{M} < 3*{P}",), lambda P, M: M < 3 * P),
 )
 """What is left where a formula holds in one of `REGIONS` only."""

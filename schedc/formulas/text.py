@@ -9,7 +9,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from schedc.formulas.counts import CountPiece
-from schedc.formulas.fit import Atom, Form, Monomial, Table
+from schedc.formulas.fit import Atom, LinearForm, Monomial, Table
 
 LATENCY = "p2p"
 _LATEX_NAMES = {"p2p": "t_{p2p}", "FB": "F{\\&}B"}
@@ -33,7 +33,7 @@ def _monomial(monomial: Monomial) -> Any:
     return sympy.Mul(*(_symbol(atom.text) for atom in monomial))
 
 
-def coefficients(form: Form, symbols: Iterable[str]) -> dict[str, Any]:
+def coefficients(form: LinearForm, symbols: Iterable[str]) -> dict[str, Any]:
     """The quasi-polynomial of each symbol, as a sympy expression."""
     listed = list(symbols)
     totals = dict.fromkeys(listed, sympy.Integer(0))
@@ -43,7 +43,7 @@ def coefficients(form: Form, symbols: Iterable[str]) -> dict[str, Any]:
     return totals
 
 
-def expression(form: Form, symbols: Iterable[str]) -> Any:
+def expression(form: LinearForm, symbols: Iterable[str]) -> Any:
     """The linear form in the costs, factored; what counts latencies stands apart."""
     parts = {name: value for name, value in coefficients(form, symbols).items() if value != 0}
     work = [(_symbol(name), value) for name, value in parts.items() if name != LATENCY]
@@ -52,7 +52,7 @@ def expression(form: Form, symbols: Iterable[str]) -> Any:
     return total + _symbol(LATENCY) * _shortest(latency, [])
 
 
-def count_expression(form: Form) -> Any:
+def count_expression(form: LinearForm) -> Any:
     return _shortest(coefficients(form, [""])[""], [])
 
 
@@ -96,11 +96,11 @@ def latex(expr: Any, atoms: Iterable[Atom]) -> str:
     return str(sympy.latex(expr, symbol_names=names))
 
 
-def atoms_of(*forms: Form) -> set[Atom]:
+def atoms_of(*forms: LinearForm) -> set[Atom]:
     return {atom for form in forms for monomial, _ in form.terms for atom in monomial}
 
 
-def condition(form: Form, symbols: Iterable[str], table: Table) -> tuple[Any, Any]:
+def condition(form: LinearForm, symbols: Iterable[str], table: Table) -> tuple[Any, Any]:
     """The two sides of ``form >= 0``, smaller first: what counts negatively at the sizes of ``table`` goes there."""
     listed = list(symbols)
     values = form.at(table)

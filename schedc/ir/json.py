@@ -19,7 +19,7 @@ from schedc.ir.json_header import (
     HEADER_FIELDS,
     OPTIONAL_FIELDS,
     PLAN_FIELDS,
-    Reader,
+    HeaderReader,
     Schema,
     check_indexes,
     compact,
@@ -60,7 +60,7 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S391 for anything that is not
     the format, S392 for another schema or version.
     """
-    reader = Reader(Source(file, text), SCHEMA)
+    reader = HeaderReader(Source(file, text), SCHEMA)
     top = reader.fields(
         reader.parse(), "", PROGRAM_FIELDS, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS
     )
@@ -80,14 +80,14 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     )
 
 
-def _span(reader: Reader, value: Any, path: str) -> Span:
+def _span(reader: HeaderReader, value: Any, path: str) -> Span:
     numbers = reader.integers(value, path, 0, 2**31)
     if len(numbers) != 4:
         reader.fail(path, "line, column, end line and end column are expected")
     return Span(*numbers)
 
 
-def _columns(reader: Reader, value: Any, path: str) -> dict[str, npt.NDArray[Any]]:
+def _columns(reader: HeaderReader, value: Any, path: str) -> dict[str, npt.NDArray[Any]]:
     fields = reader.fields(value, path, _STREAM_FIELDS)
     kinds = reader.items(fields["kind"], f"{path}.kind")
     if not set(map(type, kinds)) <= {str} or not set(kinds) <= _KIND_VALUES.keys():

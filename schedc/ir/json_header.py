@@ -62,7 +62,7 @@ def header_of(program: Program, schema: Schema) -> dict[str, Any]:
     return fields
 
 
-class Reader:
+class HeaderReader:
     """Checks of JSON values; every failure names the place as a path, such as ``streams[2].peer``."""
 
     def __init__(self, source: Source, schema: Schema) -> None:
@@ -157,7 +157,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "…"
 
 
-def read_header(reader: Reader, top: dict[str, Any]) -> dict[str, Any]:
+def read_header(reader: HeaderReader, top: dict[str, Any]) -> dict[str, Any]:
     """The fields of a Program that the checked fields ``top`` give: all but its rows and spans."""
     phases = reader.items(top["phases"], "phases")
     return {
@@ -171,7 +171,7 @@ def read_header(reader: Reader, top: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _planned(reader: Reader, top: dict[str, Any]) -> dict[str, Any]:
+def _planned(reader: HeaderReader, top: dict[str, Any]) -> dict[str, Any]:
     """Layout, layers and what else a plan attached, if it did. What the texts say is for whoever carries them out."""
     more = {name: reader.string(top[name], name) for name in OPTIONAL_FIELDS if name in top}
     if "layout" not in top:
@@ -182,7 +182,7 @@ def _planned(reader: Reader, top: dict[str, Any]) -> dict[str, Any]:
     return {"layout": layout, "layers": layers, **more}
 
 
-def _placement(reader: Reader, value: Any) -> Placement:
+def _placement(reader: HeaderReader, value: Any) -> Placement:
     fields = reader.fields(value, "placement", _PLACEMENT_FIELDS)
     (ranks,) = reader.integers([fields["ranks"]], "placement.ranks", 1, 2**20)
     pipes = reader.items(fields["rank_of_stage"], "placement.rank_of_stage")
@@ -195,13 +195,15 @@ def _placement(reader: Reader, value: Any) -> Placement:
     return Placement(np.array(homes, np.int32), tuple(first), ranks)
 
 
-def _sizes(reader: Reader, value: Any) -> dict[str, int]:
+def _sizes(reader: HeaderReader, value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         reader.fail("sizes", "an object is expected")
     return dict(zip(value, reader.integers(list(value.values()), "sizes", -(2**63), 2**63), strict=True))
 
 
-def check_indexes(reader: Reader, path: str, columns: dict[str, npt.NDArray[Any]], limits: dict[str, int]) -> None:
+def check_indexes(
+    reader: HeaderReader, path: str, columns: dict[str, npt.NDArray[Any]], limits: dict[str, int]
+) -> None:
     """That ``phase`` and ``span`` name what exists, so that any instruction can be described."""
     for name, limit in limits.items():
         if columns[name].size and not 0 <= columns[name].min() <= columns[name].max() < limit:

@@ -36,7 +36,7 @@ from schedc.ir.json_header import (
     HEADER_FIELDS,
     OPTIONAL_FIELDS,
     PLAN_FIELDS,
-    Reader,
+    HeaderReader,
     Schema,
     check_indexes,
     compact,
@@ -111,7 +111,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
     `schedc.ir.verify_program` (`schedc.ir.load` asks both). Raises DiagnosticError: S393 for anything that is not
     the format, damaged or out of proportion to the file; S392 for another schema or version.
     """
-    reader = Reader(Source(file, ""), SCHEMA)
+    reader = HeaderReader(Source(file, ""), SCHEMA)
     with _told(reader), zipfile.ZipFile(BytesIO(content)) as archive:
         members = _Members(reader, archive, max(_FEW_ROWS, min(_MOST_ROWS, _ROWS_PER_BYTE * len(content))))
         header, kinds = members.header()
@@ -124,7 +124,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
 
 
 @contextmanager
-def _told(reader: Reader) -> Iterator[None]:
+def _told(reader: HeaderReader) -> Iterator[None]:
     """What zipfile, zlib and numpy raise about damaged files, as findings."""
     try:
         yield
@@ -149,7 +149,7 @@ class _Members:
     most: rows that the archive may have.
     """
 
-    def __init__(self, reader: Reader, archive: zipfile.ZipFile, most: int) -> None:
+    def __init__(self, reader: HeaderReader, archive: zipfile.ZipFile, most: int) -> None:
         self._reader, self._archive, self._most = reader, archive, most
         names = archive.namelist()
         if unknown := sorted(set(names) - set(_MEMBERS)):
@@ -175,7 +175,7 @@ class _Members:
         """The fields of the Program besides rows and spans, and what the values of ``kind`` mean."""
         with self._open(_HEADER) as member:
             text = member.read(_LARGEST_HEADER).decode()
-        reader = Reader(Source(f"{self._reader.source.name}/{_HEADER}", text), SCHEMA)
+        reader = HeaderReader(Source(f"{self._reader.source.name}/{_HEADER}", text), SCHEMA)
         fields = (*HEADER_FIELDS, "kinds")
         top = reader.fields(reader.parse(), "", fields, identify=True, together=PLAN_FIELDS, optional=OPTIONAL_FIELDS)
         names = [reader.string(name, f"kinds[{i}]") for i, name in enumerate(reader.items(top["kinds"], "kinds"))]

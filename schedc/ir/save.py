@@ -13,7 +13,7 @@ from schedc.ir.text import print_program
 
 
 @dataclass(frozen=True)
-class Form:
+class FileForm:
     """What a form of programs is for, the name of its file, and what the file holds."""
 
     purpose: str
@@ -21,10 +21,10 @@ class Form:
     content: Callable[[Program], bytes]
 
 
-FORMS: Mapping[str, Form] = {
-    "json": Form("JSON, for other tools", "program.json", lambda program: program_to_json(program).encode()),
-    "text": Form("to read and to compare", "program.txt", lambda program: print_program(program).encode()),
-    "npz": Form("compressed columns, for any size", "program.npz", program_to_npz),
+FORMS: Mapping[str, FileForm] = {
+    "json": FileForm("JSON, for other tools", "program.json", lambda program: program_to_json(program).encode()),
+    "text": FileForm("to read and to compare", "program.txt", lambda program: print_program(program).encode()),
+    "npz": FileForm("compressed columns, for any size", "program.npz", program_to_npz),
 }
 """The forms of programs; the runtime loads each of them (`schedc.ir.load`)."""
 

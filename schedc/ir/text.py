@@ -26,7 +26,7 @@ import numpy.typing as npt
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Int64, Schedule
-from schedc.ir.text_header import Header, Line, print_header, read_header
+from schedc.ir.text_header import Header, HeaderLine, print_header, read_header
 from schedc.source import Source
 
 _OPS_PER_LINE = 12
@@ -96,7 +96,7 @@ _SCHEDULE_COLUMNS: dict[str, npt.DTypeLike] = {
 }  # fmt: skip
 
 
-def _read_ops(header: Header, line: Line, rows: list[tuple[int, ...]], pairs: int) -> int:
+def _read_ops(header: Header, line: HeaderLine, rows: list[tuple[int, ...]], pairs: int) -> int:
     """Adds the ops of one line; gives the number of pairs so far."""
     start = re.match(r"(\d+):(?= |$)", line.text, re.ASCII)
     if start is None:
@@ -213,7 +213,7 @@ def parse_program(text: str, file: str = "<program>") -> Program:
     return Program(rank_start=_starts(counts), source_name=header.source, **header.common(), **columns)
 
 
-def _read_instruction(header: Header, line: Line, rows: list[tuple[int, ...]]) -> None:
+def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ...]]) -> None:
     form = _FORMS.get(line.text[:3]) or _FORMS.get(line.text[0]) or _COMPUTE_FORM
     match = form.pattern.fullmatch(line.text)
     if match is None:
@@ -250,23 +250,25 @@ def _read(form: str, text: str, file: str) -> tuple[Header, list[tuple[int, ...]
             _read_instruction(header, line, rows)
     if len(starts) != header.ranks:
         last = Source(file, text).lines
-        Line(Source(file, text), len(last), 1, last[-1]).fail(f"{len(starts)} of {header.ranks} ranks are described")
+        HeaderLine(Source(file, text), len(last), 1, last[-1]).fail(
+            f"{len(starts)} of {header.ranks} ranks are described"
+        )
     return header, rows, np.diff([*starts, len(rows)]).tolist()
 
 
-def _body(first: Line | None, rest: Iterator[Line]) -> Iterator[Line]:
+def _body(first: HeaderLine | None, rest: Iterator[HeaderLine]) -> Iterator[HeaderLine]:
     if first is not None:
         yield first
     yield from rest
 
 
-def _unexpected_rank(line: Line, header: Header, described: int) -> NoReturn:
+def _unexpected_rank(line: HeaderLine, header: Header, described: int) -> NoReturn:
     if described >= header.ranks:
         line.fail(f"there are only {header.ranks} ranks")
     line.fail(f"`rank {described}` is expected here")
 
 
-def _index(line: Line, match: re.Match[str], group: int, count: int, what: str) -> int:
+def _index(line: HeaderLine, match: re.Match[str], group: int, count: int, what: str) -> int:
     number = line.number_at(match[group], match.start(group))
     if number >= count:
         line.fail(f"{what} {number} does not exist: there are {count}, from 0", match.start(group), len(match[group]))

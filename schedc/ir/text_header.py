@@ -21,7 +21,7 @@ _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Line:
+class HeaderLine:
     """One line that says something: its number, the column where ``text`` begins, and the text without its margins."""
 
     source: Source
@@ -41,12 +41,12 @@ class Line:
         return int(digits)
 
 
-def lines_of(source: Source) -> Iterator[Line]:
+def lines_of(source: Source) -> Iterator[HeaderLine]:
     """The lines of a text without comment lines and empty ones."""
     for number, text in enumerate(source.lines, 1):
         stripped = text.strip()
         if stripped and not stripped.startswith("#"):
-            yield Line(source, number, len(text) - len(text.lstrip()) + 1, stripped)
+            yield HeaderLine(source, number, len(text) - len(text.lstrip()) + 1, stripped)
 
 
 @dataclass
@@ -102,12 +102,12 @@ def print_header(form: str, value: Schedule | Program) -> list[str]:
     return lines
 
 
-def read_header(form: str, source: Source) -> tuple[Header, Line | None, Iterator[Line]]:
+def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, Iterator[HeaderLine]]:
     """The header, the first line behind it (``rank 0``), and the lines behind that one."""
     lines = lines_of(source)
     line = next(lines, None)
     if line is None:
-        Line(source, 1, 1, "").fail(f"`{form} {VERSION}` is expected: there is nothing here")
+        HeaderLine(source, 1, 1, "").fail(f"`{form} {VERSION}` is expected: there is nothing here")
     first = re.fullmatch(r"(schedule|program) (\d{1,9})", line.text)
     if first is None or first[1] != form:
         line.fail(f"`{form} {VERSION}` is expected at the beginning", code="S392")
@@ -128,11 +128,11 @@ def read_header(form: str, source: Source) -> tuple[Header, Line | None, Iterato
         read(header, line, match)
     else:
         line = None
-    _check_header(header, line or Line(source, len(source.lines), 1, ""))
+    _check_header(header, line or HeaderLine(source, len(source.lines), 1, ""))
     return header, line, lines
 
 
-def _check_header(header: Header, line: Line) -> None:
+def _check_header(header: Header, line: HeaderLine) -> None:
     missing = [
         what
         for what, there in (
@@ -144,7 +144,7 @@ def _check_header(header: Header, line: Line) -> None:
         line.fail(f"the header has no `{missing[0]}`")
 
 
-def _string(line: Line, match: re.Match[str], group: int) -> str:
+def _string(line: HeaderLine, match: re.Match[str], group: int) -> str:
     try:
         value = json.loads(match[group])
     except (ValueError, RecursionError):
@@ -154,28 +154,28 @@ def _string(line: Line, match: re.Match[str], group: int) -> str:
     return value
 
 
-def _read_name(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_name(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.name = _string(line, match, 1)
 
 
-def _read_doc(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_doc(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.doc.append(_string(line, match, 1))
 
 
-def _read_source(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_source(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.source = _string(line, match, 1)
 
 
-def _read_layout(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_layout(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.layout = _string(line, match, 1)
     header.layers = line.number_at(match[2], match.start(2), 2**20)
 
 
-def _read_plan(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_plan(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.plan = _string(line, match, 1)
 
 
-def _read_size(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_size(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     name = _string(line, match, 1)
     if name in header.sizes:
         line.fail(f"size {json.dumps(name)} is given twice", match.start(1), len(match[1]))
@@ -184,11 +184,11 @@ def _read_size(header: Header, line: Line, match: re.Match[str]) -> None:
     header.sizes[name] = int(match[2])
 
 
-def _read_ranks(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_ranks(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.ranks = line.number_at(match[1], match.start(1), 2**20)
 
 
-def _read_pipe(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_pipe(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     low, high = (line.number_at(match[group], match.start(group)) for group in (1, 2))
     if low != header.first_microbatch[-1] or high <= low:
         line.fail(f"the microbatches of this pipe begin at {header.first_microbatch[-1]}, and there are some",
@@ -202,22 +202,22 @@ def _read_pipe(header: Header, line: Line, match: re.Match[str]) -> None:
     header.first_microbatch.append(high)
 
 
-def _read_phase(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_phase(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     _check_next(line, match, len(header.phases))
     header.phases.append(_string(line, match, 2))
 
 
-def _read_span(header: Header, line: Line, match: re.Match[str]) -> None:
+def _read_span(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     _check_next(line, match, len(header.spans))
     header.spans.append(Span(*(line.number_at(match[group], match.start(group)) for group in (2, 3, 4, 5))))
 
 
-def _check_next(line: Line, match: re.Match[str], expected: int) -> None:
+def _check_next(line: HeaderLine, match: re.Match[str], expected: int) -> None:
     if line.number_at(match[1], match.start(1)) != expected:
         line.fail(f"number {expected} is expected here", match.start(1), len(match[1]))
 
 
-_FIELDS: dict[str, tuple[str, Callable[[Header, Line, re.Match[str]], None]]] = {
+_FIELDS: dict[str, tuple[str, Callable[[Header, HeaderLine, re.Match[str]], None]]] = {
     "name": (r"name (\".*\")", _read_name),
     "doc": (r"doc (\".*\")", _read_doc),
     "source": (r"source (\".*\")", _read_source),

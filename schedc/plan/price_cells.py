@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.analysis.cell_pricing import Inside, price
+from schedc.analysis.cell_pricing import CellPricing, price
 from schedc.analysis.dependencies import Dependencies
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
 from schedc.cell.program import PlanOrder
 from schedc.cell.table import CellTable
@@ -21,7 +21,7 @@ from schedc.plan.row_counts import chosen
 from schedc.source import Source
 
 
-def inside_of(dependencies: Dependencies, costs: Costs) -> Inside | None:
+def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     """A legal schedule priced from inside; None where the costs say nothing of cells.
 
     How rows travel, the orders by hand, and what is recomputed are those of the plan, if the schedule has one. Raises
@@ -49,7 +49,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
 def standard_table(schedule: Schedule) -> CellTable:
     """One MoE block in every stage, without times: as experts and machine of the schedule's plan make it, else flat."""
     plan = plan_of(schedule)
-    segments = {"shared": Times(0.0)} if plan.experts and plan.experts.shared else {}
+    segments = {"shared": SegmentTimes(0.0)} if plan.experts and plan.experts.shared else {}
     lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
     exchanges = dict.fromkeys([f"dispatch.{lane}", *([f"hot.{lane}"] if plan.hot else [])], 0.0)
     return CellTable(CellCosts.of(segments, exchanges))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedc.cost.exchange import METHODS, Choice, Routing, Rows, arrivals, capacity_rows, choose, rows
+from schedc.cost.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
 from schedc.plan import recompute_bytes as levels
 from schedc.plan.values import ExpertPlan, Experts, Method
 
@@ -11,7 +11,7 @@ def routing_of(experts: Experts) -> Routing:
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
 
 
-def chosen(plan: ExpertPlan) -> Choice | None:
+def chosen(plan: ExpertPlan) -> MethodChoice | None:
     """What `alltoall auto` becomes, and why; None where it is not asked for, or the ranks are not known yet."""
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
@@ -19,7 +19,7 @@ def chosen(plan: ExpertPlan) -> Choice | None:
     return choose(routing_of(plan.experts), plan.topology, row)
 
 
-def travelling(plan: ExpertPlan) -> dict[str, Rows]:
+def travelling(plan: ExpertPlan) -> dict[str, RowTraffic]:
     """Rows per token that a rank sends in one dispatch, by method; empty where the plan does not say enough."""
     if plan.experts is None or plan.topology is None:
         return {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedc.analysis.cell_pricing import CellKind, Inside
+from schedc.analysis.cell_pricing import CellKind, CellPricing
 from schedc.cell.graph import EXCHANGE_LANES
 from schedc.cell.predict import hidden_share
 
 
-def to_json(inside: Inside) -> dict[str, Any]:
+def to_json(inside: CellPricing) -> dict[str, Any]:
     """What ``--json`` says about cells; times in cost units.
 
-    makespan: see `schedc.analysis.cell_pricing.Inside`; floor: what no order inside the cells goes below. idle: of a
+    makespan, floor: see `schedc.analysis.cell_pricing.CellPricing`. idle: of a
     rank, on the average, between its cells and where it stands for messages inside.
     hidden_step: 1 - exposed / communication over all cells of all ranks; hidden_steady: over the overlapped pairs.
     shares: of the ranks' time from 0 to the makespan: computing, waiting for exchanges inside cells, idle between
@@ -22,10 +22,10 @@ def to_json(inside: Inside) -> dict[str, Any]:
     shares = _shares(inside)
     return {
         "makespan": {
-            "atomic": inside.atomic.makespan,
+            "atomic": inside.serial.makespan,
             "overlapped": inside.overlapped.makespan,
-            "early": inside.early.makespan,
-            "inside": inside.timeline.makespan,
+            "early": inside.early_send.makespan,
+            "inside": inside.late_wait.makespan,
             "floor": inside.floor,
         },
         "idle": inside.idle,
@@ -40,8 +40,8 @@ def to_json(inside: Inside) -> dict[str, Any]:
     }
 
 
-def _shares(inside: Inside) -> dict[str, float]:
-    timeline = inside.timeline
+def _shares(inside: CellPricing) -> dict[str, float]:
+    timeline = inside.late_wait
     total = timeline.makespan * timeline.busy.size
     if not total:
         return {"compute": 1.0, "exposed": 0.0, "idle": 0.0}

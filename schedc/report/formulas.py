@@ -8,8 +8,8 @@ from typing import Any
 from schedc.elaborate.fastest import has_policy
 from schedc.formulas.counts import CountFailure, CountPiece
 from schedc.formulas.derive import DEFINITIONS, CountResult, Derivation, TimeResult
-from schedc.formulas.grid import Grid, columns
-from schedc.formulas.pieces import Example, Failure, Piece, Untried
+from schedc.formulas.grid import SizeGrid, columns
+from schedc.formulas.pieces import Example, FailedPiece, Piece, Untried
 from schedc.formulas.text import (
     atoms_of,
     condition,
@@ -105,7 +105,7 @@ def _untried(failure: Untried) -> dict[str, Any]:
     return {"counterexample": None, "untried": dict(zip(failure.names, failure.most, strict=True))}
 
 
-def _time_failure(result: TimeResult, failure: Failure | Untried) -> dict[str, Any]:
+def _time_failure(result: TimeResult, failure: FailedPiece | Untried) -> dict[str, Any]:
     formula = text(expression(failure.form, result.space.symbols))
     if isinstance(failure, Untried):
         return {"formula": formula, **_untried(failure)}
@@ -144,7 +144,7 @@ def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece)
     }
 
 
-def _counted_at(piece: CountPiece, grid: Grid) -> dict[str, Any]:
+def _counted_at(piece: CountPiece, grid: SizeGrid) -> dict[str, Any]:
     """The sizes at which a count was compared: there it holds whatever the costs."""
     table = columns((*grid.fitted, *grid.held_out), grid.names)
     inside = piece.region.of(table, grid.ranks, grid.microbatches)

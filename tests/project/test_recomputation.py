@@ -18,9 +18,9 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
-from schedc.cell import Action, CellCosts, Half, StageShape, Step, Times, cell_program, stage_shape
+from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, cell_program, stage_shape
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.issue_order import Cell, ExpertRanks
+from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.predict import predict
 from schedc.cell.verify import verify as verify_cell
 from schedc.check.names import check
@@ -240,7 +240,7 @@ def test_split_backwards_free_it_with_their_weights() -> None:
 
 FULL = {"permute", "dispatch", "experts", "shared"}
 TIMES = CellCosts.of(
-    {"attention": Times(4, 4, 4), "experts": Times(6, 6, 6), "shared": Times(2, 2, 2)},
+    {"attention": SegmentTimes(4, 4, 4), "experts": SegmentTimes(6, 6, 6), "shared": SegmentTimes(2, 2, 2)},
     {"dispatch.rail": 5, "combine.rail": 5},
 )
 
@@ -300,13 +300,13 @@ def _judge(groups_differ: bool) -> list[Diagnostic]:
     schedule = orders.schedule(["0F0 0R0 0B0"], linear(1, 1))
     program = insert_communication(schedule)
 
-    def cell_of(_: int, expert: int, item: Instruction) -> Cell:
+    def cell_of(_: int, expert: int, item: Instruction) -> CellOnRank:
         kind = item.kind.name
         again = kind == "R" and not (groups_differ and expert == 1)
         shape = SHAPE if kind != "B" else SHAPE.ready
         shape = shape if again or kind != "R" else SHAPE.ready
         forward, backward = (SHAPE, None) if kind == "F" else (None, shape)
-        return Cell(forward, backward, cell_program(kind, forward, backward, TIMES))
+        return CellOnRank(forward, backward, cell_program(kind, forward, backward, TIMES))
 
     return verify_collectives(program, ExpertRanks(2, 1), cell_of)
 

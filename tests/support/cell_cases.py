@@ -9,18 +9,18 @@ from schedc.cell import (
     Lane,
     Node,
     PlanOrder,
+    SegmentTimes,
     StageShape,
-    Times,
     cell_program,
 )
 from schedc.cell.predict import Prediction, predict
 from schedc.cell.program import KINDS
 
 REFERENCE = {
-    "attention": Times(20, 20, 18),
-    "shared": Times(6, 6),
-    "experts": Times(20, 20, 26),
-    "post": Times(2, 2),
+    "attention": SegmentTimes(20, 20, 18),
+    "shared": SegmentTimes(6, 6),
+    "experts": SegmentTimes(20, 20, 26),
+    "post": SegmentTimes(2, 2),
 }
 """Milliseconds of a layer whose overlap was measured on real processes and simulated elsewhere."""
 
@@ -86,7 +86,7 @@ def cells(draw: st.DrawFn) -> tuple[str, StageShape, StageShape, CellCosts, tupl
     forward, backward = draw(graphs()), draw(graphs())
     times = st.integers(0, 12).map(float)
     roles = ("attention", "experts", "shared")
-    segments = {role: Times(draw(times), draw(times), draw(times)) for role in roles}
+    segments = {role: SegmentTimes(draw(times), draw(times), draw(times)) for role in roles}
     exchanges = {f"{role}.{lane}": draw(times) for role in (*roles, "dispatch") for lane in (Lane.RAIL, Lane.NODE)}
     again = draw(st.sets(st.sampled_from(range(len(backward))), max_size=3))
     return draw(st.sampled_from(KINDS)), forward, backward, CellCosts.of(segments, exchanges), tuple(sorted(again))

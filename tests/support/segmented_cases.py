@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Action, CellProgram, Half, Step
 from schedc.cell.schedule import cell_program
@@ -37,8 +37,10 @@ from support.runtime_cases import next_token_loss, tokens
 
 COSTS = CellCosts.of(
     {
-        "attention": Times(20, 20, 18), "shared": Times(6, 6, 4), "experts": Times(20, 20, 26), "post": Times(2, 2, 0),
-        "dense": Times(30, 30, 20), "permute": Times(1, 1, 0), "relay": Times(1, 1, 0), "relay_back": Times(1, 1, 0),
+        "attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 4),
+        "experts": SegmentTimes(20, 20, 26), "post": SegmentTimes(2, 2, 0),
+        "dense": SegmentTimes(30, 30, 20), "permute": SegmentTimes(1, 1, 0),
+        "relay": SegmentTimes(1, 1, 0), "relay_back": SegmentTimes(1, 1, 0),
     },
     {f"{label}.{lane}": 9 for label in ("routing", "dispatch", "combine") for lane in ("rail", "node")},
 )  # fmt: skip

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Action, Half
 from schedc.cost.costs import Costs, dump_costs
 from schedc.diagnostics import DiagnosticError
@@ -252,10 +252,10 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
     return CellCosts.of(_times(taken), _times(moved))
 
 
-def _times(found: dict[tuple[str, Half], list[float]]) -> dict[str, Times]:
+def _times(found: dict[tuple[str, Half], list[float]]) -> dict[str, SegmentTimes]:
     """The median of each role and half; a half that never ran takes no time."""
     roles = dict.fromkeys(role for role, _ in found)
-    return {role: Times(*(median(found.get((role, half), [0.0])) for half in HALVES)) for role in roles}
+    return {role: SegmentTimes(*(median(found.get((role, half), [0.0])) for half in HALVES)) for role in roles}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedc.cell.with_messages import POSTS, Moved, batch_width, opened
+from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
@@ -128,7 +128,7 @@ class _Binder:
         elif x.kind is InstructionKind.F:
             forward, backward = operands, None
         program = cells(kind, *shapes_of(kind, forward, backward))
-        return expand(opened(stream, position, program), kind, forward, backward)
+        return expand(interleave_messages(stream, position, program), kind, forward, backward)
 
     def operands(self, x: Instruction) -> Any:
         match x.kind:
@@ -165,7 +165,7 @@ def bind(
     stream = list(program.instructions(rank))
     start, position = int(program.rank_start[rank]), 0
     micro = [binder.micro_steps(stream, at, cells) for at in range(len(stream))]
-    moved = {step.at for made in micro for step in made if isinstance(step, Moved)}
+    moved = {step.at for made in micro for step in made if isinstance(step, MovedMessage)}
 
     def add(handler: Handler, operands: Any, at: int, width: int = 1) -> None:
         steps.append((handler, operands))
@@ -183,7 +183,7 @@ def bind(
 
     while position < len(stream):
         for step in micro[position]:
-            if isinstance(step, Moved):
+            if isinstance(step, MovedMessage):
                 whole(step.at)
             else:
                 add(*step, position)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Action, CellProgram, Edge, Half, Step
-from schedc.cell.with_messages import Moved
+from schedc.cell.with_messages import MovedMessage
 from schedc.cell.with_messages import Part as PartOfCell
 from schedc_runtime.execute.handlers import Cell, Compute, Handler
 from schedc_runtime.segments import SegmentedStage
@@ -111,7 +111,7 @@ EDGES: dict[Edge, Handler] = {
     Edge(Half.BACKWARD, opens=False): _gradients,
 }
 
-Made = tuple[Handler, Any] | Moved
+Made = tuple[Handler, Any] | MovedMessage
 """A handler and its operands, as in a `Code`, or a message of the stream."""
 
 
@@ -149,9 +149,9 @@ def expand(parts: Sequence[PartOfCell], kind: str, forward: Compute | None, back
     kind: one of `KINDS`; the halves that it has.
     """
     made: list[Made] = []
-    ends = [at for at, part in enumerate(parts) if not isinstance(part, Moved) and part.half is Half.BACKWARD]
+    ends = [at for at, part in enumerate(parts) if not isinstance(part, MovedMessage) and part.half is Half.BACKWARD]
     for at, part in enumerate(parts):
-        if isinstance(part, Moved):
+        if isinstance(part, MovedMessage):
             made.append(part)
             continue
         op = forward if part.half is Half.FORWARD else backward

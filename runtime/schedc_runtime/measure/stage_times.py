@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
 from schedc.cell.table import ROLES, CellTable
@@ -266,7 +266,8 @@ def _cell_costs(shapes: Sequence[StageShape], tables: Sequence[Mapping[str, floa
                 if (key := f"{half} {node.name}") in table:
                     taken[role][half].append(table[key])
     times = {
-        role: Times(*(_told(median_low(halves[half] or [0.0])) for half in HALVES)) for role, halves in taken.items()
+        role: SegmentTimes(*(_told(median_low(halves[half] or [0.0])) for half in HALVES))
+        for role, halves in taken.items()
     }
     return CellCosts.of(
         {role: each for role, each in times.items() if role not in exchanges},

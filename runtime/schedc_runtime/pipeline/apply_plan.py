@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from torch import nn
 
-from schedc.cell import CellCosts, CellProgram, PlanOrder, StageShape, Times, cell_program
+from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.issue_order import Cell, ExpertRanks
+from schedc.cell.issue_order import CellOnRank, ExpertRanks
 from schedc.cell.verify import verify
 from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -33,11 +33,11 @@ from schedc_runtime.transport.collectives import Communicator
 
 TYPICAL = CellCosts.of(
     {
-        "attention": Times(20, 20, 18),
-        "experts": Times(20, 20, 26),
-        "shared": Times(6, 6, 6),
-        "post": Times(2, 2),
-        "dense": Times(30, 30, 30),
+        "attention": SegmentTimes(20, 20, 18),
+        "experts": SegmentTimes(20, 20, 26),
+        "shared": SegmentTimes(6, 6, 6),
+        "post": SegmentTimes(2, 2),
+        "dense": SegmentTimes(30, 30, 30),
     },
     {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
 )
@@ -163,34 +163,34 @@ def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
     return source
 
 
-def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, Cell]:
+def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, CellOnRank]:
     """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
 
     A backward that an R is before has a cell of its own: ``B of 3 after R``. A forward alone, ``F of 3``, is always
     among them: the program of an evaluation consists of these.
     """
     held = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
-    found = {f"F of {i}": Cell(stage.shape, None, cells("F", stage.shape, None)) for i, stage in held.items()}
+    found = {f"F of {i}": CellOnRank(stage.shape, None, cells("F", stage.shape, None)) for i, stage in held.items()}
     again = recomputed_slots(program)
     for item in program.instructions(rank):
         if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= held.keys():
             name = _name(item, again)
             if name not in found:
                 forward, backward = _halves(item, held, again)
-                found[name] = Cell(forward, backward, cells(_kind(item), forward, backward))
+                found[name] = CellOnRank(forward, backward, cells(_kind(item), forward, backward))
     return found
 
 
-def check_cells(program: Program, rank: int, cells: Mapping[str, Cell], group: ExpertGroup) -> None:
+def check_cells(program: Program, rank: int, cells: Mapping[str, CellOnRank], group: ExpertGroup) -> None:
     """Refuse cells in which a step comes before what it needs, or whose collectives would not meet on all ranks.
 
     Raises `DiagnosticError` (S320 to S322).
     """
     findings = [found for cell in cells.values() for found in verify(cell.program, cell.forward, cell.backward)]
-    idle = Cell(None, None, CellProgram((), -1, -1, "F"))
+    idle = CellOnRank(None, None, CellProgram((), -1, -1, "F"))
     again = recomputed_slots(program)
 
-    def cell_of(at: int, expert: int, item: Instruction) -> Cell:
+    def cell_of(at: int, expert: int, item: Instruction) -> CellOnRank:
         return cells.get(_name(item, again), idle) if at == rank else idle
 
     if not findings and cells:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.cell import CellCosts
-from schedc.cell.issue_order import Cell
+from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
@@ -143,7 +143,7 @@ class Pipeline:
         """The stages here that another rank holds, too."""
         self._evaluation: Program | None = None
         cells = cells or cells_for(self.plan, cell_costs)
-        self._cells: dict[str, Cell] = {}
+        self._cells: dict[str, CellOnRank] = {}
         for place in (place for place in self._local if place.replica == self.replica):
             made = cells_of(program, place.pipeline, self._stages[place], cells)
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)

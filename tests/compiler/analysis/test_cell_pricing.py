@@ -17,7 +17,7 @@ from schedc.cell import (
     Action,
     CellCosts,
     Half,
-    Times,
+    SegmentTimes,
     stage_shape,
 )
 from schedc.cell.table import CellTable, parse_blocks, read_table, write_blocks, write_table
@@ -49,7 +49,7 @@ def test_a_schedule_priced_from_inside_beside_atomic_cells(name: str) -> None:
     known = Dependencies.of(analyse(name, {"P": 4, "M": 16}).schedule)
     shape = stage_shape(["moe"] * 2)
     inside = price(known, [shape] * known.schedule.stages, reference_costs(12), p2p=3.0)
-    assert inside.timeline.makespan <= inside.overlapped.makespan < inside.atomic.makespan
+    assert inside.late_wait.makespan <= inside.overlapped.makespan < inside.serial.makespan
     assert sum(kind.count for kind in inside.kinds) == len(known)
     # Every exchange of every microbatch, stage and direction is in one cell: 2 layers, 2 forward and 2 backward.
     communication, exposed = inside.communication()
@@ -59,10 +59,10 @@ def test_a_schedule_priced_from_inside_beside_atomic_cells(name: str) -> None:
     pairs = bool(known.pairs.any())
     assert (inside.hidden_steady is not None) == pairs
     if pairs:
-        assert inside.timeline.makespan < inside.overlapped.makespan
+        assert inside.late_wait.makespan < inside.overlapped.makespan
         assert inside.hidden_steady == 1.0 > inside.hidden_step
     serial = np.array([kind.serial for kind in inside.kinds])[inside.kind]
-    assert inside.atomic.busy.sum() == serial.sum()
+    assert inside.serial.busy.sum() == serial.sum()
 
 
 def test_stages_of_other_blocks_have_cells_of_their_own() -> None:
@@ -138,8 +138,8 @@ def test_tables_are_written_and_read(
     segments: dict[str, tuple[float, float, float]], exchanges: dict[str, tuple[float, float]]
 ) -> None:
     costs = CellCosts.of(
-        {name: Times(*times) for name, times in segments.items()},
-        {f"{name}.rail": Times(*times) for name, times in exchanges.items()},
+        {name: SegmentTimes(*times) for name, times in segments.items()},
+        {f"{name}.rail": SegmentTimes(*times) for name, times in exchanges.items()},
     )
     text = "\n".join(['schema = "schedc.costs/1"', *write_table(CellTable(costs, (("moe", "moe"),)))])
     assert parse_costs(Source("c.toml", text)).cell == CellTable(costs, (("moe", "moe"),))
@@ -186,7 +186,7 @@ plan small = dualpipev(P = 2, M = 8) {
 def test_a_plan_says_what_the_stages_are_made_of_and_how_rows_travel(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "small.sched"
     path.write_text(PLAN)
-    costs = CellCosts.of({**REFERENCE, "dense": Times(7, 7, 7)}, {"dispatch.rail": 12, "dispatch.node": 3})
+    costs = CellCosts.of({**REFERENCE, "dense": SegmentTimes(7, 7, 7)}, {"dispatch.rail": 12, "dispatch.node": 3})
     inside = analyse(path, {}, Costs(cell=CellTable(costs))).inside
     assert inside is not None
     # Ett|tt|tt|ttL: three dense layers, then five MoE layers. An output of W has no time of its own.

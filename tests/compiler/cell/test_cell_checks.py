@@ -21,7 +21,7 @@ from schedc.cell import (
     stage_shape,
 )
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.issue_order import Cell, CellOf, ExpertRanks, events
+from schedc.cell.issue_order import CellOf, CellOnRank, ExpertRanks, events
 from schedc.cell.local_search import lower_bound
 from schedc.cell.predict import predict
 from schedc.cell.tasks import tasks_of
@@ -112,11 +112,11 @@ def whole(method: str, name: str = "dualpipev", balance: bool = False) -> tuple[
     shapes = [stage_shape(["moe"], method, balance=balance)] * program.stages
     costs = CellCosts.of(REFERENCE, {f"{label}.{lane}": 10 for label in ("dispatch", "combine") for lane in Lane})
 
-    def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
+    def cell_of(rank: int, expert: int, item: Instruction) -> CellOnRank:
         pair = item.kind is InstructionKind.CELL
         kind = "FB" if pair and item.backward == InstructionKind.B else "FI" if pair else item.kind.name
         forward, backward = shapes_of(kind, shapes[item.stage], shapes[item.stage2 if pair else item.stage])
-        return Cell(forward, backward, cell_program(kind, forward, backward, costs))
+        return CellOnRank(forward, backward, cell_program(kind, forward, backward, costs))
 
     return program, cell_of
 
@@ -162,7 +162,7 @@ def test_the_balance_meets_on_all_replicas() -> None:
 def mutated(cell_of: CellOf, change: str, experts: tuple[int, ...]) -> CellOf:
     """Some replicas run other programs for the overlapped pairs of pipeline rank 1."""
 
-    def changed(rank: int, expert: int, item: Instruction) -> Cell:
+    def changed(rank: int, expert: int, item: Instruction) -> CellOnRank:
         cell = cell_of(rank, expert, item)
         if rank != 1 or expert not in experts or item.kind is not InstructionKind.CELL:
             return cell
@@ -171,7 +171,7 @@ def mutated(cell_of: CellOf, change: str, experts: tuple[int, ...]) -> CellOf:
     return changed
 
 
-def _mutation(cell: Cell, change: str) -> tuple[Step, ...]:
+def _mutation(cell: CellOnRank, change: str) -> tuple[Step, ...]:
     steps = list(cell.program.steps)
     starts = [at for at, step in enumerate(steps) if step.action is Action.START]
     if change == "balance":

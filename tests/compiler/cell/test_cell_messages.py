@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from schedc.analysis.cell_pricing import price, simulate_messages
 from schedc.analysis.dependencies import Dependencies
-from schedc.cell import Action, CellCosts, Half, StageShape, Step, Times, stage_shape
+from schedc.cell import Action, CellCosts, Half, SegmentTimes, StageShape, Step, stage_shape
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.delays import delays, least
-from schedc.cell.issue_order import Cell, ExpertRanks, Post, stream
+from schedc.cell.delays import lower_bound_delays, program_delays
+from schedc.cell.issue_order import CellOnRank, ExpertRanks, Post, stream
 from schedc.cell.program import MESSAGED, CellProgram, Edge
 from schedc.cell.rendezvous import Act, stand_for_ever
 from schedc.cell.tasks import tasks_of
@@ -70,9 +70,9 @@ def test_halves_open_before_their_first_step(program: CellProgram, parts: list[S
 
 def test_messages_halve_the_idle_time_of_dualpipev_where_nothing_is_exchanged() -> None:
     known = Dependencies.of(analyse("dualpipev", {"P": 8, "M": 16}).schedule)
-    inside = price(known, [stage_shape(["dense"])] * 16, CellCosts.of({"dense": Times(1, 1, 1)}))
+    inside = price(known, [stage_shape(["dense"])] * 16, CellCosts.of({"dense": SegmentTimes(1, 1, 1)}))
     assert inside.idle == {"overlapped": 14.0, "early": 7.0, "inside": 7.0}
-    assert inside.timeline.makespan == inside.floor == 103
+    assert inside.late_wait.makespan == inside.floor == 103
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def random_program(kind: str, forward: StageShape | None, backward: StageShape |
     return CellProgram(tuple(steps), *ends, kind, choose.random() < 0.8)
 
 
-def random_cells(known: Dependencies, shapes: Sequence[StageShape], choose: Random) -> list[Cell]:
+def random_cells(known: Dependencies, shapes: Sequence[StageShape], choose: Random) -> list[CellOnRank]:
     """[cells] a program for each kind of cell on each stage."""
     schedule = known.schedule
-    made: dict[tuple[str, int, int], Cell] = {}
+    made: dict[tuple[str, int, int], CellOnRank] = {}
     cells = []
     for first, second in zip(known.first.tolist(), known.second.tolist(), strict=True):
         last = second if second >= 0 else first
@@ -129,7 +129,7 @@ def random_cells(known: Dependencies, shapes: Sequence[StageShape], choose: Rand
         if key not in made:
             forward = shapes[key[1]] if kind[0] == "F" else None
             backward = shapes[key[2]] if kind != "F" else None
-            made[key] = Cell(forward, backward, random_program(kind, forward, backward, choose))
+            made[key] = CellOnRank(forward, backward, random_program(kind, forward, backward, choose))
         cells.append(made[key])
     return cells
 
@@ -150,11 +150,11 @@ def test_a_priced_step_is_the_one_in_which_every_micro_step_is_run(
     stages = known.schedule.stages
     shapes = [stage_shape(row, method, shared=True) for row in (blocks * stages)[:stages]]
     cells, costs = random_cells(known, shapes, Random(seed)), random_costs(times)
-    delay = np.array([delays(cell.program, cell.forward, cell.backward, costs) for cell in cells])
+    delay = np.array([program_delays(cell.program, cell.forward, cell.backward, costs) for cell in cells])
     found = simulate_messages(known, delay[:, 0, 0], delay, latency)
     assert found.end.tolist() == run_step_by_step(known, cells, costs, latency)
     assert (found.end - found.start == delay[:, 0, 0]).all()
-    floor = np.array([least(cell.program.kind, cell.forward, cell.backward, costs) for cell in cells])
+    floor = np.array([lower_bound_delays(cell.program.kind, cell.forward, cell.backward, costs) for cell in cells])
     assert (floor <= delay).all()
     assert simulate_messages(known, floor[:, 0, 0], floor, latency).makespan <= found.makespan
 
@@ -162,11 +162,11 @@ def test_a_priced_step_is_the_one_in_which_every_micro_step_is_run(
 def random_costs(times: list[int]) -> CellCosts:
     roles = ("attention", "experts", "shared", "dense")
     rows = ("dispatch.rail", "dispatch.node", "combine.rail", "combine.node")
-    segments = {role: Times(*times[3 * at : 3 * at + 3]) for at, role in enumerate(roles)}
-    return CellCosts.of(segments, {row: Times(*times[12 + 2 * at :][:2]) for at, row in enumerate(rows)})
+    segments = {role: SegmentTimes(*times[3 * at : 3 * at + 3]) for at, role in enumerate(roles)}
+    return CellCosts.of(segments, {row: SegmentTimes(*times[12 + 2 * at :][:2]) for at, row in enumerate(rows)})
 
 
-def run_step_by_step(known: Dependencies, cells: list[Cell], costs: CellCosts, latency: float) -> list[float]:
+def run_step_by_step(known: Dependencies, cells: list[CellOnRank], costs: CellCosts, latency: float) -> list[float]:
     """[cells] the end of each: all ranks go on, micro-step by micro-step, as far as messages let them."""
     ranks = range(known.rank_start.size - 1)
     todo = {
@@ -223,7 +223,7 @@ def test_messages_inside_cells_and_collectives_complete_in_one_line(name: str, m
     program = compile(name, P=2, M=4)
     cells, group = cells_by_row(program, method, seed), ExpertRanks(2, 2)
 
-    def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
+    def cell_of(rank: int, expert: int, item: Instruction) -> CellOnRank:
         return cells[rank, item.op]
 
     streams = [
@@ -247,7 +247,7 @@ def test_messages_inside_cells_and_collectives_complete_in_one_line(name: str, m
         assert not one.start or all(row < one.row for row in before)
 
 
-def cells_by_row(program: Program, method: str, seed: int) -> dict[tuple[int, int], Cell]:
+def cells_by_row(program: Program, method: str, seed: int) -> dict[tuple[int, int], CellOnRank]:
     """[rank, cell of its rank] random programs on stages of one MoE block."""
     known = Dependencies.of(computation(program)[0])
     cells = random_cells(known, [stage_shape(["moe"], method)] * program.stages, Random(seed))
@@ -270,7 +270,7 @@ def test_a_program_whose_messages_hold_up_the_collectives_is_refused() -> None:
     program = compile("1f1b", P=2, M=4)
     late, cells = swapped(program), cells_by_row(program, "flat", 1)
 
-    def cell_of(rank: int, expert: int, item: Instruction) -> Cell:
+    def cell_of(rank: int, expert: int, item: Instruction) -> CellOnRank:
         cell = cells[rank, item.op]
         return cell._replace(program=replace(cell.program, opens_late=expert == 0))
 

@@ -13,8 +13,8 @@ from schedc.cell import (
     Lane,
     Node,
     PlanOrder,
+    SegmentTimes,
     StageShape,
-    Times,
     cell_program,
     stage_shape,
 )
@@ -122,8 +122,10 @@ def test_exchanges_of_two_hops_hide_what_can_be_hidden(
     rail, node, routing = times
     names = ("dispatch", "combine")
     costs = CellCosts.of(
-        {**REFERENCE, "dense": Times(30, 30, 30)},
-        {f"{x}.rail": rail for x in names} | {f"{x}.node": node for x in names} | {"routing.rail": Times(routing)},
+        {**REFERENCE, "dense": SegmentTimes(30, 30, 30)},
+        {f"{x}.rail": rail for x in names}
+        | {f"{x}.node": node for x in names}
+        | {"routing.rail": SegmentTimes(routing)},
     )
     first, second = (stage_shape(blocks, "hierarchical") for blocks in (forward, backward))
     found = predict(cell_program("FB", first, second, costs), first, second, costs)
@@ -132,7 +134,7 @@ def test_exchanges_of_two_hops_hide_what_can_be_hidden(
 
 def test_a_first_and_a_last_stage_of_unequal_blocks_hide_all() -> None:
     """A pair whose best order has nothing exposed, found only by moving counts and rows of both halves together."""
-    costs = CellCosts.of(REFERENCE, {"routing.rail": Times(1.0), "dispatch.rail": 29.5, "combine.rail": 29.5})
+    costs = CellCosts.of(REFERENCE, {"routing.rail": SegmentTimes(1.0), "dispatch.rail": 29.5, "combine.rail": 29.5})
     first, last = stage_shape(["dense", "moe", "moe"]), stage_shape(["moe", "moe", "dense"])
     found = predict(cell_program("FB", first, last, costs), first, last, costs)
     assert found.hidden == 1.0
@@ -153,7 +155,7 @@ def test_the_balance_queues_behind_no_rows_and_is_waited_for_at_the_end_of_its_l
         assert shape.nodes[told].after == (shape.names.index("0.attention"),)
         assert shape.consumers[told] == (shape.names.index("1.attention"),)
         assert told not in shape.backward
-    costs = CellCosts.of(REFERENCE, {"balance.rail": Times(80.0), "dispatch.rail": 5, "combine.rail": 5})
+    costs = CellCosts.of(REFERENCE, {"balance.rail": SegmentTimes(80.0), "dispatch.rail": 5, "combine.rail": 5})
     found = cell_program("F", shape, None, costs)
     steps = [(step.action, shape.names[step.node]) for step in found.steps]
     assert steps.index((Action.START, "0.balance.rail")) < steps.index((Action.RUN, "0.permute"))
@@ -168,7 +170,7 @@ def test_standard_blocks_with_counts_of_their_own_hide_as_much(exchange: float, 
 def test_one_block_alone_hides_three_of_its_four_exchanges() -> None:
     """The shared expert takes one forward and one backward exchange, weight gradients the other backward one."""
     costs = CellCosts.of(
-        {"attention": Times(10, 10, 10), "shared": Times(12, 12, 4), "experts": Times(10, 10, 12)},
+        {"attention": SegmentTimes(10, 10, 10), "shared": SegmentTimes(12, 12, 4), "experts": SegmentTimes(10, 10, 12)},
         {"dispatch.rail": 10, "combine.rail": 10},
     )
     shape = stage_shape(["moe"])

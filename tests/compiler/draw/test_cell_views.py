@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedc.cell import Half, Lane, cell_program, stage_shape
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.predict import predict
 from schedc.cell.schedule import serial_program
 from schedc.cell.simulate import play
@@ -46,7 +46,7 @@ def groups(text: str, word: str) -> list[ET.Element]:
 def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
     shape = stage_shape(["dense", "moe"], "hierarchical")
     costs = CellCosts.of(
-        {"attention": Times(20, 20, 18), "experts": Times(20, 20, 26), "relay": Times(1, 1)},
+        {"attention": SegmentTimes(20, 20, 18), "experts": SegmentTimes(20, 20, 26), "relay": SegmentTimes(1, 1)},
         {"dispatch.rail": 25, "combine.rail": 25, "dispatch.node": 5, "combine.node": 5, "routing.rail": 1},
     )
     halves = (shape if "F" in kind else None), (shape if kind != "F" else None)
@@ -156,7 +156,9 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
 
     shape = stage_shape(["moe"])
     shape = type(shape)(tuple(type(n)(**{**vars(n), "again": n.role == "experts"}) for n in shape.nodes), shape.outputs)
-    costs = CellCosts.of({"attention": Times(20, 20, 18), "experts": Times(20, 20, 26)}, {"dispatch.rail": 10})
+    costs = CellCosts.of(
+        {"attention": SegmentTimes(20, 20, 18), "experts": SegmentTimes(20, 20, 26)}, {"dispatch.rail": 10}
+    )
     program = cell_program("B", None, shape, costs)
     assert any(step.half is Half.AGAIN for step in program.steps)
     kind = CellKind("B", (0, 0), 1, program, predict(program, None, shape, costs), None, shape)

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from schedc.analysis.bubbles import critical_path
 from schedc.analysis.timeline import simulate
 from schedc.cell import stage_shape
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cli import main
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
@@ -103,7 +103,8 @@ def test_names_of_any_kind_stay_text() -> None:
 def test_the_longest_chain_of_a_stage_is_its_forward_bound() -> None:
     shape = stage_shape(["moe"])
     costs = CellCosts.of(
-        {"attention": Times(20), "shared": Times(90), "experts": Times(30)}, {"dispatch.rail": 25, "combine.rail": 25}
+        {"attention": SegmentTimes(20), "shared": SegmentTimes(90), "experts": SegmentTimes(30)},
+        {"dispatch.rail": 25, "combine.rail": 25},
     )
     chain, length = longest_chain(shape, costs)
     assert [shape.nodes[at].role for at in chain] == ["attention", "shared", "post"]

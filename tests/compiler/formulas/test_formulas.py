@@ -29,10 +29,10 @@ from schedc.exact.times import BUBBLE
 from schedc.formulas.cost_domains import random_vectors, spaces_of
 from schedc.formulas.counts import RANK, find_counts
 from schedc.formulas.derive import DEFINITIONS, derive
-from schedc.formulas.fit import Form, families, fit, monomial_values, size_atom
-from schedc.formulas.grid import FITTED, HELD_OUT, Grid, size_grid
+from schedc.formulas.fit import LinearForm, families, fit, monomial_values, size_atom
+from schedc.formulas.grid import FITTED, HELD_OUT, SizeGrid, size_grid
 from schedc.formulas.measure import TIMES, measured, times_at
-from schedc.formulas.pieces import Failure, Piece, Untried
+from schedc.formulas.pieces import FailedPiece, Piece, Untried
 from schedc.formulas.proof import At, complete_at, prove
 from schedc.formulas.regions import REGIONS
 from schedc.load.library import names, open_schedule
@@ -47,7 +47,7 @@ READ = ("1f1b", "interleaved_1f1b", "zbh1", "zbh2", "dualpipe", "zbv", "vmin")
 
 
 @cache
-def grid_of(name: str) -> Grid:
+def grid_of(name: str) -> SizeGrid:
     tree = open_schedule(name)
     reduced = (40, 12) if name in READ else (14, 5)
     return size_grid(tree, *swept((FITTED, HELD_OUT), reduced))
@@ -335,12 +335,12 @@ def test_a_wrong_piece_is_refuted_and_a_right_one_proved() -> None:
         at.append(At(table, row, space, times, TIMES["bubble"]))
     small = {name: column[:8] for name, column in table.items()}
     parameters = ("P", "M", ())
-    wrong = Form((((P,), (one, one)),), 2)  # P (F + B), for gpipe's (P - 1)(F + B)
+    wrong = LinearForm((((P,), (one, one)),), 2)  # P (F + B), for gpipe's (P - 1)(F + B)
     outcome = prove(Piece(wrong, REGIONS[0], ()), at, small, parameters)
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, FailedPiece)
     F, B = outcome.costs["F"], outcome.costs["B"]
     assert (outcome.sizes, outcome.said, outcome.measured) == ({"P": 2, "M": 4}, 2 * (F + B), F + B)
-    right = Form((((P,), (one, one)), ((), (-one, -one))), 2)
+    right = LinearForm((((P,), (one, one)), ((), (-one, -one))), 2)
     proved = prove(Piece(right, REGIONS[0], ()), at, {"P": np.array([2]), "M": np.array([4])}, parameters)
     assert isinstance(proved, Piece)
     assert (proved.proved, proved.largest, proved.share, proved.even) == (12, {"P": 5, "M": 9}, 1, True)
@@ -348,7 +348,7 @@ def test_a_wrong_piece_is_refuted_and_a_right_one_proved() -> None:
     assert prove(Piece(right, REGIONS[0], ()), at[:2], small, parameters) is None
     assert complete_at([right], at[0])
     assert not complete_at([wrong], at[0])
-    assert not complete_at([Form((((), (one, one)),), 2)], at[1])
+    assert not complete_at([LinearForm((((), (one, one)),), 2)], at[1])
 
 
 @pytest.mark.parametrize("name", ["zbv", "dualpipev", "vmin"])

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import schedc
-from schedc.cell.costs import CellCosts, Times
+from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Action
 from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import CellTable
@@ -126,10 +126,10 @@ def test_a_role_has_the_lower_median_of_its_places() -> None:
     costs = costs_of(stages, "flat", p2p=0.25)
     assert costs.cell is not None
     segments = dict(costs.cell.costs.segments)
-    assert segments["attention"] == Times(5.5)
-    assert segments["post"] == Times(3.0)
-    assert segments["experts"] == Times(2.0, 0.0, 4.0)
-    assert dict(costs.cell.costs.exchanges)["dispatch.node"] == Times(2.0)
+    assert segments["attention"] == SegmentTimes(5.5)
+    assert segments["post"] == SegmentTimes(3.0)
+    assert segments["experts"] == SegmentTimes(2.0, 0.0, 4.0)
+    assert dict(costs.cell.costs.exchanges)["dispatch.node"] == SegmentTimes(2.0)
     assert costs.p2p == 0.25
     assert merged([[{"a": [1.0]}], [{"a": [2.0], "b": [3.0]}]]) == [{"a": [1.0, 2.0], "b": [3.0]}]
 
@@ -161,7 +161,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
 
 def test_cell_costs_of_a_file_order_cells() -> None:
     """An order follows the file: with nothing but a long routing, the shared expert fills the wait for it."""
-    costs = CellCosts.of({"shared": Times(5.0)}, {"routing.node": 5.0})
+    costs = CellCosts.of({"shared": SegmentTimes(5.0)}, {"routing.node": 5.0})
     loaded = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs))))).cell
     assert loaded is not None
     program = schedc.compile("1f1b", P=1, M=2)

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import schedc
 from schedc.cell.collectives import verify_collectives
-from schedc.cell.costs import CellCosts, Times
-from schedc.cell.issue_order import Cell, ExpertRanks, events
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
 from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
@@ -229,7 +229,9 @@ def test_a_rank_alone_may_decide_about_collectives() -> None:
 def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: int) -> None:
     """Times of a forward as its products, 6 of a row: those of the closed forms, and dispatches whole."""
     shape = moe_stage(Recompute(level)).shape
-    costs = CellCosts.of({"experts": Times(12), "shared": Times(6), "permute": Times(1)}, {"dispatch.node": 7.0})
+    costs = CellCosts.of(
+        {"experts": SegmentTimes(12), "shared": SegmentTimes(6), "permute": SegmentTimes(1)}, {"dispatch.node": 7.0}
+    )
     found = {shape.nodes[at].role: costs.duration(shape, Half.AGAIN, at) for at in shape.again}
     sent = {"permute": 1, "dispatch": 7} if level is Level.FULL else {}
     assert found == pytest.approx({"experts": experts, "shared": shared, **sent})
@@ -237,9 +239,9 @@ def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: 
     assert products + 2 * WIDTH * EXPERTS == pytest.approx(saving(SIZES, "fp32", level).flops)
 
 
-def full_cell() -> Cell:
+def full_cell() -> CellOnRank:
     shape = moe_stage(Recompute(Level.FULL)).shape
-    return Cell(None, shape, listed("B", None, shape))
+    return CellOnRank(None, shape, listed("B", None, shape))
 
 
 def test_programs_have_to_do_what_their_graph_says_is_done_again() -> None:
@@ -259,9 +261,9 @@ def test_dispatching_again_is_one_order_on_all_ranks() -> None:
     moved = [step for step in cell.program.steps if step.half is Half.AGAIN]
     rest = [step for step in cell.program.steps if step.half is not Half.AGAIN]
     other = cell._replace(program=replace(cell.program, steps=(*moved, *rest)))
-    idle = Cell(None, None, replace(cell.program, steps=()))
+    idle = CellOnRank(None, None, replace(cell.program, steps=()))
 
-    def cells(second: Cell) -> Any:
+    def cells(second: CellOnRank) -> Any:
         return lambda rank, expert, item: idle if item.kind is InstructionKind.F else (second if expert else cell)
 
     group = ExpertRanks(1, 2)

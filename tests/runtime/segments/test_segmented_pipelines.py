@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import schedc
-from schedc.cell.costs import Times
+from schedc.cell.costs import SegmentTimes
 from schedc.cell.predict import predict
 from schedc.cell.program import Action, Half
 from schedc.cell.table import CellTable
@@ -204,8 +204,8 @@ def test_measured_times_of_segments_become_a_cell_table() -> None:
     assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
     assert segments == {role: times for role, times in COSTS.segments if role in segments}
     there, back = (dict(COSTS.exchanges)["dispatch.node"][half] for half in (0, 1))
-    rows = Times(there, back)
-    assert exchanges == {"combine.node": rows, "dispatch.node": rows, "routing.node": Times(there)}
+    rows = SegmentTimes(there, back)
+    assert exchanges == {"combine.node": rows, "dispatch.node": rows, "routing.node": SegmentTimes(there)}
     whole = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs)))))
     assert whole.cell is not None
     assert whole.cell.costs == costs
