@@ -41,7 +41,7 @@ from torch import Tensor
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
-from schedc.plan import Capacity, Drop, ExpertPlan, Hot, Level, Method, Recompute
+from schedc.plan import Attachments, Capacity, Drop, Hot, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import Micro
 from schedc_runtime.measure.emulated_device import Device
@@ -72,15 +72,15 @@ MEAN_ROWS = ROWS * TOKENS * ROUTING.k
 DROPPING = Capacity(1.25, Drop.PROBS)
 LENT = Hot(2, 1.2)
 AGAIN = (Recompute(Level.MEDIUM),) * 2 * RANKS
-VARIANTS: dict[str, ExpertPlan] = {
-    "off": ExpertPlan(),
-    "overlap": ExpertPlan(overlap=True),
-    "alltoall": ExpertPlan(method=Method.AUTO),
-    "capacity": ExpertPlan(capacity=DROPPING),
-    "hot": ExpertPlan(hot=LENT),
-    "recompute": ExpertPlan(recompute=AGAIN),
-    "all": ExpertPlan(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=AGAIN),
-    "all but capacity": ExpertPlan(overlap=True, method=Method.AUTO, hot=LENT, recompute=AGAIN),
+VARIANTS: dict[str, Attachments] = {
+    "off": Attachments(),
+    "overlap": Attachments(overlap=True),
+    "alltoall": Attachments(method=Method.AUTO),
+    "capacity": Attachments(capacity=DROPPING),
+    "hot": Attachments(hot=LENT),
+    "recompute": Attachments(recompute=AGAIN),
+    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=AGAIN),
+    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=AGAIN),
 }
 REORDERED = ("hot", "all but capacity")
 """Those that drop nothing, but add up in another order."""
@@ -121,7 +121,7 @@ class CountedTrafficDevice(Device):
         return super().time(op, half) * share
 
 
-def costs_of(plan: ExpertPlan) -> CellCosts:
+def costs_of(plan: Attachments) -> CellCosts:
     """What cells are ordered by: the table, and exchanges at uniform routing."""
     rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}

@@ -61,7 +61,7 @@ from schedc.cell.program import CellProgram
 from schedc.cell.table import CellTable
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program, computation
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.measure.emulated_device import Device
@@ -101,7 +101,7 @@ BLOCK = CellCosts.of(
 """Milliseconds of one block alone."""
 BLOCK_SCHEDULES = {"block": "1f1b", "block_split": "zbh1"}
 BLOCK_PARTS = {"_forward": (InstructionKind.F,), "_backward": (InstructionKind.B, InstructionKind.I), "": EVERY}
-OVERLAPPED = ExpertPlan(overlap=True)
+OVERLAPPED = Attachments(overlap=True)
 
 
 def costs_at(ratio: float) -> CellCosts:

@@ -31,10 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
 from schedc.cost import exchange
-from schedc.plan import ExpertPlan, Method
+from schedc.plan import Attachments, Method
 from schedc.plan import Experts as Sizes
 from schedc.plan.recompute_bytes import adaptive_bytes, saving, whole_bytes
-from schedc.plan.row_counts import most_rows
+from schedc.plan.row_counts import worst_case_rows
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
@@ -101,7 +101,7 @@ class Counter:
     """A pipeline of one rank, four times, whose held bytes are counted whenever a backward begins."""
 
     def __init__(self, blocks: Sequence[nn.Module], recompute: Recompute, method: Method) -> None:
-        plan = ExpertPlan(recompute=(recompute,), method=method)
+        plan = Attachments(recompute=(recompute,), method=method)
         program = schedc.compile("1f1b", P=1, M=1)
         model = nn.Sequential(*blocks)
         self.pipe = Pipeline(
@@ -217,7 +217,7 @@ def worst() -> Iterator[dict[str, Any]]:
     for method in (Method.FLAT, Method.HIERARCHICAL):
         for level, by in ((Level.FULL, By.GROUP), (Level.MEDIUM, By.GROUP), (Level.MEDIUM, By.RANK)):
             recompute = Recompute(level, THRESHOLD, by)
-            most = most_rows(ExpertPlan(sizes, topology, TOKENS, "fp32", method, recompute=(recompute,)))
+            most = worst_case_rows(Attachments(sizes, topology, TOKENS, "fp32", method, recompute=(recompute,)))
             assert most is not None
             torch.manual_seed(0)
             counter = Counter([Steered()], recompute, method)

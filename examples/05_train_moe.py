@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import schedc
-from schedc.plan import Capacity, Drop, ExpertPlan, Method
+from schedc.plan import Attachments, Capacity, Drop, Method
 from schedc_runtime import Pipeline, join
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
@@ -34,7 +34,7 @@ def main() -> None:
     if options.per_node:
         mesh = replace(mesh, per_node=options.per_node)
     program = schedc.compile(options.schedule, P=ranks, M=options.microbatches)
-    plan = ExpertPlan(
+    plan = Attachments(
         method=Method(options.method),
         overlap=options.overlap,
         capacity=Capacity(options.capacity, Drop(options.drop)) if options.capacity else None,

@@ -117,15 +117,15 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
 def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.writer import write_layout
-    from schedc.plan.apply import attach, layer_costs, place_layers, stage_costs
+    from schedc.plan.apply import layer_costs, place_layers, resolve_attachments, stage_costs
     from schedc.plan.peak_memory import check_memory
-    from schedc.plan.place_recomputation import inside_of_backwards, placed
+    from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
     from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
     check_given(costs, known.schedule)
     layout = place_layers(tree.tree, known.schedule)
-    plan = attach(tree.tree, known.schedule, layout)
+    plan = resolve_attachments(tree.tree, known.schedule, layout)
     of_stages = stage_costs(tree.tree, layout, costs, plan)
     if has_policy(tree.schedule):
         known = _legal(tree.schedule, sizes, of_stages)
@@ -137,8 +137,8 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
         of_stages = _from_inside(of_stages, costs.cell, layout, schedule, any(bubbles))
     written = known if any(bubbles) else None
     if written is not None:
-        of_stages = inside_of_backwards(of_stages, bubbles)
-        known = placed(written, of_stages, bubbles)
+        of_stages = recompute_in_backwards(of_stages, bubbles)
+        known = place_recomputations(written, of_stages, bubbles)
     check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
     return _Priced(known, of_stages, written)
 

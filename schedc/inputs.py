@@ -161,9 +161,9 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _faults(plan: Plan) -> list[Diagnostic]:
-    from schedc.plan.check_lines import check_plan
+    from schedc.plan.check_lines import check_plan_lines
 
-    return check_plan(plan.tree)
+    return check_plan_lines(plan.tree)
 
 
 def _read_csv(source: Source) -> Schedule:

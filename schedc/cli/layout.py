@@ -184,9 +184,9 @@ def _balanced(
 ) -> list[Balanced]:
     """The best layout, and under a schedule the next ones that trade larger ranks for smaller stages."""
     from schedc.layout import frontier
-    from schedc.layout.compare import peaks
+    from schedc.layout.compare import peak_in_flight
 
-    held = peaks(order).tolist() if order else None
+    held = peak_in_flight(order).tolist() if order else None
     found = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=held)
     return list(islice(found, _SHOWN if order else 1))
 

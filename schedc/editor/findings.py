@@ -9,7 +9,7 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate.fastest import has_policy
 from schedc.load.library import applied
-from schedc.plan.check_lines import check_plan
+from schedc.plan.check_lines import check_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree
@@ -30,7 +30,7 @@ def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
     """What is wrong with a plan whose file holds nothing but right schedules, where it stands in this text."""
     try:
         plan = applied(tree, file)
-        if found := check_plan(tree):
+        if found := check_plan_lines(tree):
             return found
         if all(parameter.default is not None for parameter in plan.parameters):
             legal_schedule(plan, {})

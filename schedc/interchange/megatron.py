@@ -17,7 +17,7 @@ from schedc.elaborate import elaborate
 from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
-from schedc.layout.parts import Kind, Layout
+from schedc.layout.parts import Layout, PartKind
 from schedc.layout.writer import write_layout
 from schedc.load.library import names, open_schedule
 
@@ -113,11 +113,11 @@ def _laid_out(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
         message = f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages}"
         why = "Megatron's layout names every stage of every rank, chunk after chunk"
         raise cannot("S607", message, why, "`schedc layout --schedule` makes one that fits", schedule.source)
-    predictions = layout.counts[:, list(Kind).index(Kind.MTP)]
+    predictions = layout.counts[:, list(PartKind).index(PartKind.MTP)]
     if np.count_nonzero(predictions) > 1:
         message = "the layout has multi-token predictions in several stages"
         raise cannot("S607", message, "Megatron runs all of them in one", "put them into one stage", schedule.source)
-    bare = Layout(tuple(tuple(part for part in stage if part.kind is not Kind.NOOP) for stage in layout.stages))
+    bare = Layout(tuple(tuple(part for part in stage if part.kind is not PartKind.NOOP) for stage in layout.stages))
     mtp = (f"--mtp-num-layers {predictions.sum()}",) if predictions.any() else ()
     kept = tuple(flag for flag in flags if not flag.startswith(_CHUNKS))
     return (f"--num-layers {layout.layers}", *mtp, f'--pipeline-model-parallel-layout "{write_layout(bare)}"', *kept)

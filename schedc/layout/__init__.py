@@ -4,16 +4,16 @@ from schedc.layout.balancing import Balanced, balance, frontier
 from schedc.layout.costs import LayerCosts, PerKind, load_layer_costs, parse_layer_costs
 from schedc.layout.even import even, padded, positions_at
 from schedc.layout.parser import parse_layout
-from schedc.layout.parts import Kind, Layout, Model, Part
+from schedc.layout.parts import Layout, Model, ModelPart, PartKind
 from schedc.layout.writer import write_layout
 
 __all__ = [
     "Balanced",
-    "Kind",
     "LayerCosts",
     "Layout",
     "Model",
-    "Part",
+    "ModelPart",
+    "PartKind",
     "PerKind",
     "balance",
     "even",

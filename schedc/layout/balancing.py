@@ -19,8 +19,8 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.placement import Placement
 from schedc.layout.costs import LayerCosts, PerKind
 from schedc.layout.even import places_per_stage
-from schedc.layout.exact import Counts, Limits, Problem, fits, place
-from schedc.layout.parts import LARGEST, WORK, Kind, Layout, Model, Part, refusal
+from schedc.layout.exact import Counts, FittingProblem, Limits, fits, place
+from schedc.layout.parts import LARGEST, WORK, Layout, Model, ModelPart, PartKind, refusal
 
 _EXACT = 1 << 50
 """Larger integers than this are rounded, to 12 digits: float costs have no more to say."""
@@ -59,8 +59,8 @@ def balance(
     is taken. Embedding and head are in the first and the last stage; where there are predictions, the head is alone in
     the last one. pad: fill the stages up to equally many places with so many paddings: no stage then has more layers
     than places. memory: the most that a rank may hold, parameters and activations, in the unit of the costs;
-    in_flight: [stages] microbatches that each stage holds at its peak (`schedc.layout.compare.peaks`). Peaks of the
-    chunks of a rank are added, as if they came at one time.
+    in_flight: [stages] microbatches that each stage holds at its peak (`schedc.layout.compare.peak_in_flight`). Peaks
+    of the chunks of a rank are added, as if they came at one time.
 
     Raises `DiagnosticError`: S143 where layers and stages do not go together, S406 where no layout keeps within memory.
     """
@@ -103,7 +103,7 @@ def frontier(
         within, roof = below_stage, roof._replace(rank=_roof(problem).rank, stage=below_stage)
 
 
-def _within(problem: Problem, limits: Limits, which: str, load: int) -> bool:
+def _within(problem: FittingProblem, limits: Limits, which: str, load: int) -> bool:
     """Whether layers fit when one of the limits is ``load``."""
     return fits(problem, limits._replace(**{which: load}))
 
@@ -124,7 +124,7 @@ def groups_of(placement: Placement) -> dict[tuple[int, ...], list[int]]:
 
 def _problem(
     model: Model, placement: Placement, costs: LayerCosts, pad: int | None, in_flight: Sequence[int] | None
-) -> tuple[Problem, int, int]:
+) -> tuple[FittingProblem, int, int]:
     """The problem in integers, and how many of them are one unit of time and of memory."""
     stages, last = placement.stages, placement.stages - 1
     if model.mtp and stages == 1:
@@ -138,11 +138,14 @@ def _problem(
     parameters, activations = PerKind(*weights[: len(WORK)]), PerKind(*weights[len(WORK) :])
     times = PerKind(*time)
 
-    def holds(kind: Kind, stage: int) -> int:
+    def holds(kind: PartKind, stage: int) -> int:
         return int(getattr(parameters, kind)) + peak[stage] * int(getattr(activations, kind))
 
-    ends = [[kind for kind, at in ((Kind.EMBEDDING, 0), (Kind.HEAD, last)) if at == stage] for stage in range(stages)]
-    problem = Problem(
+    ends = [
+        [kind for kind, at in ((PartKind.EMBEDDING, 0), (PartKind.HEAD, last)) if at == stage]
+        for stage in range(stages)
+    ]
+    problem = FittingProblem(
         groups=tuple(groups_of(placement)),
         runs=runs,
         time=_three(int(getattr(times, kind)) for kind in kinds),
@@ -156,12 +159,12 @@ def _problem(
     return problem, unit, memory_unit
 
 
-def _runs(model: Model) -> tuple[Counts, tuple[Kind, Kind, Kind]]:
+def _runs(model: Model) -> tuple[Counts, tuple[PartKind, PartKind, PartKind]]:
     """How many parts each run has, and of which kind: all layers are run 2 where there is one kind of them."""
     dense = model.layers if model.dense is None else model.dense
     if 0 < dense < model.layers:
-        return (dense, model.layers - dense, model.mtp), (Kind.DENSE, Kind.MOE, Kind.MTP)
-    return (0, model.layers, model.mtp), (Kind.DENSE, Kind.DENSE if dense else Kind.MOE, Kind.MTP)
+        return (dense, model.layers - dense, model.mtp), (PartKind.DENSE, PartKind.MOE, PartKind.MTP)
+    return (0, model.layers, model.mtp), (PartKind.DENSE, PartKind.DENSE if dense else PartKind.MOE, PartKind.MTP)
 
 
 def _three(values: Iterable[int]) -> Counts:
@@ -179,7 +182,7 @@ def _integers(values: Sequence[float]) -> tuple[list[int], int]:
     return [round(value * unit) for value in exact], unit
 
 
-def _roof(problem: Problem) -> Limits:
+def _roof(problem: FittingProblem) -> Limits:
     """Limits that hold nothing back."""
     runs = range(3)
     time = sum(problem.fixed_time) + sum(problem.runs[run] * problem.time[run] for run in runs)
@@ -188,20 +191,20 @@ def _roof(problem: Problem) -> Limits:
     return Limits(time, time, memory)
 
 
-def _rank_loads(problem: Problem) -> npt.NDArray[np.int64]:
+def _rank_loads(problem: FittingProblem) -> npt.NDArray[np.int64]:
     """Every load that the largest rank may have, ascending: sums of whole parts, no less than the mean."""
     fixed = [sum(problem.fixed_time[stage] for stage in group) for group in problem.groups]
     return _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
 
 
-def _stage_loads(problem: Problem, rank: int) -> npt.NDArray[np.int64]:
+def _stage_loads(problem: FittingProblem, rank: int) -> npt.NDArray[np.int64]:
     """Every load that the largest stage may have where no rank has more than ``rank``, ascending."""
     fixed = list(problem.fixed_time)
     loads = _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
     return loads[loads <= rank]
 
 
-def _sums(problem: Problem, fixed: Sequence[int], least: int) -> npt.NDArray[np.int64]:
+def _sums(problem: FittingProblem, fixed: Sequence[int], least: int) -> npt.NDArray[np.int64]:
     loads = np.unique(np.array(fixed, np.int64))
     for parts, time in zip(problem.runs, problem.time, strict=True):
         loads = np.unique(loads[:, None] + np.arange(parts + 1, dtype=np.int64) * time)
@@ -227,11 +230,11 @@ def _layout(model: Model, placed: Sequence[Counts], width: int) -> Layout:
     layers, predictions = iter(model.decoder), iter(model.predictions)
     stages = []
     for stage, (first, second, third) in enumerate(placed):
-        parts = [Part(Kind.EMBEDDING)] if stage == 0 else []
+        parts = [ModelPart(PartKind.EMBEDDING)] if stage == 0 else []
         parts += [next(layers) for _ in range(first + second)]
-        parts += [Part(Kind.NOOP)] * (width - first - second)
+        parts += [ModelPart(PartKind.NOOP)] * (width - first - second)
         parts += [next(predictions) for _ in range(third)]
-        stages.append((*parts, Part(Kind.HEAD)) if stage == len(placed) - 1 else tuple(parts))
+        stages.append((*parts, ModelPart(PartKind.HEAD)) if stage == len(placed) - 1 else tuple(parts))
     return Layout(tuple(stages))
 
 
@@ -239,7 +242,7 @@ def _does_not_fit(
     model: Model,
     placement: Placement,
     costs: LayerCosts,
-    problem: Problem,
+    problem: FittingProblem,
     memory: float | None,
     memory_unit: int,
     in_flight: Sequence[int] | None,
@@ -294,9 +297,9 @@ def _counted(number: int, noun: str, plural: str = "s") -> str:
 
 
 _NAMES = {
-    Kind.EMBEDDING: "embedding",
-    Kind.DENSE: "dense layer",
-    Kind.MOE: "MoE layer",
-    Kind.MTP: "multi-token prediction",
-    Kind.HEAD: "head",
+    PartKind.EMBEDDING: "embedding",
+    PartKind.DENSE: "dense layer",
+    PartKind.MOE: "MoE layer",
+    PartKind.MTP: "multi-token prediction",
+    PartKind.HEAD: "head",
 }

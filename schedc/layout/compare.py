@@ -22,7 +22,7 @@ from schedc.layout.parts import Layout, refusal
 from schedc.layout.writer import write_layout
 
 
-def peaks(schedule: Schedule) -> Int64:
+def peak_in_flight(schedule: Schedule) -> Int64:
     """[stages] microbatches that a stage holds at its peak, from their F (or R) to their B or W, inside pairs.
 
     Where a stage has two copies, that of the copy which holds more.
@@ -36,7 +36,7 @@ def peaks(schedule: Schedule) -> Int64:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLayout:
     """A layout under a schedule, in the units of the layer costs.
 
     load: [P] time of one microbatch on each rank, the sum of its chunks. memory: [P] parameters and the peak of the
@@ -51,7 +51,7 @@ class Measured:
     work: Floats
 
 
-def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> Measured:
+def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> MeasuredLayout:
     """Simulate. Raises `DiagnosticError` (S143) for a layout with another number of stages than the schedule."""
     if len(layout.stages) != schedule.stages:
         raise refusal(
@@ -62,7 +62,7 @@ def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> Measured:
     known = Dependencies.of(schedule)
     timeline = simulate(schedule, of_stages, known)
     peak = measure_memory(schedule, of_stages, known).peak_memory
-    return Measured(
+    return MeasuredLayout(
         layout,
         schedule,
         load_per_rank(schedule.placement, costs.per_stage(layout)),
@@ -79,13 +79,13 @@ def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LayoutComparison:
     """A layout and others of the same model. ``others``: what each is, and its figures."""
 
-    chosen: Measured
-    others: tuple[tuple[str, Measured], ...]
+    chosen: MeasuredLayout
+    others: tuple[tuple[str, MeasuredLayout], ...]
 
-    def gain(self, other: Measured) -> float:
+    def gain(self, other: MeasuredLayout) -> float:
         """How much longer a step takes with the other, as a share of that with the chosen layout."""
         return other.makespan / self.chosen.makespan - 1 if self.chosen.makespan else 0.0
 
@@ -96,7 +96,7 @@ def compare(
     costs: LayerCosts,
     one_chunk: Schedule | None = None,
     balanced: Sequence[Balanced] = (),
-) -> Comparison:
+) -> LayoutComparison:
     """Set a layout beside the even ones, on the same stages and on one stage per rank, and beside other balanced ones.
 
     one_chunk: a schedule of one stage per rank, at the same ranks and microbatches: what is left to run layers that do
@@ -110,7 +110,7 @@ def compare(
         if other.layout != layout:
             what = f"balanced to {other.largest_rank:g} per rank and {other.largest_stage:g} per stage"
             others.append((what, measure(other.layout, schedule, costs)))
-    return Comparison(measure(layout, schedule, costs), tuple(others))
+    return LayoutComparison(measure(layout, schedule, costs), tuple(others))
 
 
 def shortest(balanced: Sequence[Balanced], schedule: Schedule, costs: LayerCosts) -> Balanced:
@@ -118,7 +118,7 @@ def shortest(balanced: Sequence[Balanced], schedule: Schedule, costs: LayerCosts
     return min(balanced, key=lambda one: measure(one.layout, schedule, costs).makespan)
 
 
-def measured_json(measured: Measured) -> dict[str, Any]:
+def measured_json(measured: MeasuredLayout) -> dict[str, Any]:
     """The figures as JSON."""
     return {
         "layout": write_layout(measured.layout),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedc.layout.parts import LARGEST, Kind, Layout, Model, Part, refusal
+from schedc.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, refusal
 
 
 def even(model: Model, stages: int) -> Layout:
@@ -28,7 +28,7 @@ def padded(model: Model, stages: int, pad: int, at: str | Sequence[int] = "last"
     width = places_per_stage(model, stages, pad)
     empty = positions_at(model.layers + pad, pad, at)
     layers = iter(model.decoder)
-    row = [Part(Kind.NOOP) if place in empty else next(layers) for place in range(model.layers + pad)]
+    row = [ModelPart(PartKind.NOOP) if place in empty else next(layers) for place in range(model.layers + pad)]
     return _with_ends(model, [row[stage * width : (stage + 1) * width] for stage in range(stages)])
 
 
@@ -64,10 +64,10 @@ def positions_at(places: int, pad: int, at: str | Sequence[int]) -> frozenset[in
     return empty
 
 
-def _with_ends(model: Model, stages: list[list[Part]]) -> Layout:
+def _with_ends(model: Model, stages: list[list[ModelPart]]) -> Layout:
     """The decoder's stages with embedding, predictions and head."""
-    stages[0].insert(0, Part(Kind.EMBEDDING))
-    stages[-1] += [*model.predictions, Part(Kind.HEAD)]
+    stages[0].insert(0, ModelPart(PartKind.EMBEDDING))
+    stages[-1] += [*model.predictions, ModelPart(PartKind.HEAD)]
     return Layout(tuple(map(tuple, stages)))
 
 

@@ -34,7 +34,7 @@ _TRIED = 64
 
 
 class Limits(NamedTuple):
-    """The most that a rank computes, a stage computes, and a rank holds, in the units of a `Problem`."""
+    """The most that a rank computes, a stage computes, and a rank holds, in the units of a `FittingProblem`."""
 
     rank: int
     stage: int
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class FittingProblem:
     """Layers to place, in integers.
 
     groups: the stages of each rank; ranks with the same stages are one group, and no stage is in two groups.
@@ -101,12 +101,12 @@ class Problem:
         )
 
 
-def fits(problem: Problem, limits: Limits) -> bool:
+def fits(problem: FittingProblem, limits: Limits) -> bool:
     """Whether a layout within the limits exists."""
     return bool((_reached(problem, limits)[-1][:, -1, -1] >= problem.runs[1]).any())
 
 
-def place(problem: Problem, limits: Limits) -> list[Counts] | None:
+def place(problem: FittingProblem, limits: Limits) -> list[Counts] | None:
     """[stages] counts of a layout within the limits, or None if there is none.
 
     The limits decide little about the other ranks and stages: what they leave free is used to make loads even, and of
@@ -122,13 +122,13 @@ def place(problem: Problem, limits: Limits) -> list[Counts] | None:
     return min(tried, key=lambda placed: sum(problem.stage_load(s, counts) ** 2 for s, counts in enumerate(placed)))
 
 
-def _traced(problem: Problem, limits: Limits, reached: Sequence[Int64], split: int) -> list[Counts]:
+def _traced(problem: FittingProblem, limits: Limits, reached: Sequence[Int64], split: int) -> list[Counts]:
     """The counts behind the last state of the dynamic program, for one split: no fewer than there are of run 2."""
     p, t = problem.runs[0], problem.runs[2]
     placed: list[Counts] = [(0, 0, 0)] * problem.stages
     for group in reversed(range(len(problem.groups))):
         roles, which = problem.patterns[group]
-        rank = _Rank(problem, limits, group, roles[which[split]])
+        rank = _RankFit(problem, limits, group, roles[which[split]])
         want, before = reached[group + 1][split, p, t], reached[group][split]
         for dp, dt in product(range(p + 1), range(t + 1)):
             most, counts = rank.best(dp, dt)
@@ -140,7 +140,7 @@ def _traced(problem: Problem, limits: Limits, reached: Sequence[Int64], split: i
     return placed
 
 
-def _evened(problem: Problem, limits: Limits, placed: list[Counts], split: int) -> list[Counts]:
+def _evened(problem: FittingProblem, limits: Limits, placed: list[Counts], split: int) -> list[Counts]:
     """The counts without what is too much of run 2, and with what is left of it spread over the stages of its rank.
 
     Of ranks that do as much, the last one is relieved: its work is not ahead of that of the others in a pipeline.
@@ -179,7 +179,7 @@ def _evened(problem: Problem, limits: Limits, placed: list[Counts], split: int) 
     return placed
 
 
-def _reached(problem: Problem, limits: Limits) -> list[Int64]:
+def _reached(problem: FittingProblem, limits: Limits) -> list[Int64]:
     """After 0, 1, ... groups: [splits, parts of run 1, parts of run 3] the most parts of run 2 on these groups."""
     first, _, third = problem.runs
     start = np.full((len(problem.splits), first + 1, third + 1), _NONE, np.int64)
@@ -189,7 +189,7 @@ def _reached(problem: Problem, limits: Limits) -> list[Int64]:
     for group, (patterns, which) in enumerate(problem.patterns):
         of_patterns = []
         for roles in patterns:
-            rank = _Rank(problem, limits, group, roles)
+            rank = _RankFit(problem, limits, group, roles)
             if rank.key not in tables:
                 tables[rank.key] = rank.table()
             of_patterns.append(tables[rank.key])
@@ -204,10 +204,10 @@ def _reached(problem: Problem, limits: Limits) -> list[Int64]:
     return reached
 
 
-class _Rank:
+class _RankFit:
     """The stages of one rank, lightest in memory first, with the runs that they may hold under one split."""
 
-    def __init__(self, problem: Problem, limits: Limits, group: int, roles: Int64) -> None:
+    def __init__(self, problem: FittingProblem, limits: Limits, group: int, roles: Int64) -> None:
         self.problem = problem
         stages = sorted(problem.groups[group], key=lambda s: (problem.weight[s], s))
         self.stages = stages

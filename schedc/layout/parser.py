@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.layout.parts import LARGEST, Kind, Layout, Model, Part, order_faults
+from schedc.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, order_faults
 from schedc.source import Source
 
 DEEPEST = 32
@@ -50,14 +50,14 @@ def parse_layout(text: str | Source, *, dense: int | None = None, layers: int | 
     for more than `LARGEST` parts, S142 for parts in the wrong place, S143 for another number of layers.
     """
     source = text if isinstance(text, Source) else Source("layout", text)
-    reader = _Reader(source)
+    reader = _LayoutReader(source)
     atoms = reader.read()
     if reader.found:
         raise DiagnosticError(reader.found)
     return _laid_out(source, atoms, dense, layers)
 
 
-class _Reader:
+class _LayoutReader:
     """One pass over the tokens; `found` collects what is wrong."""
 
     def __init__(self, source: Source) -> None:
@@ -143,22 +143,22 @@ class _Reader:
         self.found.append(Diagnostic(code, message, label, help=help, source=self.source))
 
 
-_HANDLERS: dict[str, Callable[[_Reader, re.Match[str]], None]] = {
-    "skip": _Reader._skip,
-    "part": _Reader._part,
-    "bar": _Reader._bar,
-    "open": _Reader._open,
-    "close": _Reader._close,
-    "times": _Reader._times,
-    "wrong": _Reader._unknown,
+_HANDLERS: dict[str, Callable[[_LayoutReader, re.Match[str]], None]] = {
+    "skip": _LayoutReader._skip,
+    "part": _LayoutReader._part,
+    "bar": _LayoutReader._bar,
+    "open": _LayoutReader._open,
+    "close": _LayoutReader._close,
+    "times": _LayoutReader._times,
+    "wrong": _LayoutReader._unknown,
 }
 
 
 def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int | None) -> Layout:
     count = sum(letter == "t" for letter, _ in atoms)
-    stages: list[list[Part]] = [[]]
+    stages: list[list[ModelPart]] = [[]]
     seen = {"t": 0, "m": 0}
-    rows: list[tuple[Part, int]] = []
+    rows: list[tuple[ModelPart, int]] = []
     starts: list[int] = []
     model = Model(max(count, dense or 0, 1), dense)
     for letter, start in atoms:
@@ -166,7 +166,7 @@ def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int 
             stages.append([])
             continue
         number = seen.get(letter, 0)
-        part = model.layer(number) if letter == "t" else Part(_KINDS[letter], number)
+        part = model.layer(number) if letter == "t" else ModelPart(_KINDS[letter], number)
         seen[letter] = number + 1 if letter in "tm" else 0
         stages[-1].append(part)
         rows.append((part, len(stages) - 1))
@@ -189,7 +189,7 @@ def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int 
     return Layout(tuple(tuple(parts) for parts in stages))
 
 
-_KINDS = {"E": Kind.EMBEDDING, "m": Kind.MTP, "L": Kind.HEAD, "noop": Kind.NOOP}
+_KINDS = {"E": PartKind.EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP}
 
 
 def _distinct(found: list[Diagnostic]) -> list[Diagnostic]:

@@ -17,7 +17,7 @@ LARGEST = 65_536
 """Parts of a layout, paddings included, and its stages: more is a slip, and would only cost time and memory."""
 
 
-class Kind(StrEnum):
+class PartKind(StrEnum):
     """What a part of a model is. The order is that of the columns of `Layout.counts`."""
 
     EMBEDDING = "embedding"
@@ -28,15 +28,15 @@ class Kind(StrEnum):
     NOOP = "noop"  # padding: no parameters, no compute, no messages
 
 
-DECODER = (Kind.DENSE, Kind.MOE)
-WORK = tuple(kind for kind in Kind if kind is not Kind.NOOP)
+DECODER = (PartKind.DENSE, PartKind.MOE)
+WORK = tuple(kind for kind in PartKind if kind is not PartKind.NOOP)
 """The kinds that cost something."""
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """One part. ``number`` counts the decoder layers of the model from 0, and the predictions; else it is 0."""
 
-    kind: Kind
+    kind: PartKind
     number: int = 0
 
 
@@ -60,17 +60,17 @@ class Model:
                 f"from 1 to {LARGEST} layers, and no more dense ones than layers",
             )
 
-    def layer(self, number: int) -> Part:
+    def layer(self, number: int) -> ModelPart:
         """The decoder layer ``number``, from 0."""
-        return Part(Kind.DENSE if self.dense is None or number < self.dense else Kind.MOE, number)
+        return ModelPart(PartKind.DENSE if self.dense is None or number < self.dense else PartKind.MOE, number)
 
     @property
-    def decoder(self) -> tuple[Part, ...]:
+    def decoder(self) -> tuple[ModelPart, ...]:
         return tuple(self.layer(number) for number in range(self.layers))
 
     @property
-    def predictions(self) -> tuple[Part, ...]:
-        return tuple(Part(Kind.MTP, number) for number in range(self.mtp))
+    def predictions(self) -> tuple[ModelPart, ...]:
+        return tuple(ModelPart(PartKind.MTP, number) for number in range(self.mtp))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Layout:
     they say that a place is left empty, and nothing is run for them. Raises `DiagnosticError` (S142) otherwise.
     """
 
-    stages: tuple[tuple[Part, ...], ...]
+    stages: tuple[tuple[ModelPart, ...], ...]
 
     def __post_init__(self) -> None:
         parts = [(part, stage) for stage, held in enumerate(self.stages) for part in held]
@@ -93,16 +93,16 @@ class Layout:
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
         """[stages, kinds] number of parts of each kind."""
-        table = np.zeros((len(self.stages), len(Kind)), np.int64)
-        column = {kind: number for number, kind in enumerate(Kind)}
+        table = np.zeros((len(self.stages), len(PartKind)), np.int64)
+        column = {kind: number for number, kind in enumerate(PartKind)}
         for stage, parts in enumerate(self.stages):
             for part in parts:
                 table[stage, column[part.kind]] += 1
         return table
 
-    def total(self, *kinds: Kind) -> int:
+    def total(self, *kinds: PartKind) -> int:
         """Number of parts of these kinds, over all stages."""
-        return int(self.counts[:, [list(Kind).index(kind) for kind in kinds]].sum())
+        return int(self.counts[:, [list(PartKind).index(kind) for kind in kinds]].sum())
 
     @property
     def layers(self) -> int:
@@ -112,8 +112,8 @@ class Layout:
     @property
     def model(self) -> Model:
         """The model that is laid out. Raises `DiagnosticError` (S143) where a dense layer comes after a MoE layer."""
-        dense = self.total(Kind.DENSE)
-        model = Model(self.layers, None if dense == self.layers else dense, self.total(Kind.MTP))
+        dense = self.total(PartKind.DENSE)
+        model = Model(self.layers, None if dense == self.layers else dense, self.total(PartKind.MTP))
         if [part for held in self.stages for part in held if part.kind in DECODER] != list(model.decoder):
             raise refusal("a dense layer after a MoE layer", "only layouts with the dense layers first are balanced")
         return model
@@ -131,50 +131,50 @@ class Fault(NamedTuple):
     help: str
 
 
-def order_faults(parts: Sequence[tuple[Part, int]], stages: int) -> Iterator[Fault]:
+def order_faults(parts: Sequence[tuple[ModelPart, int]], stages: int) -> Iterator[Fault]:
     """What keeps (part, stage) pairs from being a `Layout`."""
-    seen: dict[Kind, int] = {}
+    seen: dict[PartKind, int] = {}
     for index, (part, stage) in enumerate(parts):
         kind = part.kind
-        if kind is Kind.NOOP:
+        if kind is PartKind.NOOP:
             continue
         before = seen.get(kind, 0)
         yield from (Fault(index, *text) for text in _misplaced(part, stage, stages, seen))
         seen[kind] = before + 1
-    if not seen.get(Kind.EMBEDDING):
+    if not seen.get(PartKind.EMBEDDING):
         yield Fault(0, "no embedding", "begin with E")
-    if not seen.get(Kind.HEAD):
+    if not seen.get(PartKind.HEAD):
         yield Fault(len(parts), "no loss", "end with L")
     if not any(seen.get(kind) for kind in DECODER):
         yield Fault(len(parts), "no decoder layer", "write t for each layer")
 
 
-def _misplaced(part: Part, stage: int, stages: int, seen: dict[Kind, int]) -> Iterator[tuple[str, str]]:
+def _misplaced(part: ModelPart, stage: int, stages: int, seen: dict[PartKind, int]) -> Iterator[tuple[str, str]]:
     kind, before = part.kind, seen.get(part.kind, 0)
     numbered = before + (sum(seen.get(k, 0) for k in DECODER if k is not kind) if kind in DECODER else 0)
-    if kind in (Kind.EMBEDDING, Kind.HEAD) and before:
+    if kind in (PartKind.EMBEDDING, PartKind.HEAD) and before:
         yield f"a second {_NAMES[kind]}", f"a model has one {_NAMES[kind]}"
-    elif kind is Kind.EMBEDDING and (stage or seen):
+    elif kind is PartKind.EMBEDDING and (stage or seen):
         yield (
             "the embedding is not at the start",
             "E is the first part of the first stage: it takes what enters a model",
         )
-    elif kind is Kind.HEAD and stage != stages - 1:
+    elif kind is PartKind.HEAD and stage != stages - 1:
         yield "the loss is not in the last stage", "L belongs to the last stage: gradients start there"
-    elif seen.get(Kind.HEAD):
+    elif seen.get(PartKind.HEAD):
         yield f"{_NAMES[kind]} after the loss", "L is the last part of all"
-    elif kind in DECODER and seen.get(Kind.MTP):
+    elif kind in DECODER and seen.get(PartKind.MTP):
         yield "a decoder layer after a multi-token prediction", "m comes after all t: it reads their result"
     elif part.number != numbered:
         yield f"{kind} number {part.number} where {numbered} is due", "parts follow each other in the model's order"
 
 
 _NAMES = {
-    Kind.EMBEDDING: "embedding",
-    Kind.DENSE: "a decoder layer",
-    Kind.MOE: "a decoder layer",
-    Kind.MTP: "a multi-token prediction",
-    Kind.HEAD: "loss",
+    PartKind.EMBEDDING: "embedding",
+    PartKind.DENSE: "a decoder layer",
+    PartKind.MOE: "a decoder layer",
+    PartKind.MTP: "a multi-token prediction",
+    PartKind.HEAD: "loss",
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from schedc.layout.parts import DECODER, Kind, Layout
+from schedc.layout.parts import DECODER, Layout, PartKind
 
-_LETTERS = {Kind.EMBEDDING: "E", Kind.MTP: "m", Kind.HEAD: "L", Kind.NOOP: "noop"} | dict.fromkeys(DECODER, "t")
+_LETTERS = {PartKind.EMBEDDING: "E", PartKind.MTP: "m", PartKind.HEAD: "L", PartKind.NOOP: "noop"}
+_LETTERS |= dict.fromkeys(DECODER, "t")
 
 
 def write_layout(layout: Layout) -> str:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from schedc.cost.exchange import Topology
 from schedc.plan.values import (
+    Attachments,
     By,
     Capacity,
     CellPlan,
     Drop,
-    ExpertPlan,
-    Experts,
+    ExpertSizes,
     Hot,
     Level,
     Method,
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from schedc.ir.schedule import Schedule
 
 __all__ = [
+    "Attachments",
     "By",
     "Capacity",
     "CellPlan",
     "Drop",
-    "ExpertPlan",
-    "Experts",
+    "ExpertSizes",
     "Hot",
     "Level",
     "Method",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def plan_of(value: Program | Schedule) -> ExpertPlan:
+def plan_of(value: Program | Schedule) -> Attachments:
     """What the plan of a program or schedule attaches; nothing where it has none.
 
     Raises `DiagnosticError` for a text that no plan has.

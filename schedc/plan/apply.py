@@ -13,17 +13,17 @@ from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
-from schedc.layout.compare import peaks
+from schedc.layout.compare import peak_in_flight
 from schedc.layout.costs import Floats, LayerCosts
 from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
-from schedc.plan.activation_memory import activation_bytes, kept, kept_until_recomputed, waiting
+from schedc.plan.activation_memory import activation_bytes, kept_share, pending_share, share_until_recomputed
 from schedc.plan.checks import memory_is_said
-from schedc.plan.read import attached
+from schedc.plan.read import read_directives
 from schedc.plan.resolve import resolve
 from schedc.plan.units import amount
-from schedc.plan.values import ExpertPlan
+from schedc.plan.values import Attachments
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 
@@ -35,9 +35,9 @@ _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activati
 _PER_LAYER = ("F", "I", "W", "B", "R", "FB")
 
 
-def attach(plan: PlanTree, schedule: Schedule, layout: Layout) -> ExpertPlan:
+def resolve_attachments(plan: PlanTree, schedule: Schedule, layout: Layout) -> Attachments:
     """What a checked plan attaches to a schedule. Raises `DiagnosticError` (S145 to S149, S323) at its place."""
-    found = attached(plan)
+    found = read_directives(plan)
     given = {entry.name for line in plan.lines if isinstance(line, TableLine) and line.table == "activations"
              for entry in line.entries}  # fmt: skip
     derived = {"moe", "mtp"} if activation_bytes(found.plan) is not None else set()
@@ -53,7 +53,7 @@ def layer_costs(plan: PlanTree) -> LayerCosts:
     experts and the tokens where they are not said.
     """
     costs = LayerCosts()
-    held = activation_bytes(attached(plan).plan)
+    held = activation_bytes(read_directives(plan).plan)
     if held is not None and plan.memory is not None and plan.memory.unit:
         costs = replace(costs, activations=costs.activations._replace(moe=held, mtp=held))
     for line in plan.lines:
@@ -118,7 +118,7 @@ def _made(plan: PlanTree, line: LayersLine, schedule: Schedule) -> Layout:
                 )
                 raise refusal(message, help)
             memory = amount(limit) if limit else None
-            held = peaks(schedule).tolist()
+            held = peak_in_flight(schedule).tolist()
             found = balance(model, schedule.placement, layer_costs(plan), pad=pad, memory=memory, in_flight=held)
             return found.layout
         return even(model, stages) if pad is None else padded(model, stages, pad, line.at or "last")
@@ -140,14 +140,14 @@ def _placed(plan: PlanTree, where: Callable[[Span], Span], memory: Span | None =
         ]) from None  # fmt: skip
 
 
-def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertPlan | None = None) -> Costs:
+def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: Attachments | None = None) -> Costs:
     """The costs of the stages of a layout, with what the recomputation of ``with_plan`` leaves of their activations.
 
     Of ``costs``, a single number is that of one layer of cost 1 (of one that holds activations 1), and is multiplied
     by the sum over the parts of each stage; numbers per stage are those of the stages, and p2p that of a message.
     """
-    layers, attaching = layer_costs(plan), with_plan or ExpertPlan()
-    held_of = {"activation": kept, "pending_weight": waiting}
+    layers, attaching = layer_costs(plan), with_plan or Attachments()
+    held_of = {"activation": kept_share, "pending_weight": pending_share}
 
     def scaled(name: str, table: str, held: Floats | float = 1.0) -> Cost | None:
         value: Cost | None = getattr(costs, name)
@@ -164,16 +164,18 @@ def stage_costs(plan: PlanTree, layout: Layout, costs: Costs, with_plan: ExpertP
     return _with_recomputation(of_stages, costs, attaching, layout, layers)
 
 
-def _with_recomputation(of_stages: Costs, costs: Costs, plan: ExpertPlan, layout: Layout, layers: LayerCosts) -> Costs:
+def _with_recomputation(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
     """The costs of the stages with what a microbatch with an R holds before it and after. ``costs``: as they are given;
     numbers per stage stay."""
     whole = costs.resolved(len(layout.stages)).activation
     if not isinstance(costs.activation, tuple):
         whole = whole * layers.per_stage(layout, "activations")
     if plan.recompute:
-        restored = whole * waiting(plan, layout, layers.activations)  # then it is there, as where it waits for its W
+        restored = whole * pending_share(
+            plan, layout, layers.activations
+        )  # then it is there, as where it waits for its W
         of_stages = replace(of_stages, restored=tuple(restored.tolist()))
-    let_go = kept_until_recomputed(plan, layout, layers.activations)
+    let_go = share_until_recomputed(plan, layout, layers.activations)
     if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(let_go).all()):
         otherwise = costs.recomputed * layers.per_stage(layout, "activations")
         held = np.where(np.isnan(let_go), otherwise, let_go * whole)

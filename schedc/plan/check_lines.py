@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.layout.costs import PerKind
 from schedc.plan.checks import check_directives
-from schedc.plan.read import attached
+from schedc.plan.read import read_directives
 from schedc.source import Span
-from schedc.syntax.plan import Given, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
+from schedc.syntax.plan import GivenValue, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.tokens import PLAN_LINES
 
 _PLACES = ("last", "first", "auto")
 _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
 
 
-def check_plan(plan: PlanTree) -> list[Diagnostic]:
+def check_plan_lines(plan: PlanTree) -> list[Diagnostic]:
     """What is wrong with the lines of a plan, before any size is known (S144 to S152, S401)."""
     found = [*_line_faults(plan)]
     for line in plan.lines:
@@ -26,7 +26,7 @@ def check_plan(plan: PlanTree) -> list[Diagnostic]:
             found += _spot_faults(plan, line)
         if isinstance(line, TableLine):
             found += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
-    return [*found, *check_directives(attached(plan))]
+    return [*found, *check_directives(read_directives(plan))]
 
 
 def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
@@ -46,7 +46,7 @@ def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
 
 
 def _name_faults(
-    plan: PlanTree, given: tuple[Given, ...], known: tuple[str, ...], code: str, what: str
+    plan: PlanTree, given: tuple[GivenValue, ...], known: tuple[str, ...], code: str, what: str
 ) -> Iterator[Diagnostic]:
     for at, entry in enumerate(given):
         if entry.name not in known:

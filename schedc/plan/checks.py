@@ -10,21 +10,21 @@ import numpy as np
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import DECODER, Kind, Layout
-from schedc.plan.directives import Attached
+from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan.directives import Directives
 from schedc.plan.units import bytes_of
-from schedc.plan.values import By, ExpertPlan, Level
+from schedc.plan.values import Attachments, By, Level
 from schedc.syntax.plan import LayersLine, LayoutLine, PlanTree, SettingLine, TableLine
 
 
-def check_directives(found: Attached) -> list[Diagnostic]:
+def check_directives(found: Directives) -> list[Diagnostic]:
     """The findings of the lines, and of the lines beside each other, before any size is known."""
     for check in _CHECKS:
         check(found)
     return sorted(found.findings, key=lambda finding: finding.primary.span)
 
 
-def _experts_divide(found: Attached) -> None:
+def _experts_divide(found: Directives) -> None:
     experts, topology = found.plan.experts, found.plan.topology
     if experts and topology and experts.count % topology.ranks:
         message = f"{experts.count} experts on {topology.ranks} ranks"
@@ -33,7 +33,7 @@ def _experts_divide(found: Attached) -> None:
         )
 
 
-def _hot_fits(found: Attached) -> None:
+def _hot_fits(found: Directives) -> None:
     hot, experts, topology = found.plan.hot, found.plan.experts, found.plan.topology
     if hot is None or hot.most is None:
         return
@@ -49,12 +49,12 @@ def _hot_fits(found: Attached) -> None:
         found.fault("S151", message, found.span("hot"), help)
 
 
-def _capacity_holds(found: Attached) -> None:
+def _capacity_holds(found: Directives) -> None:
     if (fault := capacity_fault(found.plan)) is not None:
         found.fault("S152", fault[0], found.span("capacity"), fault[1])
 
 
-def capacity_fault(plan: ExpertPlan) -> tuple[str, str] | None:
+def capacity_fault(plan: Attachments) -> tuple[str, str] | None:
     """What is wrong with the capacity of a plan, and what to do; None where nothing is known to be."""
     capacity, experts, tokens = plan.capacity, plan.experts, plan.tokens
     if capacity is None:
@@ -74,7 +74,7 @@ def _up(number: float) -> float:
     return float(np.ceil(number * 100) / 100)
 
 
-def _decided_together(found: Attached) -> None:
+def _decided_together(found: Directives) -> None:
     """A rank alone must not start a collective again: the others of its group would not answer."""
     topology = found.plan.topology
     if topology is not None and topology.ranks == 1:
@@ -91,13 +91,13 @@ def _decided_together(found: Attached) -> None:
             found.fault("S150", message, request.span, help, notes)
 
 
-def _cells_overlap(found: Attached) -> None:
+def _cells_overlap(found: Directives) -> None:
     lines = [line for line in found.tree.lines if isinstance(line, SettingLine) and line.setting == "overlap"]
     if "cell" in found.spans and any(line.value.text == "off" for line in lines):
         found.fault("S144", "the order of a cell, and `overlap off`", found.span("overlap"), "leave one of the two out")
 
 
-def _units_agree(found: Attached) -> None:
+def _units_agree(found: Directives) -> None:
     """Memory is in bytes everywhere in a plan, or nowhere; times have no unit."""
     memory = found.tree.memory
     if memory and memory.unit and bytes_of(1, memory.unit) is None:
@@ -116,7 +116,7 @@ def _units_agree(found: Attached) -> None:
             found.fault("S146", message, entry.span, "give units to both, or to neither")
 
 
-_CHECKS: tuple[Callable[[Attached], None], ...] = (
+_CHECKS: tuple[Callable[[Directives], None], ...] = (
     _experts_divide,
     _hot_fits,
     _capacity_holds,
@@ -129,13 +129,13 @@ _CHECKS: tuple[Callable[[Attached], None], ...] = (
 # ---- beside a schedule and its layers
 
 
-def padded_pairs(found: Attached, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
+def padded_pairs(found: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S148: a stage without layers in a pair that is to be overlapped."""
     pairs = np.flatnonzero(schedule.pair >= 0)
     if not found.plan.overlap or not pairs.size:
         return
-    kinds = list(Kind)
-    layers = layout.counts[:, [kinds.index(kind) for kind in (*DECODER, Kind.MTP)]].sum(1)
+    kinds = list(PartKind)
+    layers = layout.counts[:, [kinds.index(kind) for kind in (*DECODER, PartKind.MTP)]].sum(1)
     empty = pairs[layers[schedule.stage[pairs]] == 0]
     if not empty.size:
         return
@@ -157,7 +157,7 @@ def padded_pairs(found: Attached, schedule: Schedule, layout: Layout) -> Iterato
     )
 
 
-def unused_orders(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
+def unused_orders(found: Directives, schedule: Schedule) -> Iterator[Diagnostic]:
     """S147: an order for a kind of pair that the schedule does not have: it would be taken for one that is run."""
     there = {f"F{OpKind(kind).name}" for kind in np.unique(schedule.kind[schedule.pair >= 0]).tolist()}
     for cell in found.plan.cells:
@@ -172,9 +172,9 @@ def unused_orders(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
             )
 
 
-def experts_have_layers(found: Attached, layout: Layout) -> Iterator[Diagnostic]:
+def experts_have_layers(found: Directives, layout: Layout) -> Iterator[Diagnostic]:
     """S145: experts, and no layer that has any."""
-    if found.plan.experts and not layout.total(Kind.MOE) and not layout.total(Kind.MTP):
+    if found.plan.experts and not layout.total(PartKind.MOE) and not layout.total(PartKind.MTP):
         yield Diagnostic(
             "S145",
             "experts, and all layers are dense",
@@ -192,7 +192,7 @@ def memory_is_said(tree: PlanTree, layout: Layout, known: set[str]) -> Iterator[
     memory = tree.memory
     if memory is None or not memory.unit:
         return
-    missing = [kind for kind in (*DECODER, Kind.MTP) if layout.total(kind) and str(kind) not in known]
+    missing = [kind for kind in (*DECODER, PartKind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:
         message = f"the memory is in bytes, and what a {missing[0]} layer holds is not known"
         help = f"write `activations {missing[0]} 400 MB`"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
-from schedc.plan.values import ExpertPlan, Recompute
+from schedc.plan.values import Attachments, Recompute
 from schedc.source import Span
 from schedc.syntax.plan import PlanTree, Word
 
 
 @dataclass(frozen=True)
-class Request:
+class RecomputeRequest:
     """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``; numbers: which ones."""
 
     scope: str
@@ -23,15 +23,15 @@ class Request:
 
 
 @dataclass
-class Attached:
+class Directives:
     """What the directives of a plan say, while it is read.
 
     plan: without `recompute`, which is in ``requests`` until the stages are known. spans: of lines, by their word.
     """
 
     tree: PlanTree
-    plan: ExpertPlan = field(default_factory=ExpertPlan)
-    requests: list[Request] = field(default_factory=list)
+    plan: Attachments = field(default_factory=Attachments)
+    requests: list[RecomputeRequest] = field(default_factory=list)
     spans: dict[str, Span] = field(default_factory=dict)
     findings: list[Diagnostic] = field(default_factory=list)
 

@@ -18,12 +18,12 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import WORK, Kind, Layout
-from schedc.plan.activation_memory import MOE, held_by_kind, is_sized, worst_rows
+from schedc.layout.parts import WORK, Layout, PartKind
+from schedc.plan.activation_memory import MOE, held_by_kind, is_sized, worst_routing
 from schedc.plan.recompute_bytes import slot_bytes
-from schedc.plan.row_counts import most_rows
+from schedc.plan.row_counts import worst_case_rows
 from schedc.plan.units import amount, plain, shown
-from schedc.plan.values import ExpertPlan
+from schedc.plan.values import Attachments
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 
@@ -43,7 +43,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ExtraMemory:
     """What ranks hold beside parameters and activations.
 
     slots: [stages] of hot experts, for a microbatch in flight, its weights in every MoE layer. passing: of the
@@ -61,19 +61,23 @@ class Beside:
         return np.asarray(np.where(stages >= 0, self.worked_on[stages], 0.0).max(1))
 
 
-def beside(plan: ExpertPlan, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool) -> Beside:
+def extra_memory(
+    plan: Attachments, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
+) -> ExtraMemory:
     """sized: whether memory is in bytes, in which slots are. In a pair two microbatches run, one of them backward."""
     slots, passing = hot_slots(plan, layout) if sized else (np.zeros(len(layout.stages)), 0.0)
-    worst = worst_rows(plan, layout, activations)
+    worst = worst_routing(plan, layout, activations)
     adaptive = worst.waiting.any(1)
-    whole = (held_by_kind(ExpertPlan(), layout, activations) + worst.waiting)[:, MOE].sum(1)
+    whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
     run = 2 if (schedule.pair >= 0).any() else 1
-    return Beside(slots, passing, np.where(adaptive, whole + run * worst.passing, 0.0))
+    return ExtraMemory(slots, passing, np.where(adaptive, whole + run * worst.passing, 0.0))
 
 
-def hot_slots(plan: ExpertPlan, layout: Layout) -> tuple[Floats, float]:
-    """What hot experts take at most, `Beside.slots` and `Beside.passing`; nothing where the plan has none, does not say
-    their sizes, or has a capacity."""
+def hot_slots(plan: Attachments, layout: Layout) -> tuple[Floats, float]:
+    """(`ExtraMemory.slots`, `ExtraMemory.passing`) of a plan's hot experts, at most.
+
+    Both are 0 where the plan has none, does not say their sizes, or has a capacity.
+    """
     stages = np.zeros(len(layout.stages))
     if plan.hot is None or plan.experts is None or plan.capacity is not None:
         return stages, 0.0
@@ -83,7 +87,7 @@ def hot_slots(plan: ExpertPlan, layout: Layout) -> tuple[Floats, float]:
     return stages + one * layers, one * float(layers.any())
 
 
-def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, more: Beside) -> Floats:
+def rank_peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, more: ExtraMemory) -> Floats:
     """[P] the most that each rank holds: its parameters, activations inside cells, and what is beside them."""
     running = _running(schedule, costs.resolved(schedule.stages), more)
     most = np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
@@ -91,7 +95,7 @@ def peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, 
     return np.asarray(parameters + more.passing + more.of(schedule) + most)
 
 
-def _running(schedule: Schedule, costs: StageCosts, more: Beside) -> Floats:
+def _running(schedule: Schedule, costs: StageCosts, more: ExtraMemory) -> Floats:
     """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
     slots, again = more.slots, recomputed_ops(schedule)
     changes = memory_changes(
@@ -105,10 +109,16 @@ def _running(schedule: Schedule, costs: StageCosts, more: Beside) -> Floats:
 
 
 def peak_of(
-    rank: int, plan: ExpertPlan, layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, more: Beside
+    rank: int,
+    plan: Attachments,
+    layout: Layout,
+    layers: LayerCosts,
+    schedule: Schedule,
+    costs: Costs,
+    more: ExtraMemory,
 ) -> Peak:
     """What ``rank`` holds at its fullest, largest first."""
-    parameters = held_by_kind(ExpertPlan(), layout, layers.parameters)
+    parameters = held_by_kind(Attachments(), layout, layers.parameters)
     activations = held_by_kind(plan, layout, layers.activations)
     of_stage, again = costs.resolved(schedule.stages), recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
@@ -145,16 +155,16 @@ def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> No
 
 
 _PLURAL = {
-    Kind.DENSE: "dense layers",
-    Kind.MOE: "MoE layers",
-    Kind.MTP: "predictions",
-    Kind.EMBEDDING: "the embedding",
-    Kind.HEAD: "the head",
+    PartKind.DENSE: "dense layers",
+    PartKind.MOE: "MoE layers",
+    PartKind.MTP: "predictions",
+    PartKind.EMBEDDING: "the embedding",
+    PartKind.HEAD: "the head",
 }
 
 
 def check_memory(
-    tree: PlanTree, plan: ExpertPlan, layout: Layout, layers: LayerCosts, known: Dependencies, costs: Costs
+    tree: PlanTree, plan: Attachments, layout: Layout, layers: LayerCosts, known: Dependencies, costs: Costs
 ) -> None:
     """Raise `DiagnosticError` (S406) if a rank holds more than the plan allows, with what fills the fullest.
 
@@ -164,8 +174,8 @@ def check_memory(
     if line is None:
         return
     _check_worst(tree, plan, line)
-    limit, more = amount(line), beside(plan, layout, layers.activations, known.schedule, bool(line.unit))
-    held = peaks(layout, layers, known.schedule, costs, more)
+    limit, more = amount(line), extra_memory(plan, layout, layers.activations, known.schedule, bool(line.unit))
+    held = rank_peaks(layout, layers, known.schedule, costs, more)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
         return
@@ -187,7 +197,7 @@ def _notes(peak: Peak, schedule: Schedule, say: Callable[[float], str]) -> Itera
         yield f"that op is written at {schedule.source.place}:{span}"
 
 
-def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
+def _recompute_help(plan: Attachments, peak: Peak) -> str:
     names = [name for name, _ in peak.parts[:3]]
     moe = any(name.startswith("activations of MoE") for name in names)
     less = "`recompute` more, " if moe and plan.experts and plan.experts.width else ""
@@ -195,9 +205,9 @@ def _recompute_help(plan: ExpertPlan, peak: Peak) -> str:
     return f"{less}give experts a `capacity`, " if _WORKED_ON in names and plan.capacity is None else less
 
 
-def _check_worst(tree: PlanTree, plan: ExpertPlan, line: MemoryLine) -> None:
+def _check_worst(tree: PlanTree, plan: Attachments, line: MemoryLine) -> None:
     """S146: a memory to keep within, and no saying how many rows may come."""
-    if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and most_rows(plan)):
+    if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and worst_case_rows(plan)):
         return
     message = "the memory and `adaptive`: how many rows may come to a rank is not known"
     help = "write `experts ... width F hidden H` and `topology nodes N x G`; with a `capacity`, `tokens` too"

@@ -22,16 +22,16 @@ _ROUNDING = 1e-9
 """Relative to the makespan: a shorter wait is none."""
 
 
-def inside_of_backwards(costs: Costs, stages: Sequence[bool]) -> Costs:
+def recompute_in_backwards(costs: Costs, stages: Sequence[bool]) -> Costs:
     """The costs where backwards of ``stages`` that have no R do inside of themselves what one would do."""
     again = costs.resolved(len(stages)).R * np.asarray(stages, bool)
     return replace(costs, again=tuple(again.tolist()))
 
 
-def placed(known: Dependencies, costs: Costs, stages: Sequence[bool]) -> Dependencies:
+def place_recomputations(known: Dependencies, costs: Costs, stages: Sequence[bool]) -> Dependencies:
     """The schedule with an R directly before each cell whose backward is of one of ``stages`` and waits for a gradient.
 
-    costs: of the stages, `inside_of_backwards`. A round takes the waits of one timeline; another follows while there
+    costs: of the stages, `recompute_in_backwards`. A round takes the waits of one timeline; another follows while there
     are new ones. No R can make the step longer: what a backward would do inside of itself after its gradient has come
     begins before.
     """

@@ -14,10 +14,10 @@ from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import DECODER, Kind, Layout
-from schedc.plan import ExpertPlan, Method, plan_of
-from schedc.plan.recomputed_nodes import of_backwards, of_recomputations, shares_of_forward
-from schedc.plan.row_counts import chosen
+from schedc.layout.parts import DECODER, Layout, PartKind
+from schedc.plan import Attachments, Method, plan_of
+from schedc.plan.recomputed_nodes import in_backwards, in_recomputations, shares_of_forward
+from schedc.plan.row_counts import chosen_method
 from schedc.source import Source
 
 
@@ -32,8 +32,8 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     schedule = dependencies.schedule
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
     shapes = table.shapes(schedule.stages)
-    again = of_recomputations(shapes, plan)
-    return price(dependencies, of_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
+    again = in_recomputations(shapes, plan)
+    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
 
 
 def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ...], CellCosts]:
@@ -43,7 +43,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
     """
     assert costs.cell is not None
     table, _, plan = _attached(schedule, costs.cell, costs.source)
-    return of_backwards(table.shapes(schedule.stages), plan), table.costs
+    return in_backwards(table.shapes(schedule.stages), plan), table.costs
 
 
 def standard_table(schedule: Schedule) -> CellTable:
@@ -57,7 +57,7 @@ def standard_table(schedule: Schedule) -> CellTable:
 
 def _attached(
     schedule: Schedule, table: CellTable, source: Source | None
-) -> tuple[CellTable, dict[str, PlanOrder], ExpertPlan]:
+) -> tuple[CellTable, dict[str, PlanOrder], Attachments]:
     """The table by the method of the plan, the orders of the plan by kind of cell, and the plan. Raises S404."""
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
@@ -71,8 +71,8 @@ def with_layout(table: CellTable, layout: Layout) -> CellTable:
 
     Embedding and head have no node of their own; their times belong to the first and the last segment.
     """
-    predicted = "moe" if layout.total(Kind.MOE) else "dense"
-    names = {kind: kind.value for kind in DECODER} | {Kind.MTP: predicted}
+    predicted = "moe" if layout.total(PartKind.MOE) else "dense"
+    names = {kind: kind.value for kind in DECODER} | {PartKind.MTP: predicted}
     return table.with_blocks([[names[part.kind] for part in parts if part.kind in names] for parts in layout.stages])
 
 
@@ -92,7 +92,7 @@ def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str,
     if not schedule.plan:
         return table, {}
     plan = plan_of(schedule)
-    choice = chosen(plan)
+    choice = chosen_method(plan)
     method = choice.method if choice else plan.method
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
     return table if method == Method.AUTO else replace(table, method=str(method)), orders

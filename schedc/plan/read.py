@@ -8,7 +8,7 @@ from typing import Any
 from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
 from schedc.cost.exchange import Topology
 from schedc.diagnostics import did_you_mean
-from schedc.plan.directives import Attached, Request
+from schedc.plan.directives import Directives, RecomputeRequest
 from schedc.plan.units import speed_of
 from schedc.plan.values import (
     BYTES,
@@ -16,7 +16,7 @@ from schedc.plan.values import (
     Capacity,
     CellPlan,
     Drop,
-    Experts,
+    ExpertSizes,
     Hot,
     Level,
     Method,
@@ -40,9 +40,9 @@ from schedc.syntax.plan import (
 )
 
 
-def attached(tree: PlanTree) -> Attached:
+def read_directives(tree: PlanTree) -> Directives:
     """The directives of a plan. Lines that are wrong are reported in ``findings``, and say nothing else."""
-    found = Attached(tree)
+    found = Directives(tree)
     for line in tree.lines:
         if isinstance(line, Directive):
             word = line.setting if isinstance(line, SettingLine) else _WORDS[type(line)]
@@ -54,7 +54,7 @@ def attached(tree: PlanTree) -> Attached:
     return found
 
 
-def _experts(found: Attached, line: ExpertsLine) -> None:
+def _experts(found: Directives, line: ExpertsLine) -> None:
     known = ("top", "groups", "limit", "shared", "width", "hidden")
     values: dict[str, int] = {}
     for option in line.options:
@@ -70,14 +70,14 @@ def _experts(found: Attached, line: ExpertsLine) -> None:
         found.fault("S145", "a limit of groups, and no groups", line.span, "write `groups 8 limit 4`")
         return
     values.setdefault("limit", values.get("groups", 1))
-    experts = Experts(line.count, **values)
+    experts = ExpertSizes(line.count, **values)
     if (problem := _misfit(experts, values)) is None:
         found.give(experts=experts)
     else:
         found.fault("S145", problem[0], line.span, problem[1])
 
 
-def _misfit(experts: Experts, said: dict[str, int]) -> tuple[str, str] | None:
+def _misfit(experts: ExpertSizes, said: dict[str, int]) -> tuple[str, str] | None:
     """What is wrong with the numbers of a MoE, and what to do."""
     count, top, groups, limit = experts.count, experts.top, experts.groups, experts.limit
     if not 1 <= top <= count <= MOST_EXPERTS:
@@ -100,7 +100,7 @@ MOST_GROUPS = 1_024
 MOST_RANKS = 65_536
 
 
-def _topology(found: Attached, line: TopologyLine) -> None:
+def _topology(found: Directives, line: TopologyLine) -> None:
     shape = zip(line.words, ("nodes", "x"), strict=True)
     good = [found.word(word, (known,), "part of a topology") for word, known in shape]
     speeds: dict[str, float] = {}
@@ -122,7 +122,7 @@ def _topology(found: Attached, line: TopologyLine) -> None:
         found.give(topology=Topology(line.nodes, line.per_node, **speeds))
 
 
-def _tokens(found: Attached, line: TokensLine) -> None:
+def _tokens(found: Directives, line: TokensLine) -> None:
     if line.count < 1:
         found.fault("S146", "no tokens", line.span, "say how many a rank has in one microbatch")
         return
@@ -133,7 +133,7 @@ def _tokens(found: Attached, line: TokensLine) -> None:
             found.give(dtype=dtype.text)
 
 
-def _setting(found: Attached, line: SettingLine) -> None:
+def _setting(found: Directives, line: SettingLine) -> None:
     if line.setting == "overlap":
         if found.word(line.value, ("auto", "off"), "way to overlap"):
             found.give(overlap=line.value.text == "auto")
@@ -141,7 +141,7 @@ def _setting(found: Attached, line: SettingLine) -> None:
         found.give(method=Method(line.value.text))
 
 
-def _capacity(found: Attached, line: CapacityLine) -> None:
+def _capacity(found: Directives, line: CapacityLine) -> None:
     drop = Drop.PROBS
     if line.words:
         what, value = line.words
@@ -153,7 +153,7 @@ def _capacity(found: Attached, line: CapacityLine) -> None:
     found.give(capacity=Capacity(line.factor, drop))
 
 
-def _hot(found: Attached, line: HotLine) -> None:
+def _hot(found: Directives, line: HotLine) -> None:
     if isinstance(line.count, Word) and not found.word(line.count, ("auto",), "number of hot experts"):
         return
     known = (("until",), ("imbalance",), ("<",))
@@ -167,7 +167,7 @@ def _hot(found: Attached, line: HotLine) -> None:
     found.give(hot=Hot(line.count if isinstance(line.count, int) else None, line.below))
 
 
-def _recompute(found: Attached, line: RecomputeLine) -> None:
+def _recompute(found: Directives, line: RecomputeLine) -> None:
     parts = list(line.parts)
     scope: str = "all"
     numbers: tuple[int, ...] = ()
@@ -178,10 +178,10 @@ def _recompute(found: Attached, line: RecomputeLine) -> None:
             found.word(Word(scope, head.span), ("chunk", "stage", "all"), "part of a model")
             return
     if (recompute := _level(found, parts, line.span)) is not None:
-        found.requests.append(Request(scope, numbers, recompute, line.span))
+        found.requests.append(RecomputeRequest(scope, numbers, recompute, line.span))
 
 
-def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute | None:
+def _level(found: Directives, parts: list[RecomputePart], span: Span) -> Recompute | None:
     """The level, ``adaptive(s)`` and ``by rank``, or ``in bubbles``; None where something is wrong."""
     level, adaptive, by = None, None, None
     if bubbles := bool(parts) and parts[-1].form == "placed":
@@ -223,7 +223,7 @@ def _level(found: Attached, parts: list[RecomputePart], span: Span) -> Recompute
     return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
-def _cell(found: Attached, line: CellLine) -> None:
+def _cell(found: Directives, line: CellLine) -> None:
     kind = line.first.text + line.second.text
     if kind not in ("FB", "FI"):
         found.fault(
@@ -250,7 +250,7 @@ def _cell(found: Attached, line: CellLine) -> None:
         found.give(overlap=True, cells=(*found.plan.cells, CellPlan(kind, compute, communication)))
 
 
-def _steps(found: Attached, lane: CellLane | None, roles: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...]:
+def _steps(found: Directives, lane: CellLane | None, roles: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...]:
     """The steps of a lane under the names of the roles, ``F.attention`` for ``F.attn``."""
     steps: list[str] = []
     for step in lane.steps if lane else ():
@@ -271,7 +271,7 @@ def _steps(found: Attached, lane: CellLane | None, roles: tuple[str, ...], parts
     return tuple(steps)
 
 
-_READERS: dict[type, Callable[[Attached, Any], None]] = {
+_READERS: dict[type, Callable[[Directives, Any], None]] = {
     ExpertsLine: _experts,
     TopologyLine: _topology,
     TokensLine: _tokens,

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.plan.values import BYTES, By, Experts, Level, Recompute
+from schedc.plan.values import BYTES, By, ExpertSizes, Level, Recompute
 
 _SCORE = 4
 """Bytes of a score: routers compute in fp32."""
@@ -36,21 +36,23 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsPerToken:
     """Per token of a rank's own. experts: rows that its experts compute; arrive: rows that the last hop brings."""
 
     experts: float
     arrive: float
 
 
-_OF_TOKENS: tuple[tuple[Level | None, Callable[[Experts], float]], ...] = (
+_Parts = tuple[tuple[Level | None, Callable[[ExpertSizes], float]], ...]
+
+_OF_TOKENS: _Parts = (
     (None, lambda x: 6 * x.hidden),
     (Level.NORM, lambda x: 2 * x.hidden),
     (Level.ACT, lambda x: x.shared * x.width),
     (Level.MEDIUM, lambda x: 2 * x.shared * x.width),
 )
 """The level from which on a part is not held, and its numbers per token: attention, norms, shared experts."""
-_OF_ROWS: tuple[tuple[Level | None, Callable[[Experts], float]], ...] = (
+_OF_ROWS: _Parts = (
     (Level.ACT, lambda x: x.width),
     (Level.LIGHT, lambda x: x.hidden),
     (Level.MEDIUM, lambda x: 2 * x.width),
@@ -63,13 +65,17 @@ _ORDER = tuple(Level)
 
 
 def held_bytes(
-    experts: Experts, dtype: str, level: Level = Level.NONE, of_rows: Level | None = None, rows: Rows | None = None
+    experts: ExpertSizes,
+    dtype: str,
+    level: Level = Level.NONE,
+    of_rows: Level | None = None,
+    rows: RowsPerToken | None = None,
 ) -> float:
     """Bytes that a MoE layer holds per token. of_rows: the level of the routed experts, if it is not that of all.
 
     rows: by default those of balanced ranks, each of which travels alone.
     """
-    of_rows, rows = of_rows or level, rows or Rows(experts.top, experts.top)
+    of_rows, rows = of_rows or level, rows or RowsPerToken(experts.top, experts.top)
     arrived = experts.hidden if Level.LIGHT in _up_to(of_rows) and of_rows is not Level.FULL else 0
     numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(_OF_ROWS, experts, of_rows)
     scores = _SCORE * experts.count * (Level.LIGHT not in _up_to(level))
@@ -80,36 +86,38 @@ def _up_to(level: Level) -> tuple[Level, ...]:
     return _ORDER[: _ORDER.index(level) + 1]
 
 
-def _left(parts: tuple[tuple[Level | None, Callable[[Experts], float]], ...], experts: Experts, level: Level) -> float:
+def _left(
+    parts: tuple[tuple[Level | None, Callable[[ExpertSizes], float]], ...], experts: ExpertSizes, level: Level
+) -> float:
     return sum(numbers(experts) for gone, numbers in parts if gone not in _up_to(level))
 
 
-def layer_bytes(experts: Experts, dtype: str) -> float:
+def layer_bytes(experts: ExpertSizes, dtype: str) -> float:
     """Bytes that a MoE layer holds per token without recomputation."""
     return held_bytes(experts, dtype)
 
 
-def adaptive_bytes(experts: Experts, dtype: str, plan: Recompute, most: Rows) -> float:
+def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: RowsPerToken) -> float:
     """Bytes that a MoE layer holds per token under an adaptive ``plan``, where as many rows come as can: ``most``.
 
     Held are rows up to the threshold; above it none, by group, or what the level leaves, by rank. All else is held in a
     step that begins balanced.
     """
     assert plan.adaptive is not None
-    up_to = Rows(min(plan.adaptive * experts.top, most.experts), most.arrive)
+    up_to = RowsPerToken(min(plan.adaptive * experts.top, most.experts), most.arrive)
     held = held_bytes(experts, dtype, rows=up_to)
     if plan.by is By.RANK:
         held = max(held, held_bytes(experts, dtype, Level.NONE, plan.level, most))
     return held + _BESIDE * most.experts
 
 
-def whole_bytes(experts: Experts, dtype: str, most: Rows) -> float:
+def whole_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
     """Bytes per token of a MoE layer all of which is there, with ``most`` rows: restored, or waiting for its W."""
     arrived = BYTES[dtype] * experts.hidden * most.arrive
     return held_bytes(experts, dtype, Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
 
 
-def passing_bytes(experts: Experts, dtype: str, most: Rows) -> float:
+def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
     """Bytes per token of what comes and goes while ``most`` rows run through a layer, forward or backward.
 
     Beside what `whole_bytes` counts: gradients of the arrived rows, of the rows (of outputs, weighted outputs and
@@ -127,12 +135,12 @@ _FORWARD = 6
 """FLOPs of a forward, in the same."""
 
 
-def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = None) -> Saving:
+def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None = None) -> Saving:
     """What a level saves and costs per token and MoE layer.
 
     arrive: rows that a rank gets per token of its own (`schedc.cost.exchange.arrivals`); by default ``top``.
     """
-    rows = Rows(experts.top, experts.top if arrive is None else arrive)
+    rows = RowsPerToken(experts.top, experts.top if arrive is None else arrive)
     less = layer_bytes(experts, dtype) - held_bytes(experts, dtype, level, rows=rows)
     routed = Level.LIGHT in _up_to(level)
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
@@ -141,19 +149,19 @@ def saving(experts: Experts, dtype: str, level: Level, arrive: float | None = No
     return Saving(less, flops)
 
 
-def kept_share(experts: Experts | None, dtype: str, level: Level, arrive: float | None = None) -> float:
+def level_share(experts: ExpertSizes | None, dtype: str, level: Level, arrive: float | None = None) -> float:
     """Share of a MoE layer's activations that a level holds; 1 where the sizes of the model are not known."""
     if experts is None or not experts.hidden or not experts.width:
         return 1.0
     return 1 - saving(experts, dtype, level, arrive).bytes / layer_bytes(experts, dtype)
 
 
-def again_share(role: str, level: Level) -> float:
+def recomputed_share(role: str, level: Level) -> float:
     """How much of a node's forward a level does once more, by products: of three, the last may not be needed."""
     routed, shared = _PRODUCTS.get(level, (0, 0))
     return {"experts": routed / _FORWARD, "shared": shared / _FORWARD}.get(role, 1.0)
 
 
-def slot_bytes(experts: Experts, dtype: str) -> int:
+def slot_bytes(experts: ExpertSizes, dtype: str) -> int:
     """Bytes of the weights of a hot expert, its three matrices, in a slot; their gradients take as many."""
     return 3 * experts.hidden * experts.width * BYTES[dtype]

@@ -15,15 +15,15 @@ from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.checks import experts_have_layers, padded_pairs, unused_orders
-from schedc.plan.directives import Attached, Request
-from schedc.plan.row_counts import chosen
-from schedc.plan.values import CellPlan, ExpertPlan, Level, Method, Recompute
+from schedc.plan.directives import Directives, RecomputeRequest
+from schedc.plan.row_counts import chosen_method
+from schedc.plan.values import Attachments, CellPlan, Level, Method, Recompute
 
 _SCOPES = ("all", "chunk", "stage")
 """The more special one is taken where two lines speak of a stage."""
 
 
-def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
+def resolve(found: Directives, schedule: Schedule, layout: Layout) -> Attachments:
     """The plan with its method chosen, its orders begun where they can run, and its recomputation per stage.
 
     found: of a checked plan. Raises `DiagnosticError` (S145, S147 to S149, S323) at the place in the plan.
@@ -37,7 +37,7 @@ def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
     findings = findings or list(_worked_out(found, schedule))
     if findings:
         raise DiagnosticError(findings)
-    choice = chosen(found.plan)
+    choice = chosen_method(found.plan)
     found.give(
         cells=tuple(_started(found, cell) for cell in found.plan.cells),
         method=Method(choice.method) if choice else found.plan.method,
@@ -46,7 +46,7 @@ def resolve(found: Attached, schedule: Schedule, layout: Layout) -> ExpertPlan:
     return found.plan
 
 
-def _stages_of(request: Request, stages: int, placement: Placement | None) -> list[int]:
+def _stages_of(request: RecomputeRequest, stages: int, placement: Placement | None) -> list[int]:
     """The stages that a `recompute` line speaks of."""
     if request.scope == "all":
         return list(range(stages))
@@ -56,9 +56,9 @@ def _stages_of(request: Request, stages: int, placement: Placement | None) -> li
     return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
 
 
-def _misplaced(found: Attached, placement: Placement) -> Iterator[Diagnostic]:
+def _misplaced(found: Directives, placement: Placement) -> Iterator[Diagnostic]:
     """S149: lines of recomputation about what there is not, or that say two things of a stage."""
-    said: dict[tuple[str, int], Request] = {}
+    said: dict[tuple[str, int], RecomputeRequest] = {}
     for request in found.requests:
         limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
         label = Label(request.span)
@@ -78,7 +78,7 @@ def _misplaced(found: Attached, placement: Placement) -> Iterator[Diagnostic]:
         said |= {(request.scope, stage): request for stage in stages}
 
 
-def _worked_out(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
+def _worked_out(found: Directives, schedule: Schedule) -> Iterator[Diagnostic]:
     """S149: level none of a stage that the schedule has Rs of."""
     again = np.flatnonzero(schedule.kind == OpKind.R)
     levels = per_stage(found.requests, schedule.stages, schedule.placement)
@@ -97,7 +97,9 @@ def _worked_out(found: Attached, schedule: Schedule) -> Iterator[Diagnostic]:
             )
 
 
-def per_stage(requests: list[Request], stages: int, placement: Placement | None = None) -> tuple[Recompute, ...]:
+def per_stage(
+    requests: list[RecomputeRequest], stages: int, placement: Placement | None = None
+) -> tuple[Recompute, ...]:
     """[stages] what is recomputed; empty where nothing is said. Lines about chunks need the placement."""
     levels = [Recompute()] * stages
     for request in sorted(requests, key=lambda request: _SCOPES.index(request.scope)):
@@ -106,7 +108,7 @@ def per_stage(requests: list[Request], stages: int, placement: Placement | None 
     return tuple(levels) if requests else ()
 
 
-def _started(found: Attached, cell: CellPlan) -> CellPlan:
+def _started(found: Directives, cell: CellPlan) -> CellPlan:
     """The order with each lane begun where it can run, tried on a MoE layer of standard segments.
 
     A lane goes round, layer after layer: where it is begun in the text says nothing. Raises `DiagnosticError` (S323)

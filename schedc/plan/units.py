@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, floor, log10
 
-from schedc.syntax.plan import Given, MemoryLine
+from schedc.syntax.plan import GivenValue, MemoryLine
 from schedc.syntax.tokens import UNITS
 
 
@@ -13,13 +13,13 @@ def bytes_of(value: float, unit: str) -> float | None:
     return value * UNITS[unit] if unit in UNITS and not unit.endswith("bit") else None
 
 
-def speed_of(given: Given) -> float | None:
+def speed_of(given: GivenValue) -> float | None:
     """Bytes per second of ``50 GB/s`` or ``400 Gbit/s``; None for anything else."""
     unit, _, per = given.unit.partition("/")
     return given.value * UNITS[unit] if unit in UNITS and per == "s" else None
 
 
-def amount(line: Given | MemoryLine) -> float:
+def amount(line: GivenValue | MemoryLine) -> float:
     """The number in bytes where it has a unit, as it is where it has none."""
     value = line.limit if isinstance(line, MemoryLine) else line.value
     return float(value if not line.unit else bytes_of(value, line.unit) or 0.0)

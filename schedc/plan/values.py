@@ -12,7 +12,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertSizes:
     """The MoE of a model.
 
     count: routed experts; top: of them a token takes so many; groups, limit: those of one token lie in ``limit`` of
@@ -114,7 +114,7 @@ class CellPlan:
 
 
 @dataclass(frozen=True)
-class ExpertPlan:
+class Attachments:
     """All that a plan attaches. What it does not say is off, or its default here.
 
     tokens: of one microbatch on one rank, 0 where not said; dtype: of activations and weights, a key of `BYTES`.
@@ -122,7 +122,7 @@ class ExpertPlan:
     recompute: [stages], or empty: nothing anywhere.
     """
 
-    experts: Experts | None = None
+    experts: ExpertSizes | None = None
     topology: Topology | None = None
     tokens: int = 0
     dtype: str = "bf16"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.plan.checks import check_directives
-from schedc.plan.read import attached
+from schedc.plan.read import read_directives
 from schedc.plan.resolve import per_stage
-from schedc.plan.values import ExpertPlan, Recompute
+from schedc.plan.values import Attachments, Recompute
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
 from schedc.syntax.tokens import MAX_INT, UNITS
@@ -16,13 +16,13 @@ from schedc.syntax.tokens import MAX_INT, UNITS
 _GAP = "  "
 
 
-def write_plan(plan: ExpertPlan) -> str:
+def write_plan(plan: Attachments) -> str:
     """The text; empty for a plan that attaches nothing."""
     return _GAP.join(_directives(plan))
 
 
-def _directives(plan: ExpertPlan) -> Iterator[str]:
-    experts, topology, default = plan.experts, plan.topology, ExpertPlan()
+def _directives(plan: Attachments) -> Iterator[str]:
+    experts, topology, default = plan.experts, plan.topology, Attachments()
     if experts is not None:
         groups = f" groups {experts.groups} limit {experts.limit}" if experts.groups > 1 else ""
         sizes = "".join(
@@ -80,12 +80,12 @@ def _speed(value: float) -> str:
     return min(exact, key=len, default=f"{_number(value / UNITS['GB'])} GB/s")
 
 
-def read_plan(text: str, stages: int) -> ExpertPlan:
+def read_plan(text: str, stages: int) -> Attachments:
     """The plan that `write_plan` wrote, for so many stages. Raises `DiagnosticError` for any other text."""
     if not text:
-        return ExpertPlan()
+        return Attachments()
     (tree,) = parse(Source("<plan>", f"plan p = p {{ {text} }}")).plans
-    found = attached(tree)
+    found = read_directives(tree)
     findings = check_directives(found)
     outside = [request for request in found.requests if any(number >= stages for number in request.numbers)]
     if findings or outside or any(request.scope == "chunk" for request in found.requests):

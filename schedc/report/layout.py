@@ -8,9 +8,9 @@ from typing import Any
 
 from schedc.ir.placement import Placement
 from schedc.layout.balancing import Balanced
-from schedc.layout.compare import Comparison, load_per_rank, measured_json
+from schedc.layout.compare import LayoutComparison, load_per_rank, measured_json
 from schedc.layout.costs import LayerCosts
-from schedc.layout.parts import DECODER, Kind, Layout, Part
+from schedc.layout.parts import DECODER, Layout, ModelPart, PartKind
 from schedc.layout.writer import write_layout
 
 
@@ -19,7 +19,7 @@ def to_json(
     placement: Placement,
     costs: LayerCosts,
     proof: Balanced | None = None,
-    comparison: Comparison | None = None,
+    comparison: LayoutComparison | None = None,
 ) -> dict[str, Any]:
     """The facts; times and memory in the units of the costs. ``proof`` and ``comparison`` are null where unknown."""
     time = costs.per_stage(layout)
@@ -30,9 +30,9 @@ def to_json(
         "version": 1,
         "layout": write_layout(layout),
         "layers": layout.layers,
-        "dense": layout.total(Kind.DENSE),
-        "mtp": layout.total(Kind.MTP),
-        "paddings": layout.total(Kind.NOOP),
+        "dense": layout.total(PartKind.DENSE),
+        "mtp": layout.total(PartKind.MTP),
+        "paddings": layout.total(PartKind.NOOP),
         "stages": [
             {
                 "stage": stage,
@@ -59,13 +59,13 @@ def to_json(
     }
 
 
-def _describe(parts: tuple[Part, ...]) -> Iterator[str]:
+def _describe(parts: tuple[ModelPart, ...]) -> Iterator[str]:
     """The parts in words: layers that follow each other as a range."""
     for kind, group in groupby(parts, key=lambda part: part.kind):
         numbers = [part.number for part in group]
-        if kind is Kind.NOOP:
+        if kind is PartKind.NOOP:
             yield f"{len(numbers)} noop"
-        elif kind in DECODER or kind is Kind.MTP:
+        elif kind in DECODER or kind is PartKind.MTP:
             span = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
             yield f"{kind} {span}"
         else:

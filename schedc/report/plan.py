@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import Any
 
 from schedc.cost.exchange import capacity_rows, choose, hot_break_even
-from schedc.layout.parts import Kind, Layout
+from schedc.layout.parts import Layout, PartKind
 from schedc.plan.recompute_bytes import layer_bytes, saving, slot_bytes
-from schedc.plan.row_counts import arrive, routing_of, travelling
+from schedc.plan.row_counts import arriving_rows, routing_of, travelling_rows
 from schedc.plan.units import shown
-from schedc.plan.values import BYTES, ExpertPlan, Method
+from schedc.plan.values import BYTES, Attachments, Method
 from schedc.plan.writer import write_plan
 
 
-def to_json(plan: ExpertPlan, layout: Layout) -> dict[str, Any]:
+def to_json(plan: Attachments, layout: Layout) -> dict[str, Any]:
     """The facts. Bytes and FLOPs are of one microbatch; what the plan says too little for is null."""
     return {
         "text": write_plan(plan),
@@ -31,9 +31,9 @@ def to_json(plan: ExpertPlan, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _alltoall(plan: ExpertPlan) -> dict[str, Any]:
+def _alltoall(plan: Attachments) -> dict[str, Any]:
     """The method and why; rows and bytes per token that a rank sends in one dispatch, by method and lane."""
-    moved, row = travelling(plan), plan.row_bytes
+    moved, row = travelling_rows(plan), plan.row_bytes
     return {
         "method": str(plan.method),
         "why": _why(plan),
@@ -46,7 +46,7 @@ def _alltoall(plan: ExpertPlan) -> dict[str, Any]:
     }
 
 
-def _why(plan: ExpertPlan) -> str:
+def _why(plan: Attachments) -> str:
     if plan.method is Method.AUTO:
         return "chosen when the ranks are known: the plan has no `topology`, or no `experts`"
     if plan.experts is None or plan.topology is None:
@@ -58,7 +58,7 @@ def _why(plan: ExpertPlan) -> str:
     return f"as the plan has it; by the closed form {choice.method} is better: {choice.why}"
 
 
-def _capacity(plan: ExpertPlan) -> dict[str, Any] | None:
+def _capacity(plan: Attachments) -> dict[str, Any] | None:
     """rows: of an expert from one rank, if the plan says how many tokens there are."""
     if plan.capacity is None:
         return None
@@ -69,7 +69,7 @@ def _capacity(plan: ExpertPlan) -> dict[str, Any] | None:
     return {"factor": plan.capacity.factor, "drop": str(plan.capacity.drop), "rows": rows}
 
 
-def _hot(plan: ExpertPlan) -> dict[str, Any] | None:
+def _hot(plan: Attachments) -> dict[str, Any] | None:
     """break_even_rows: of an expert on a rank, from which on a copy of it moves fewer bytes than its rows do.
 
     off: why there will be none in spite of the line, or None.
@@ -91,19 +91,19 @@ def _hot(plan: ExpertPlan) -> dict[str, Any] | None:
     }
 
 
-def _recompute(plan: ExpertPlan, layout: Layout) -> list[dict[str, Any]]:
+def _recompute(plan: Attachments, layout: Layout) -> list[dict[str, Any]]:
     """[stages] the level, and what it saves and costs per microbatch over the MoE layers of the stage."""
     experts = plan.experts
     sized = experts is not None and experts.width and experts.hidden and plan.tokens
-    kinds = list(Kind)
-    layers = layout.counts[:, [kinds.index(Kind.MOE), kinds.index(Kind.MTP)]].sum(1).tolist()
+    kinds = list(PartKind)
+    layers = layout.counts[:, [kinds.index(PartKind.MOE), kinds.index(PartKind.MTP)]].sum(1).tolist()
     found = []
     for stage, level in enumerate(plan.recompute):
         row: dict[str, Any] = {"stage": stage, "level": str(level.level), "adaptive": level.adaptive}
         row |= {"by": str(level.by) if level.adaptive is not None else None, "moe_layers": layers[stage]}
         row["in_bubbles"] = level.bubbles
         if experts is not None and sized:
-            one, number = saving(experts, plan.dtype, level.level, arrive(plan)), layers[stage] * plan.tokens
+            one, number = saving(experts, plan.dtype, level.level, arriving_rows(plan)), layers[stage] * plan.tokens
             row |= {
                 "bytes_saved": one.bytes * number,
                 "bytes_without": layer_bytes(experts, plan.dtype) * number,

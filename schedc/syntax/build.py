@@ -201,11 +201,11 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         places = span_of(schedule), span_of(name)
         return p.PlanTree(str(name), doc, str(schedule), sizes or (), tuple(lines), *places, self.source)
 
-    def sizes(self, *sizes: p.Given | None) -> tuple[p.Given, ...]:
+    def sizes(self, *sizes: p.GivenValue | None) -> tuple[p.GivenValue, ...]:
         return tuple(size for size in sizes if size is not None)
 
-    def size(self, name: Token, value: Token) -> p.Given:
-        return p.Given(str(name), _number(value), span_of(name).to(span_of(value)))
+    def size(self, name: Token, value: Token) -> p.GivenValue:
+        return p.GivenValue(str(name), _number(value), span_of(name).to(span_of(value)))
 
     amount = size
 
@@ -213,9 +213,9 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         sign, per = over or (None, None)
         return (str(unit), span_of(unit)) if per is None else (f"{unit}{sign}{per}", span_of(unit).to(span_of(per)))
 
-    def entry(self, name: Token, value: Token, unit: tuple[str, Span] | None) -> p.Given:
+    def entry(self, name: Token, value: Token, unit: tuple[str, Span] | None) -> p.GivenValue:
         text, end = unit or ("", span_of(value))
-        return p.Given(str(name), _number(value), span_of(name).to(end), text)
+        return p.GivenValue(str(name), _number(value), span_of(name).to(end), text)
 
     def layers(self, word: Token, count: Token, *rest: Any) -> p.LayersLine:
         *options, _, spot = rest
@@ -227,22 +227,24 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         span = span_of(tokens[0]).to(span_of(tokens[-1]))
         return (str(tokens[0]) if tokens[0].type == "NAME" else tuple(int(n[-20:]) for n in tokens[:-1])), span
 
-    def layout(self, word: Token, text: Token, *options: p.Given) -> p.LayoutLine:
+    def layout(self, word: Token, text: Token, *options: p.GivenValue) -> p.LayoutLine:
         end = options[-1].span if options else span_of(text)
         return p.LayoutLine(text[1:-1], options, span_of(text), span_of(word).to(end))
 
-    def table(self, word: Token, *entries: p.Given) -> p.TableLine:
+    def table(self, word: Token, *entries: p.GivenValue) -> p.TableLine:
         return p.TableLine(str(word), entries, span_of(word).to(entries[-1].span))
 
     def memory(self, word: Token, limit: Token, unit: tuple[str, Span] | None) -> p.MemoryLine:
         text, end = unit or ("", span_of(limit))
         return p.MemoryLine(float(_number(limit)), span_of(word).to(end), text)
 
-    def experts(self, word: Token, count: Token, *options: p.Given) -> p.ExpertsLine:
+    def experts(self, word: Token, count: Token, *options: p.GivenValue) -> p.ExpertsLine:
         end = options[-1].span if options else span_of(count)
         return p.ExpertsLine(int(_number(count)), options, span_of(word).to(end))
 
-    def topology(self, word: Token, nodes: Token, n: Token, by: Token, per: Token, *links: p.Given) -> p.TopologyLine:
+    def topology(
+        self, word: Token, nodes: Token, n: Token, by: Token, per: Token, *links: p.GivenValue
+    ) -> p.TopologyLine:
         end = links[-1].span if links else span_of(per)
         words = _word(nodes), _word(by)
         return p.TopologyLine(int(_number(n)), int(_number(per)), words, links, span_of(word).to(end))

@@ -8,7 +8,7 @@ from schedc.source import Source, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A name with a number: a size ``P = 8``, an option ``pad 3``, a cost ``moe 1.5``. ``span``: all of it.
 
     unit: what stands behind the number, as ``GB`` or ``GB/s``.
@@ -25,7 +25,7 @@ class LayersLine:
     """``layers 61 dense 3 mtp 1 pad 3 at last``. ``at``: a word, numbers of places, or None where it is not said."""
 
     count: int
-    options: tuple[Given, ...]
+    options: tuple[GivenValue, ...]
     at: str | tuple[int, ...] | None
     at_span: Span
     span: Span
@@ -36,7 +36,7 @@ class LayoutLine:
     """``layout "Et*3|(tt|)*29,m|L" dense 3``. ``text`` is without its quotes, ``text_span`` with them."""
 
     text: str
-    options: tuple[Given, ...]
+    options: tuple[GivenValue, ...]
     text_span: Span
     span: Span
 
@@ -46,7 +46,7 @@ class TableLine:
     """``costs dense 1 moe 2``, ``parameters ...`` or ``activations ...``: a number for each kind of part."""
 
     table: str
-    entries: tuple[Given, ...]
+    entries: tuple[GivenValue, ...]
     span: Span
 
 
@@ -72,7 +72,7 @@ class ExpertsLine:
     """``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``."""
 
     count: int
-    options: tuple[Given, ...]
+    options: tuple[GivenValue, ...]
     span: Span
 
 
@@ -83,7 +83,7 @@ class TopologyLine:
     nodes: int
     per_node: int
     words: tuple[Word, Word]
-    links: tuple[Given, ...]
+    links: tuple[GivenValue, ...]
     span: Span
 
 
@@ -179,7 +179,7 @@ class PlanTree:
     name: str
     doc: str
     schedule: str
-    sizes: tuple[Given, ...]
+    sizes: tuple[GivenValue, ...]
     lines: tuple[Line, ...]
     schedule_span: Span
     span: Span

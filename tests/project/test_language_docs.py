@@ -10,7 +10,7 @@ from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
 from schedc.load.library import applied
-from schedc.plan.check_lines import check_plan
+from schedc.plan.check_lines import check_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
@@ -30,7 +30,7 @@ def test_every_example_compiles_and_its_claims_hold(text: str) -> None:
         assert len(schedule) > 0
         assert all(result.holds for result in check_claims(tree.claims, schedule))
     for plan in file.plans:
-        assert check_plan(plan) == []
+        assert check_plan_lines(plan) == []
         assert legal_schedule(applied(plan, file), {}).layers > 0
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc.compiler import compile as compile_schedule
-from schedc.plan import ExpertPlan, Hot
+from schedc.plan import Attachments, Hot
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
@@ -74,7 +74,7 @@ def _auxiliary(rank: int, experts: int, data: int) -> list[str]:
     mesh = Mesh(1, experts, data)
     program = compile_schedule("zbh1", P=1, M=2)
     batch, targets = batch_of(mesh, 2)
-    plan = ExpertPlan(overlap=True)
+    plan = Attachments(overlap=True)
     mine = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
     mine.step(*[part.chunk(mesh.replicas)[rank] for part in (batch, targets)])
     every = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
@@ -127,7 +127,7 @@ def disagreements(rank: int, world_size: int) -> list[str]:
             found.append(str(error).splitlines()[0])
     late = mesh.place(rank).replica
     routings = Routing(4, 2), Routing(4, 2, balance=0.1 * late)
-    for routing, plan in (routings[0], ExpertPlan(hot=Hot(1, 1.1 + late))), (routings[1], ExpertPlan()):
+    for routing, plan in (routings[0], Attachments(hot=Hot(1, 1.1 + late))), (routings[1], Attachments()):
         try:
             Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
         except RuntimeFault as error:

@@ -13,8 +13,7 @@ from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program, computation
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.without_recomputation import without_recomputation
-from schedc.plan.values import Experts as Sizes
-from schedc.plan.values import Recompute
+from schedc.plan.values import ExpertSizes, Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
@@ -183,7 +182,7 @@ def steered_to(choices: Tensor, width: int) -> Tensor:
 
 
 WIDTH, INNER, EXPERTS, TOP, SHARED, TOKENS = 16, 12, 8, 2, 1, 32
-SIZES = Sizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
+SIZES = ExpertSizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
 
 
 def moe_stage(plan: Recompute) -> Any:

@@ -17,7 +17,7 @@ from schedc.cell.program import Action, CellProgram, Half, Step
 from schedc.cell.schedule import cell_program
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor, run_together
 from schedc_runtime.execute.micro_steps import CellSource, serial
@@ -136,7 +136,7 @@ class Ranks:
                         part.group = near.experts
                 held[index] = new_stage(parts, index, module, program, next_token_loss)
                 held[index].bind(boundaries[index], boundaries[index + 1])
-            recompute_stages([held], ExpertPlan(), program)
+            recompute_stages([held], Attachments(), program)
             self.stages[place] = held
             code = bind(program, place.pipeline, held, boundaries, cells=cells)
             self.executors[place] = Executor(program, code, transport, torch.device("cpu"))

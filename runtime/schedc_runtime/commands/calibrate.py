@@ -30,7 +30,7 @@ from schedc.cell.program import Action, Half
 from schedc.cost.costs import Costs, dump_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import ExpertPlan, Topology, plan_of
+from schedc.plan import Attachments, Topology, plan_of
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_ranks(plan: ExpertPlan) -> ExpertPlan:
+def _with_ranks(plan: Attachments) -> Attachments:
     """Under a launcher, without a topology: all processes share the experts."""
     if plan.topology is not None or not launched():
         return plan
@@ -102,7 +102,7 @@ def _with_ranks(plan: ExpertPlan) -> ExpertPlan:
     return replace(plan, topology=Topology(world // per_node, per_node))
 
 
-def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argparse.Namespace) -> Costs | None:
+def _calibrate(program: Program, plan: Attachments, sharing: int, options: argparse.Namespace) -> Costs | None:
     """The measured costs, on the first process; None on the others. Processes beyond the expert group only take part
     in timing a message."""
     device = join(in_process=False)
@@ -133,7 +133,7 @@ def _calibrate(program: Program, plan: ExpertPlan, sharing: int, options: argpar
     return costs_of(together, _method(plan, subject.model, mesh), p2p)
 
 
-def _subject(program: Program, plan: ExpertPlan, options: argparse.Namespace) -> Subject:
+def _subject(program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
     """The model: the user's own, or a toy."""
     if not options.model:
         return toy(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
@@ -157,7 +157,7 @@ def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
     return message_time([torch.zeros(spec.shape, dtype=spec.dtype, device=device) for spec in specs])
 
 
-def _method(plan: ExpertPlan, model: nn.Module, mesh: Mesh) -> str:
+def _method(plan: Attachments, model: nn.Module, mesh: Mesh) -> str:
     layer = next((layer for _, layer in moe_layers(model)), None)
     return method_for(plan, layer, mesh) if layer is not None else "flat"
 
@@ -171,7 +171,7 @@ def _gathered(value: Any, rank: int, count: int) -> list[Any]:
     return [json.loads(store.get(f"{other}")) for other in range(count)]
 
 
-def _write(costs: Costs, plan: ExpertPlan, options: argparse.Namespace) -> None:
+def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None:
     sharing = plan.topology.ranks if plan.topology else 1
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     what = options.model or f"the toy model, {options.rows} x {options.tokens} tokens, width {options.width}"

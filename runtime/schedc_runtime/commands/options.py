@@ -14,7 +14,7 @@ import torch
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.load import load_program
 from schedc.ir.program import Program
-from schedc.plan import ExpertPlan, Topology
+from schedc.plan import Attachments, Topology
 from schedc_runtime.commands.launch import launched
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.apply_plan import mesh_for
@@ -80,7 +80,7 @@ def _topology(text: str) -> tuple[int, int]:
     return int(nodes), int(per_node)
 
 
-def asked(plan: ExpertPlan, options: argparse.Namespace) -> ExpertPlan:
+def asked(plan: Attachments, options: argparse.Namespace) -> Attachments:
     """The plan with the topology of the options, if they say one; its speeds stay."""
     if options.topology is None:
         return plan
@@ -89,7 +89,7 @@ def asked(plan: ExpertPlan, options: argparse.Namespace) -> ExpertPlan:
     return replace(plan, topology=replace(known, nodes=nodes, per_node=per_node))
 
 
-def mesh_here(plan: ExpertPlan, program: Program) -> Mesh:
+def mesh_here(plan: Attachments, program: Program) -> Mesh:
     """The mesh of a run: as the plan's topology says, else as a launcher's processes allow; what is left of those are
     further replicas. Not launched, it says how many processes to start."""
     mesh = mesh_for(plan, program, None)

@@ -22,7 +22,7 @@ from torch import Tensor
 from schedc.cost.costs import Costs, dump_costs, load_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
-from schedc.plan import ExpertPlan, plan_of
+from schedc.plan import Attachments, plan_of
 from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refused(error)
 
 
-def _train(program: Program, plan: ExpertPlan, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
+def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
     device = join(options.in_process)
     subject = toy("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
@@ -99,7 +99,7 @@ def _train(program: Program, plan: ExpertPlan, mesh: Mesh, costs: Costs, options
     return status
 
 
-def _twin(subject: Subject, program: Program, plan: ExpertPlan, mesh: Mesh, options: argparse.Namespace) -> Twin:
+def _twin(subject: Subject, program: Program, plan: Attachments, mesh: Mesh, options: argparse.Namespace) -> Twin:
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
         overlap = plan.overlap or bool(plan.cells)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from schedc.ir.program import Program
-from schedc.layout.parts import Kind
-from schedc.plan import ExpertPlan, Experts
+from schedc.layout.parts import PartKind
+from schedc.plan import Attachments, ExpertSizes
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import Routing
@@ -18,7 +18,7 @@ from schedc_runtime.pipeline.stages import layout_of
 from schedc_runtime.stage.stage import LossFunction
 
 VOCAB = 64
-FEW_EXPERTS = Experts(16, 2, shared=1)
+FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
 """Those of a toy whose plan has none."""
 
 
@@ -32,14 +32,14 @@ class Subject(NamedTuple):
     targets: Any
 
 
-def toy(kind: str, program: Program, plan: ExpertPlan, options: argparse.Namespace) -> Subject:
+def toy(kind: str, program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
     """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan where it says them.
 
     options: those of `schedc_runtime.commands.options.add_sizes`. The same model on every process.
     """
     torch.manual_seed(options.seed)
     layout = layout_of(program)
-    blocks = layout.layers + layout.total(Kind.MTP) if layout else program.stages
+    blocks = layout.layers + layout.total(PartKind.MTP) if layout else program.stages
     blocks = options.blocks or blocks
     if kind == "gpt":
         model: nn.Module = GPT(GPTConfig(VOCAB, options.width, blocks=blocks, context=options.tokens))
@@ -55,7 +55,7 @@ def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
     return batch, (5 * batch + 3) % VOCAB
 
 
-def _moe(dense: int, blocks: int, width: int, experts: Experts) -> MoEConfig:
+def _moe(dense: int, blocks: int, width: int, experts: ExpertSizes) -> MoEConfig:
     head = max(4, width // 4)
     routing = Routing(
         experts.count, experts.top, scores="sigmoid", scale=2.5, groups=experts.groups,

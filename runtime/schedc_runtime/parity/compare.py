@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schedc.ir.program import Program
 from schedc.passes.without_recomputation import without_recomputation
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc_runtime.execute.micro_steps import serial
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition
@@ -76,7 +76,7 @@ class SerialTwin:
         program: Program,
         loss_fn: LossFunction,
         learning_rate: float,
-        plan: ExpertPlan,
+        plan: Attachments,
         mesh: Mesh,
     ) -> None:
         plain = replace(plan, overlap=False, cells=(), recompute=())

@@ -15,7 +15,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan import ExpertPlan, Method
+from schedc.plan import Attachments, Method
 from schedc.plan.checks import capacity_fault
 from schedc.plan.values import By, Level
 from schedc.source import NOWHERE
@@ -45,7 +45,7 @@ TYPICAL = CellCosts.of(
 (attention and experts alike, an All-to-All of a bit more than half as long)."""
 
 
-def mesh_for(plan: ExpertPlan, program: Program, mesh: Mesh | None) -> Mesh:
+def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
     """The mesh: as given, or as the plan's topology asks; raises `RuntimeFault` where the two differ."""
     topology = plan.topology
     if topology is None or mesh is None:
@@ -60,7 +60,7 @@ def mesh_for(plan: ExpertPlan, program: Program, mesh: Mesh | None) -> Mesh:
     return mesh
 
 
-def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
+def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
     """How rows travel: what the plan says, or for `auto` the method that its closed forms choose."""
     if plan.method is not Method.AUTO:
         return plan.method.value
@@ -74,7 +74,7 @@ def method_for(plan: ExpertPlan, layer: MoELayer, mesh: Mesh) -> str:
 
 def attach(
     modules: Iterable[nn.Module],
-    plan: ExpertPlan,
+    plan: Attachments,
     group: ExpertGroup,
     mesh: Mesh,
     replicas: Communicator | None = None,
@@ -99,7 +99,7 @@ def attach(
                 layer.attach(group, method, capacity, replicas=replicas)
 
 
-def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: ExpertPlan, program: Program) -> None:
+def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:
     """Let every stage work out again what the plan says of it, and what the program has Rs for."""
     ahead = {stage for stage, _ in recomputed_slots(program)}
     for held in stages:
@@ -110,7 +110,7 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: ExpertPlan, pr
                 stage.recompute_ahead()
 
 
-def check_plan(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
+def check_plan(plan: Attachments, program: Program, mesh: Mesh) -> None:
     """The checks that lines of a plan go through, for one that was made in Python.
 
     Raises `DiagnosticError` (S149, S150, S152).
@@ -122,7 +122,7 @@ def check_plan(plan: ExpertPlan, program: Program, mesh: Mesh) -> None:
         raise DiagnosticError(findings)
 
 
-def _recompute_findings(plan: ExpertPlan, program: Program, mesh: Mesh) -> Iterator[Diagnostic]:
+def _recompute_findings(plan: Attachments, program: Program, mesh: Mesh) -> Iterator[Diagnostic]:
     if plan.recompute and len(plan.recompute) != program.stages:
         message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
         yield Diagnostic("S149", message, Label(NOWHERE), help="give a `Recompute` for each stage, or none at all")
@@ -139,7 +139,7 @@ def _recompute_findings(plan: ExpertPlan, program: Program, mesh: Mesh) -> Itera
             yield Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help)
 
 
-def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:
+def _check_model(plan: Attachments, name: str, layer: MoELayer) -> None:
     routing = layer.router.routing
     wanted = plan.experts
     if wanted is not None and (wanted.count, wanted.top) != (routing.experts, routing.k):
@@ -150,7 +150,7 @@ def _check_model(plan: ExpertPlan, name: str, layer: MoELayer) -> None:
         )
 
 
-def cells_for(plan: ExpertPlan, costs: CellCosts | None) -> CellSource:
+def cells_for(plan: Attachments, costs: CellCosts | None) -> CellSource:
     """The order inside cells: by the plan's own lines, or by ``costs``; one after the other where nothing overlaps."""
     if not plan.overlap and not plan.cells:
         return serial

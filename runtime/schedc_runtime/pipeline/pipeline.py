@@ -15,7 +15,7 @@ from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
-from schedc.plan import ExpertPlan, plan_of
+from schedc.plan import Attachments, plan_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.execute.micro_steps import CellSource
@@ -101,7 +101,7 @@ class Pipeline:
         timeout: float = 300.0,
         check_finite: bool = True,
         release_others: bool = False,
-        plan: ExpertPlan | None = None,
+        plan: Attachments | None = None,
         cell_costs: CellCosts | None = None,
         overlap: bool = False,
         cells: CellSource | None = None,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from schedc.ir.program import InstructionKind, Program
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
@@ -146,7 +146,7 @@ def fingerprint(
     }
 
 
-def plan_prints(plan: ExpertPlan, stages: Iterable[Stage]) -> dict[str, str]:
+def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
     """What else all ranks must have in common: each word of the plan, and how tokens choose their experts."""
     return {
         **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},

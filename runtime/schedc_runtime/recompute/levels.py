@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from schedc.cell.graph import Node, StageShape
-from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, nodes_again
+from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
 from schedc.plan.values import Level, Recompute
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
@@ -95,7 +95,7 @@ class MicrobatchRecorder(Recorder):
 
 def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
     """The nodes that may run once more, with how much of each, and those of them that are called as a whole."""
-    again = nodes_again(plan, shape) if shape is not None else {}
+    again = recomputed_nodes_of(plan, shape) if shape is not None else {}
     return again, frozenset(at for at in again if shape is not None and shape.nodes[at].role in REPLAYED)
 
 

@@ -23,11 +23,11 @@ from schedc.cost.exchange import (
     untouched,
 )
 from schedc.plan import (
-    Experts,
+    ExpertSizes,
     Level,
     Topology,
 )
-from schedc.plan.recompute_bytes import kept_share, layer_bytes, saving
+from schedc.plan.recompute_bytes import layer_bytes, level_share, saving
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_break_even_and_capacity() -> None:
 
 
 def test_levels_save_more_and_more() -> None:
-    moe = Experts(256, 8, 8, 4, 1, 2048, 7168)
+    moe = ExpertSizes(256, 8, 8, 4, 1, 2048, 7168)
     saved = [saving(moe, "bf16", level, 6.5).bytes for level in Level]
     assert saved == sorted(saved)
     assert saved[0] == 0
@@ -148,4 +148,4 @@ def test_levels_save_more_and_more() -> None:
     full = saving(moe, "bf16", Level.FULL)
     assert full.bytes == layer_bytes(moe, "bf16") - 2 * 6 * 7168  # all but attention's
     assert full.flops == (8 * 6 + 4) * 7168 * 2048 + 2 * 7168 * 256  # two products, of the shared one the first, router
-    assert kept_share(Experts(8, 2), "bf16", Level.FULL) == 1.0
+    assert level_share(ExpertSizes(8, 2), "bf16", Level.FULL) == 1.0

@@ -19,11 +19,11 @@ from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.layout import (
-    Kind,
     LayerCosts,
     Layout,
     Model,
-    Part,
+    ModelPart,
+    PartKind,
     PerKind,
     balance,
     even,
@@ -32,7 +32,7 @@ from schedc.layout import (
     parse_layout,
     write_layout,
 )
-from schedc.layout.compare import measure, peaks
+from schedc.layout.compare import measure, peak_in_flight
 from schedc.load.library import open_schedule
 from schedc.source import Source
 from support.paths import ROOT
@@ -40,7 +40,14 @@ from support.paths import ROOT
 
 def letters(layout: Layout) -> str:
     """Every part by its first letter, noop as ``-``; stages between bars."""
-    short = {Kind.EMBEDDING: "E", Kind.DENSE: "t", Kind.MOE: "t", Kind.MTP: "m", Kind.HEAD: "L", Kind.NOOP: "-"}
+    short = {
+        PartKind.EMBEDDING: "E",
+        PartKind.DENSE: "t",
+        PartKind.MOE: "t",
+        PartKind.MTP: "m",
+        PartKind.HEAD: "L",
+        PartKind.NOOP: "-",
+    }
     return "|".join("".join(short[part.kind] for part in parts) for parts in layout.stages)
 
 
@@ -129,13 +136,18 @@ def test_the_number_of_layers_is_checked() -> None:
     assert refused("Ett|tL", dense=4) == [("S143", 1, 7)]
     layout = parse_layout("Ett|tL", layers=3, dense=2)
     assert layout.model == Model(3, 2)
-    assert layout.stages[1][0] == Part(Kind.MOE, 2)
+    assert layout.stages[1][0] == ModelPart(PartKind.MOE, 2)
 
 
 def test_a_layout_made_by_hand_is_checked_too() -> None:
     with pytest.raises(DiagnosticError, match="dense number 1 where 0 is due"):
-        Layout(((Part(Kind.EMBEDDING), Part(Kind.DENSE, 1), Part(Kind.HEAD)),))
-    mixed = Layout(((Part(Kind.EMBEDDING), Part(Kind.MOE, 0)), (Part(Kind.DENSE, 1), Part(Kind.HEAD))))
+        Layout(((ModelPart(PartKind.EMBEDDING), ModelPart(PartKind.DENSE, 1), ModelPart(PartKind.HEAD)),))
+    mixed = Layout(
+        (
+            (ModelPart(PartKind.EMBEDDING), ModelPart(PartKind.MOE, 0)),
+            (ModelPart(PartKind.DENSE, 1), ModelPart(PartKind.HEAD)),
+        )
+    )
     assert mixed.layers == 2
     with pytest.raises(DiagnosticError, match=r"S143.*a dense layer after a MoE layer"):
         _ = mixed.model
@@ -168,7 +180,7 @@ def test_every_layout_is_written_and_read_back(decoder: list[list[str]], mtp: in
 def test_paddings(at: str | list[int], expected: str) -> None:
     layout = padded(Model(8, 2, 0), 3, 1, at)
     assert letters(layout) == expected
-    assert [part.number for held in layout.stages for part in held if part.kind is Kind.MOE] == [2, 3, 4, 5, 6, 7]
+    assert [part.number for held in layout.stages for part in held if part.kind is PartKind.MOE] == [2, 3, 4, 5, 6, 7]
     assert letters(even(Model(8, mtp=1), 3)) == "Ettt|ttt|ttmL"
     assert letters(even(Model(1), 3)) == "Et||L"
 
@@ -257,7 +269,7 @@ def test_peaks_are_those_of_a_walk_through_the_order(name: str, sizes: dict[str,
         for op in schedule.ops(rank):
             held[op.stage] += {OpKind.F: 1, OpKind.I: 0}.get(op.kind, -1)
             most[op.stage] = max(most[op.stage], held[op.stage])
-    assert peaks(schedule).tolist() == most
+    assert peak_in_flight(schedule).tolist() == most
 
 
 @pytest.mark.parametrize("microbatches", [16, 32, 48, 54, 64])

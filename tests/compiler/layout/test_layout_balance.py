@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.placement import Placement, linear, loop, v_shape, waves
-from schedc.layout import Kind, LayerCosts, Layout, Model, Part, PerKind, frontier
+from schedc.layout import LayerCosts, Layout, Model, ModelPart, PartKind, PerKind, frontier
 from schedc.layout.balancing import groups_of
 from schedc.layout.compare import load_per_rank
 
@@ -35,9 +35,9 @@ def every_layout(model: Model, stages: int) -> list[Layout]:
     for cuts in combinations_with_replacement(range(len(row) + 1), stages - 1):
         bounds = [0, *cuts, len(row)]
         parts = [row[a:b] for a, b in pairwise(bounds)]
-        if not any(part.kind is Kind.MTP for part in parts[-1]):
-            parts[0] = [Part(Kind.EMBEDDING), *parts[0]]
-            parts[-1] = [*parts[-1], Part(Kind.HEAD)]
+        if not any(part.kind is PartKind.MTP for part in parts[-1]):
+            parts[0] = [ModelPart(PartKind.EMBEDDING), *parts[0]]
+            parts[-1] = [*parts[-1], ModelPart(PartKind.HEAD)]
             if not model.mtp or len(parts[-1]) == 1:
                 found.append(Layout(tuple(map(tuple, parts))))
     return found
@@ -88,7 +88,7 @@ def test_no_layout_is_better(data: st.DataObject) -> None:
         assert value(best.layout, placement, costs) == (round(best.largest_rank, 9), round(best.largest_stage, 9))
         assert memory is None or held(best.layout, placement, costs, in_flight) <= memory
         assert best.layout.model.decoder == model.decoder
-        assert pad is None or best.layout.total(Kind.NOOP) == pad
+        assert pad is None or best.layout.total(PartKind.NOOP) == pad
         if best.refuted_rank is not None:
             small = [v for v in values if best.within is None or v[1] <= round(best.within, 9)]
             assert all(v[0] > best.refuted_rank for v in small)

@@ -28,12 +28,12 @@ from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.layout.costs import PerKind
 from schedc.plan import (
+    Attachments,
     By,
     Capacity,
     CellPlan,
     Drop,
-    ExpertPlan,
-    Experts,
+    ExpertSizes,
     Hot,
     Level,
     Method,
@@ -76,8 +76,8 @@ def test_a_plan_becomes_the_values_that_it_says(tmp_path: Path) -> None:
     path.write_text(FULL)
     plan = plan_of(schedc.compile(path))
     light = Recompute(Level.LIGHT)
-    assert plan == ExpertPlan(
-        experts=Experts(64, 8, 8, 4, 1, 1408, 2048),
+    assert plan == Attachments(
+        experts=ExpertSizes(64, 8, 8, 4, 1, 1408, 2048),
         topology=Topology(4, 2, 50e9, 50e9),
         tokens=4096,
         dtype="fp16",
@@ -116,13 +116,13 @@ def test_everything_that_carries_a_plan_reads_back(tmp_path: Path) -> None:
     assert parse_schedule(print_schedule(schedule)) == schedule
     assert plan_of(schedule) == plan_of(program)
     bare = schedc.compile(written(tmp_path, "layers 4"))
-    assert (bare.plan, plan_of(bare)) == ("", ExpertPlan())
+    assert (bare.plan, plan_of(bare)) == ("", Attachments())
     with pytest.raises(DiagnosticError):
         read_plan("recompute stage [4] light", 4)
 
 
 experts = st.builds(
-    lambda parts, size, top, limit, shared, width, hidden: Experts(
+    lambda parts, size, top, limit, shared, width, hidden: ExpertSizes(
         parts * size, min(top, limit * size), parts, min(limit, parts), shared, width, hidden
     ),
     st.integers(1, 8), st.integers(8, 32), st.integers(1, 8), st.just(8), st.integers(0, 2), st.integers(0, 4096),
@@ -138,7 +138,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
 
 @given(
     st.builds(
-        ExpertPlan,
+        Attachments,
         experts=experts,
         tokens=st.integers(1, 1 << 20),
         dtype=st.sampled_from(("bf16", "fp32")),
@@ -149,7 +149,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
     )
 )
-def test_the_canonical_text_says_the_same(plan: ExpertPlan) -> None:
+def test_the_canonical_text_says_the_same(plan: Attachments) -> None:
     text = write_plan(plan)
     assert read_plan(text, 4) == plan
     assert write_plan(read_plan(text, 4)) == text
@@ -319,7 +319,7 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
     assert [(row["level"], row["moe_layers"]) for row in facts["recompute"]] == [
         ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
     ]  # fmt: skip
-    moe = Experts(64, 8, 8, 4, 1, 1408, 2048)
+    moe = ExpertSizes(64, 8, 8, 4, 1, 1408, 2048)
     assert facts["recompute"][3]["bytes_saved"] == 2 * 4096 * saving(moe, "fp16", Level.FULL).bytes
     run = lambda *words: CliRunner().invoke(main, [*words])  # noqa: E731
     said = run("check", str(path)).output

@@ -10,7 +10,7 @@ import pytest
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError, render
 from schedc.plan import (
-    Experts,
+    ExpertSizes,
     Level,
 )
 from schedc.plan.recompute_bytes import layer_bytes, saving
@@ -23,7 +23,7 @@ BYTES += "parameters moe 1200 MB dense 200 MB activations dense 300 MB"
 
 def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     """One rank of 1F1B holds a microbatch for each rank behind it: worked out by hand from the closed forms."""
-    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
     # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
     layer, slots = 4096 * layer_bytes(moe, "bf16"), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
@@ -105,7 +105,7 @@ def test_what_fills_the_memory_is_counted_behind_recomputation(tmp_path: Path) -
     lines = BYTES.replace("dense 1 ", "dense 3 ").replace("moe 1200 MB", "moe 12 MB")
     with pytest.raises(DiagnosticError) as caught:
         analyse(written(tmp_path, f"{lines} recompute medium\n  memory 1 MB"), {})
-    moe = Experts(64, 8, 1, 1, 1, 1408, 2048)
+    moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
     layer = 4096 * (layer_bytes(moe, "bf16") - saving(moe, "bf16", Level.MEDIUM).bytes)
     (found,) = caught.value.diagnostics
     assert found.notes[0] == (

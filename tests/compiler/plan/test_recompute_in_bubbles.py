@@ -28,8 +28,8 @@ from schedc.ir.ops import BACKWARD, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan import Recompute, plan_of
-from schedc.plan.place_recomputation import placed
-from schedc.plan.recompute_bytes import kept_share, layer_bytes
+from schedc.plan.place_recomputation import place_recomputations
+from schedc.plan.recompute_bytes import layer_bytes, level_share
 from schedc.plan.values import Level
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
@@ -76,7 +76,7 @@ def test_no_step_gets_longer(seed: int, R: float, p2p: float) -> None:
     again = tuple(R * chosen for chosen in stages)
     costs = Costs(F=2.0, I=3.0, W=1.0, R=R, p2p=p2p, again=again)
     known = Dependencies.of(schedule)
-    found = placed(known, costs, stages)
+    found = place_recomputations(known, costs, stages)
     assert check_schedule(found.schedule) == []
     without = simulate(schedule, costs, known)
     assert simulate(found.schedule, costs, found).makespan <= without.makespan
@@ -180,7 +180,7 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
     assert experts is not None
     whole = 2 * 64 * layer_bytes(experts, "bf16")
     said = Level.FULL if not level else Level(level.split()[1])
-    share = kept_share(experts, "bf16", said, arrive=2.0)
+    share = level_share(experts, "bf16", said, arrive=2.0)
     of_stage = costs.resolved(2)
     assert of_stage.restored.tolist() == pytest.approx([whole] * 2)
     assert of_stage.recomputed.tolist() == pytest.approx([whole * share] * 2, rel=0.05)

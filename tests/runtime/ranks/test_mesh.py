@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from schedc.compiler import compile as compile_schedule
-from schedc.plan import ExpertPlan, Hot, Level, Method, Recompute
+from schedc.plan import Attachments, Hot, Level, Method, Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
@@ -107,9 +107,9 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
     losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
     update_biases(whole)
     plans = [
-        ExpertPlan(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
-        ExpertPlan(overlap=True, recompute=(Recompute(Level.FULL),) * 4),
-        ExpertPlan(),
+        Attachments(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
+        Attachments(overlap=True, recompute=(Recompute(Level.FULL),) * 4),
+        Attachments(),
     ]
     first = set()
     for (experts, data), plan in zip(SPREADS, plans, strict=True):

@@ -19,7 +19,7 @@ from schedc.cell.program import Half
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import InstructionKind
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc.plan.recompute_bytes import saving
 from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Mesh, Pipeline
@@ -78,7 +78,7 @@ def test_bits_under_autocast() -> None:
     program = schedc.compile("1f1b", P=1, M=1)
     found = []
     for level in (Level.NONE, Level.NORM, Level.FULL):
-        plan = ExpertPlan(recompute=(Recompute(level),))
+        plan = Attachments(recompute=(Recompute(level),))
         pipe = Pipeline(copy.deepcopy(model), program, loss_fn=next_token_loss, plan=plan)
         with torch.autocast("cpu", torch.bfloat16):
             pipe.step(*tokens(1))
@@ -131,8 +131,8 @@ def test_dense_stages(level: Level, overlap: bool) -> None:
 
     program = schedc.compile("zbv", P=2, M=3)
     plans = [
-        ExpertPlan(),
-        ExpertPlan(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
+        Attachments(),
+        Attachments(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
     ]
     found = []
     for plan in plans:
@@ -211,7 +211,7 @@ def test_activations_that_are_called_as_functions(activation: Any, saved: int) -
     ],
 )
 def test_plans_made_in_python_are_checked(recompute: list[Recompute], mesh: Any, code: str, message: str) -> None:
-    plan = ExpertPlan(recompute=tuple(recompute))
+    plan = Attachments(recompute=tuple(recompute))
     program = schedc.compile("1f1b", P=2, M=2)
     with pytest.raises(DiagnosticError, match=message) as caught:
         Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan, mesh=mesh)
@@ -219,7 +219,7 @@ def test_plans_made_in_python_are_checked(recompute: list[Recompute], mesh: Any,
 
 
 def test_a_rank_alone_may_decide_about_collectives() -> None:
-    plan = ExpertPlan(recompute=(Recompute(Level.FULL, 2.0, By.RANK),) * 2)
+    plan = Attachments(recompute=(Recompute(Level.FULL, 2.0, By.RANK),) * 2)
     program = schedc.compile("1f1b", P=2, M=2)
     pipe = Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan)
     pipe.step(*tokens(2))

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
 from schedc.cost.exchange import Topology
-from schedc.plan import ExpertPlan
-from schedc.plan.recompute_bytes import Rows, adaptive_bytes, whole_bytes
-from schedc.plan.row_counts import most_rows
-from schedc.plan.values import By, Experts, Level, Method, Recompute
+from schedc.plan import Attachments
+from schedc.plan.recompute_bytes import RowsPerToken, adaptive_bytes, whole_bytes
+from schedc.plan.row_counts import worst_case_rows
+from schedc.plan.values import By, ExpertSizes, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import Bytes, held
 from schedc_runtime.moe.arrivals import arrivals
@@ -95,7 +95,7 @@ def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
 
 
 @cache
-def skewed(plan: ExpertPlan) -> tuple[list[list[int]], dict[str, Tensor], int]:
+def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
     """Per step the microbatches that each rank recomputes, of two; routing is balanced from the second step on. And the
     gradients of the third step, and its FLOPs."""
     torch.manual_seed(0)
@@ -123,8 +123,8 @@ def skewed(plan: ExpertPlan) -> tuple[list[list[int]], dict[str, Tensor], int]:
 @pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.GROUP, Level.MEDIUM), (By.RANK, Level.MEDIUM)])
 def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> None:
     """In the first step all tokens go to the first rank: three layers, two microbatches."""
-    found, gradients, flops = skewed(ExpertPlan(recompute=(Recompute(level, 1.5, by),)))
-    _, expected, least = skewed(ExpertPlan())
+    found, gradients, flops = skewed(Attachments(recompute=(Recompute(level, 1.5, by),)))
+    _, expected, least = skewed(Attachments())
     assert found[0] == [6, 6]
     assert found[1] == ([6, 6] if by is By.GROUP else [6, 0])  # off on the rank that had no rows
     assert found[2] == [0, 0]
@@ -133,7 +133,7 @@ def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> No
     assert unequal(gradients, expected) == []
 
 
-STEERED = Experts(EXPERTS, TOP, width=INNER, hidden=WIDTH)
+STEERED = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
 
 
 @pytest.mark.parametrize("method", [Method.FLAT, Method.HIERARCHICAL])
@@ -143,9 +143,9 @@ STEERED = Experts(EXPERTS, TOP, width=INNER, hidden=WIDTH)
 )
 def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, recompute: Recompute) -> None:
     """Four ranks; balanced in two steps, then all tokens of all ranks go to the experts of the first."""
-    plan = ExpertPlan(STEERED, Topology(2, 2), TOKENS, "fp32", method, recompute=(recompute,))
-    most = most_rows(plan)
-    assert most == Rows(4 * TOP, 4 * TOP if method is Method.FLAT else 4)
+    plan = Attachments(STEERED, Topology(2, 2), TOKENS, "fp32", method, recompute=(recompute,))
+    most = worst_case_rows(plan)
+    assert most == RowsPerToken(4 * TOP, 4 * TOP if method is Method.FLAT else 4)
     torch.manual_seed(0)
     pipe = Pipeline(
         Steered(WIDTH, INNER, EXPERTS, TOP), schedc.compile("1f1b", P=1, M=2), in_process=True, plan=plan,

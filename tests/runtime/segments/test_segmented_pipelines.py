@@ -20,7 +20,7 @@ from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind
-from schedc.plan import ExpertPlan
+from schedc.plan import Attachments
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.calibrate import measured_cell_costs
@@ -134,7 +134,7 @@ def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half
 def test_a_block_alone_computes_while_it_waits() -> None:
     """What `overlap auto` gives F and B outside of pairs: three of four exchanges are filled."""
     program = schedc.compile("1f1b", P=1, M=1)
-    ranks = together(Mesh(1), small_moe(1), program, cells_for(ExpertPlan(overlap=True), None))
+    ranks = together(Mesh(1), small_moe(1), program, cells_for(Attachments(overlap=True), None))
     ((_, executor),) = ranks.executors.items()
     parts = [part_of(step) for step in executor.code.steps]
 
