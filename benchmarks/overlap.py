@@ -59,10 +59,10 @@ from schedc.cell.graph import StageShape
 from schedc.cell.predict import predict
 from schedc.cell.program import CellProgram
 from schedc.cell.table import CellTable
-from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program, computation
 from schedc.plan import Attachments
 from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
@@ -70,7 +70,6 @@ from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
-from schedc_runtime.pipeline.apply_plan import cells_for
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.ranks.mesh import Mesh, neighbours
 from schedc_runtime.segments import SegmentedStage
@@ -174,7 +173,7 @@ def emulated(
         shard_experts(parts.modules[index], near.experts)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device, ordered = Device(costs, unit), cells_for(OVERLAPPED, costs)
+    device, ordered = Device(costs, unit), cell_source(OVERLAPPED, costs)
 
     def cells(*cell: Any) -> CellProgram:
         return MESSAGES[messages](ordered(*cell))
@@ -230,7 +229,7 @@ def predictions(
 ) -> dict[str, list[float]]:
     """Carried and exposed seconds of this rank's instructions by kind, as `predict` has them."""
     total: dict[str, list[float]] = {}
-    cells = cells_for(OVERLAPPED, costs)
+    cells = cell_source(OVERLAPPED, costs)
     for x in program.instructions(rank):
         if x.kind > InstructionKind.CELL:
             continue
@@ -249,7 +248,7 @@ def halves(x: Instruction, held: dict[int, Stage]) -> tuple[str, StageShape | No
         return found.shape
 
     if x.kind is InstructionKind.CELL:
-        return f"F{OpKind(x.backward).name}", shape(x.stage), shape(x.stage2)
+        return x.kind_name, shape(x.stage), shape(x.stage2)
     if x.kind is InstructionKind.F:
         return "F", shape(x.stage), None
     return x.kind.name, None, shape(x.stage)

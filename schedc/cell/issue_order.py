@@ -9,7 +9,6 @@ from typing import NamedTuple
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Action, CellProgram, Edge, Half, Step
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
-from schedc.ir.ops import OpKind
 from schedc.ir.program import Instruction, InstructionKind, Program
 
 
@@ -168,7 +167,8 @@ def _two_hops(shape: StageShape, own: Node) -> bool:
 
 def _microbatch(item: Instruction, half: Half) -> str:
     """``F of microbatch 3 on stage 1``."""
-    second = item.kind is InstructionKind.CELL and half is not Half.FORWARD
-    kind = OpKind(item.backward).name if second else ("F" if item.kind is InstructionKind.CELL else item.kind.name)
-    stage, microbatch = (item.stage2, item.microbatch2) if second else (item.stage, item.microbatch)
-    return f"{stage}{kind}{microbatch}"
+    forward, backward = item.kind_name[:1], item.kind_name[-1]
+    if half is Half.FORWARD:
+        return f"{item.stage}{forward}{item.microbatch}"
+    stage, microbatch = item.backward_slot
+    return f"{stage}{backward}{microbatch}"

@@ -73,7 +73,7 @@ def _values(item: Instruction) -> tuple[dict[Value, Half], dict[Value, Half]]:
         takes[Channel.ACTIVATION, item.stage - 1, item.microbatch] = Half.FORWARD
         makes[Channel.ACTIVATION, item.stage, item.microbatch] = Half.FORWARD
     if pair or item.kind in _BACKWARDS:
-        stage, microbatch = (item.stage2, item.microbatch2) if pair else (item.stage, item.microbatch)
+        stage, microbatch = item.backward_slot
         takes[Channel.GRADIENT, stage + 1, microbatch] = Half.BACKWARD
         makes[Channel.GRADIENT, stage, microbatch] = Half.BACKWARD
     return takes, makes

@@ -63,6 +63,28 @@ class Instruction(NamedTuple):
     batch: int
     op: int
 
+    @property
+    def kind_name(self) -> str:
+        """``FB`` or ``FI`` for a CELL, by its backward; else the name of the kind."""
+        return f"F{OpKind(self.backward).name}" if self.kind is InstructionKind.CELL else self.kind.name
+
+    @property
+    def computes(self) -> bool:
+        """Whether the instruction runs stages: an op, or the two of a CELL."""
+        return self.kind <= InstructionKind.CELL
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that a compute instruction runs: of a CELL that of its forward, then that of its backward."""
+        return (self.stage, self.stage2) if self.kind is InstructionKind.CELL else (self.stage,)
+
+    @property
+    def backward_slot(self) -> tuple[int, int]:
+        """Stage and microbatch of a CELL's backward; of any other instruction its own."""
+        if self.kind is InstructionKind.CELL:
+            return self.stage2, self.microbatch2
+        return self.stage, self.microbatch
+
 
 COLUMNS = (
     "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
 
 _LETTER = {Channel.ACTIVATION: "F", Channel.GRADIENT: "B"}
@@ -18,7 +17,7 @@ def label(program: Program, row: int) -> str:
     """
     x = program.instruction(row)
     if x.kind is InstructionKind.CELL:
-        return f"({x.stage}F{x.microbatch};{x.stage2}{OpKind(x.backward).name}{x.microbatch2})OVERLAP_F_B"
+        return f"({x.stage}F{x.microbatch};{x.stage2}{x.kind_name[1]}{x.microbatch2})OVERLAP_F_B"
     if x.kind is InstructionKind.REDUCE:
         return f"{x.stage}REDUCE_GRAD"
     if x.channel < 0:

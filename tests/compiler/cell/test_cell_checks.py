@@ -113,9 +113,8 @@ def whole(method: str, name: str = "dualpipev", balance: bool = False) -> tuple[
     costs = CellCosts.of(REFERENCE, {f"{label}.{lane}": 10 for label in ("dispatch", "combine") for lane in Lane})
 
     def cell_of(rank: int, expert: int, item: Instruction) -> CellOnRank:
-        pair = item.kind is InstructionKind.CELL
-        kind = "FB" if pair and item.backward == InstructionKind.B else "FI" if pair else item.kind.name
-        forward, backward = shapes_of(kind, shapes[item.stage], shapes[item.stage2 if pair else item.stage])
+        kind = item.kind_name
+        forward, backward = shapes_of(kind, shapes[item.stage], shapes[item.backward_slot[0]])
         return CellOnRank(forward, backward, cell_program(kind, forward, backward, costs))
 
     return program, cell_of
