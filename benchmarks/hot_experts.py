@@ -43,7 +43,7 @@ from schedc.cell.program import CellProgram, Half
 from schedc.cell.schedule import cell_program
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.execute.micro_steps import Micro
+from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot, counts_of
@@ -142,7 +142,7 @@ class DrawnTrafficDevice(Device):
     traffic: dict[tuple[int, int, int], Traffic]
     """By stage, layer of the stage, microbatch."""
 
-    def time(self, op: Micro, half: Half) -> float:
+    def time(self, op: MicroStep, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
         if node.role not in ("experts", "dispatch", "combine", "hot"):
             return super().time(op, half)

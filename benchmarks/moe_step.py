@@ -43,7 +43,7 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Half
 from schedc.plan import Attachments, Capacity, Drop, Hot, Level, Method, Recompute
 from schedc_runtime import Mesh, Pipeline
-from schedc_runtime.execute.micro_steps import Micro
+from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
@@ -106,7 +106,7 @@ class CountedTrafficDevice(Device):
     taken: list[int] = field(default_factory=list)
     """Of every layer and microbatch, in the order in which they are run, which is that of the other expert ranks."""
 
-    def time(self, op: Micro, half: Half) -> float:
+    def time(self, op: MicroStep, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
         layer = (op.stage.index, node.layer)
         if node.exchange:

@@ -15,12 +15,13 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Action, CellProgram, Half, Step
 from schedc.cell.schedule import cell_program
+from schedc.cell.serial import serial
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
 from schedc.plan import Attachments
 from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor, run_together
-from schedc_runtime.execute.micro_steps import CellSource, serial
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.routes import Method
@@ -151,7 +152,7 @@ class Ranks:
         else:
             run_together(list(self.executors.values()))
         for place, executor in self.executors.items():
-            assert executor.leftovers() == []
+            assert executor.registers.leftovers() == []
             for stage in self.stages[place].values():
                 stage.check_empty()
 

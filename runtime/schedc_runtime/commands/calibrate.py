@@ -45,7 +45,6 @@ from schedc_runtime.commands.options import (
 from schedc_runtime.commands.toy_models import Subject, toy
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Interval
-from schedc_runtime.execute.micro_steps import Part
 from schedc_runtime.measure.stage_times import (
     HALVES,
     MESSAGES,
@@ -56,7 +55,7 @@ from schedc_runtime.measure.stage_times import (
     merged,
     message_time,
 )
-from schedc_runtime.measure.step_trace import Intervals
+from schedc_runtime.measure.step_trace import Intervals, TracedStep
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
@@ -224,7 +223,7 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
     """Times in milliseconds by role, the median over layers, microbatches, ranks and steps.
 
     steps: of each traced step, the intervals by rank (`Pipeline.trace`), run with the order
-    `schedc_runtime.execute.micro_steps.serial`: an exchange that is waited for at once takes from its start to the end
+    `schedc.cell.serial.serial`: an exchange that is waited for at once takes from its start to the end
     of its wait. In that time it also waits for slower ranks of its group. Raises `RuntimeFault` for steps of another
     order.
 
@@ -236,7 +235,7 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
         for spans in intervals.values():
             started: Interval | None = None
             for interval in spans:
-                if (part := Part.parse(interval.part)) is None:
+                if (part := TracedStep.parse(interval.part)) is None:
                     continue
                 if started is not None and part.action is not Action.WAIT:
                     raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,14 +25,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.bind import Code
+from schedc_runtime.execute.code import Call, Code
+from schedc_runtime.execute.registers import Registers
 from schedc_runtime.ranks.mesh import Mesh, Place
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.collectives import ordered_sum
 from schedc_runtime.transport.process_groups import join_groups
-
-if TYPE_CHECKING:
-    from schedc_runtime.execute.executor import Executor
 
 
 class OrderedReduceScatter:
@@ -118,7 +115,7 @@ class DenseSharding:
             if refused:
                 raise RuntimeFault(f"the dense part cannot be sharded: {why}", help)
         self.mesh, self.places = mesh, places
-        self._stages: dict[int, DenseShards] = {}
+        self._shards: dict[int, DenseShards] = {}
         """By the id of a stage's module."""
 
     def take(self, place: Place, modules: Sequence[nn.Module], device: torch.device) -> None:
@@ -132,19 +129,19 @@ class DenseSharding:
         uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
         kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)}
         for module in modules:
-            self._stages[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
+            self._shards[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
 
     def shard(self) -> None:
         """Free the whole parameters of all stages, after a pipeline was built of them."""
-        for each in self._stages.values():
+        for each in self._shards.values():
             each.shard()
 
-    def around(self, code: Code, program: Program, held: Mapping[int, Stage]) -> Code:
+    def around(self, code: Code, program: Program, stages: Mapping[int, Stage]) -> Code:
         """The code of a place whose stages gather their parameters before their first use and shard them after the
         last, in training with the sum of their gradients."""
-        shards = {index: self._stages[id(stage.module)] for index, stage in held.items()}
+        shards = {index: self._shards[id(stage.module)] for index, stage in stages.items()}
         training = bool(np.isin(program.kind, (InstructionKind.B, InstructionKind.W, InstructionKind.CELL)).any())
-        return with_shards(code, program, shards, training=training)
+        return with_shards(code, shards, training=training)
 
     @staticmethod
     def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -164,45 +161,36 @@ class DenseSharding:
         return found
 
 
-def with_shards(code: Code, program: Program, shards: Mapping[int, DenseShards], *, training: bool) -> Code:
+def with_shards(code: Code, shards: Mapping[int, DenseShards], *, training: bool) -> Code:
     """The code of a place whose stages gather their parameters before their first use and shard them after the last.
 
-    shards: by stage. training: whether gradients are summed before that.
+    shards: by stage. training: whether gradients are summed before the parameters are sharded.
     """
-    before: dict[int, list[DenseShards]] = {}
-    after: dict[int, list[DenseShards]] = {}
-    for stage, positions in sorted(_uses(code, program).items()):
-        before.setdefault(positions[0], []).append(shards[stage])
-        after.setdefault(positions[-1], []).append(shards[stage])
-    last = _reduce if training else _shard
-    steps, rows, widths = [], [], []
-    for position, step in enumerate(code.steps):
-        added = [*((_gather, each) for each in before.get(position, ())), step]
-        added += [(last, each) for each in after.get(position, ())]
-        steps += added
-        rows += [code.rows[position]] * len(added)
-        widths += [code.widths[position] if each is step else 1 for each in added]
-    return replace(code, steps=steps, rows=rows, widths=widths)
+    before: dict[int, list[Call]] = {}
+    after: dict[int, list[Call]] = {}
+    for stage, positions in sorted(_uses(code).items()):
+        before.setdefault(positions[0], []).append((_gather, shards[stage]))
+        after.setdefault(positions[-1], []).append((_reduce if training else _shard, shards[stage]))
+    return code.woven(before, after)
 
 
-def _uses(code: Code, program: Program) -> dict[int, list[int]]:
+def _uses(code: Code) -> dict[int, list[int]]:
     """The positions of the steps that compute on each stage, ascending."""
-    found: dict[int, list[int]] = {}
-    for position, row in enumerate(code.rows):
-        instruction = program.instruction(row)
-        if instruction.kind <= InstructionKind.CELL:
-            for stage in {instruction.stage, instruction.stage2 if instruction.stage2 >= 0 else instruction.stage}:
-                found.setdefault(stage, []).append(position)
-    return found
+    uses: dict[int, list[int]] = {}
+    for position, step in enumerate(code.steps):
+        if step.instruction.computes:
+            for stage in set(step.instruction.stages):
+                uses.setdefault(stage, []).append(position)
+    return uses
 
 
-def _gather(run: Executor, shards: DenseShards) -> None:
+def _gather(registers: Registers, shards: DenseShards) -> None:
     shards.gather()
 
 
-def _reduce(run: Executor, shards: DenseShards) -> None:
+def _reduce(registers: Registers, shards: DenseShards) -> None:
     shards.reduce()
 
 
-def _shard(run: Executor, shards: DenseShards) -> None:
+def _shard(registers: Registers, shards: DenseShards) -> None:
     shards.shard()

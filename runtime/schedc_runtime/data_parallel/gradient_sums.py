@@ -2,8 +2,8 @@
 
 A replica is another pipeline that trains the same weights on other batches (`schedc_runtime.ranks.mesh`). The sums of
 a stage start right behind the last instruction that computes its weight gradients, and are waited for at the end of the
-stream: they run while other stages, or other pipelines, still compute. They are our own, not DDP's, whose hooks would
-never see a deferred weight gradient.
+stream: they run while other stages, or other pipelines, still compute. DDP's hooks would not do: they never see a
+deferred weight gradient.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from schedc.ir.ops import OpKind
-from schedc.ir.program import Instruction, InstructionKind, Program
-from schedc_runtime.execute.bind import Code
+from schedc.ir.program import Instruction, InstructionKind
+from schedc_runtime.execute.code import Call, Code
+from schedc_runtime.execute.registers import Registers
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
 if TYPE_CHECKING:
-    from schedc_runtime.execute.executor import Executor
     from schedc_runtime.ranks.mesh import Neighbours
     from schedc_runtime.transport.collectives import Communicator
 
@@ -36,11 +36,21 @@ class Bucket(NamedTuple):
     parameters: tuple[nn.Parameter, ...]
 
 
-class Underway(NamedTuple):
-    """A bucket whose sum has been started."""
+class ReplicaSum(NamedTuple):
+    """A bucket whose sum has been started; a `PendingSum`. handle: the communicator's."""
 
     bucket: Bucket
     handle: Any
+
+    def ready(self) -> bool:
+        communicator = self.bucket.communicator
+        return not communicator.cooperative or communicator.ready(self.handle)
+
+    def finish(self) -> None:
+        """Put the sums over all replicas in place of this replica's gradients."""
+        bucket, handle = self
+        for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
+            parameter.grad = part.clone()
 
 
 def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple[Bucket, ...]:
@@ -65,79 +75,54 @@ def is_expert(parameter: nn.Parameter) -> bool:
 
 
 def is_dense_shard(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is this replica's part of one that FSDP2 holds, whose gradients it sums itself."""
+    """Whether a parameter is this replica's shard of one that FSDP2 holds, whose gradients FSDP2 sums."""
     return bool(getattr(parameter, "dense_shard", False))
 
 
 def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, ...]]:
-    part: list[nn.Parameter] = []
+    """The parameters in their order, cut where a bucket would exceed `BUCKET_BYTES`."""
+    bucket: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
-        if part and size + parameter.nbytes > BUCKET_BYTES:
-            yield tuple(part)
-            part, size = [], 0
-        part.append(parameter)
+        if bucket and size + parameter.nbytes > BUCKET_BYTES:
+            yield tuple(bucket)
+            bucket, size = [], 0
+        bucket.append(parameter)
         size += parameter.nbytes
-    if part:
-        yield tuple(part)
+    if bucket:
+        yield tuple(bucket)
 
 
-def start_sum(bucket: Bucket) -> Underway:
-    """Send the gradients off."""
-    return Underway(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
+def start_sum(bucket: Bucket) -> ReplicaSum:
+    """Send the gradients of a bucket."""
+    return ReplicaSum(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
 
 
-def ready(underway: Underway) -> bool:
-    """Whether `finish_sum` would not have to wait (cooperative communicators)."""
-    communicator = underway.bucket.communicator
-    return not communicator.cooperative or communicator.ready(underway.handle)
+def with_sums(code: Code, stages: Mapping[int, Stage], neighbours: Neighbours) -> Code:
+    """The code of a place with a call behind the last weight gradients of each stage that starts the stage's sums.
 
-
-def finish_sum(underway: Underway) -> None:
-    """Put the sums over all replicas in place of this replica's gradients."""
-    bucket, handle = underway
-    for parameter, part in unflattened(bucket.parameters, bucket.communicator.wait(handle)):
-        parameter.grad = part.clone()
-
-
-def with_sums(code: Code, program: Program, held: Mapping[int, Stage], neighbours: Neighbours) -> Code:
-    """The code of a place with a step behind the last weight gradients of each stage that starts its sums.
-
-    held: the stages of the place, by number. Stages with a second copy, whose gradients a REDUCE brings together
-    first, are summed when the stream has ended.
+    stages: those of the place, by index. A stage with a second copy, whose gradients a REDUCE brings together first,
+    is summed when the stream has ended.
     """
     if neighbours.replicas.size == 1:
         return code
     last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
     copied: set[int] = set()
-    for position, row in enumerate(code.rows):
-        instruction = program.instruction(row)
-        if instruction.kind is InstructionKind.REDUCE:
-            copied.add(instruction.stage)
-        elif (stage := _trained_by(instruction)) >= 0:
+    for position, step in enumerate(code.steps):
+        if step.instruction.kind is InstructionKind.REDUCE:
+            copied.add(step.instruction.stage)
+        elif (stage := _trained_by(step.instruction)) >= 0:
             last[stage] = position
     claimed: set[int] = set()
-    after: dict[int, tuple[Bucket, ...]] = {}
-    final: tuple[Bucket, ...] = ()
+    after: dict[int, list[Call]] = {}
+    final: list[Call] = []
     for stage, position in sorted(last.items(), key=lambda item: -item[1]):
         # A parameter that several stages share belongs to the one that is done last.
-        parameters = [p for p in held[stage].module.parameters() if id(p) not in claimed]
+        parameters = [p for p in stages[stage].module.parameters() if id(p) not in claimed]
         claimed.update(map(id, parameters))
-        travelling = buckets(parameters, neighbours)
-        if stage in copied:
-            final += travelling
-        else:
-            after[position] = after.get(position, ()) + travelling
-    steps, rows, widths = [], [], []
-    for position, step in enumerate(code.steps):
-        steps.append(step)
-        rows.append(code.rows[position])
-        widths.append(code.widths[position])
-        if position in after:
-            steps.append((start_sums, after[position]))
-            rows.append(code.rows[position])
-            widths.append(1)
-    return replace(code, steps=steps, rows=rows, widths=widths, final=final)
+        calls = final if stage in copied else after.setdefault(position, [])
+        calls.append((start_sums, buckets(parameters, neighbours)))
+    return replace(code.woven({}, after), final=tuple(final))
 
 
 def _trained_by(instruction: Instruction) -> int:
@@ -149,6 +134,6 @@ def _trained_by(instruction: Instruction) -> int:
     return -1
 
 
-def start_sums(run: Executor, travelling: tuple[Bucket, ...]) -> None:
-    """The step that `with_sums` adds: start the sums of a stage."""
-    run.summing.extend([start_sum(bucket) for bucket in travelling])
+def start_sums(registers: Registers, travelling: Sequence[Bucket]) -> None:
+    """The call that `with_sums` adds: start the sums of a stage."""
+    registers.pending.extend([start_sum(bucket) for bucket in travelling])

@@ -19,9 +19,9 @@ from typing import Any
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.program import Action, Half
-from schedc_runtime.execute.bind import Code
-from schedc_runtime.execute.handlers import Handler, wait
-from schedc_runtime.execute.micro_steps import MICRO, Micro
+from schedc_runtime.execute.code import BoundStep, Code, Handler
+from schedc_runtime.execute.handlers import wait
+from schedc_runtime.execute.micro_steps import MICRO, MicroStep
 
 _BLOCKED = 2e-4
 """Seconds after which a wait counts as one for something that had not arrived; less is the cost of asking."""
@@ -64,27 +64,27 @@ class Device:
 
     def code(self, code: Code) -> Code:
         """The same steps in emulated time."""
-        steps = [self._step(handler, op, row) for (handler, op), row in zip(code.steps, code.rows, strict=True)]
-        return replace(code, steps=steps)
+        return replace(code, steps=[step._replace(handler=self._emulated(step)) for step in code.steps])
 
-    def _step(self, handler: Handler, op: Any, row: int) -> tuple[Handler, Any]:
-        if not isinstance(op, Micro):
-            return (self._received(handler) if handler is wait else handler), op
+    def _emulated(self, step: BoundStep) -> Handler:
+        handler, op, row = step.handler, step.operands, step.row
+        if not isinstance(op, MicroStep):
+            return self._received(handler) if handler is wait else handler
         half, action = next(key for key, value in MICRO.items() if value is handler)
         key = (op.stage.index, op.microbatch, op.node, half)
         if action is Action.RUN:
-            return self._computed(handler, half), op
+            return self._computed(handler, half)
         if action is Action.START:
-            return self._started(handler, op.stage.shape.queues[op.node], key, row), op
-        return self._waited(handler, key, row), op
+            return self._started(handler, op.stage.shape.queues[op.node], key, row)
+        return self._waited(handler, key, row)
 
-    def time(self, op: Micro, half: Half) -> float:
+    def time(self, op: MicroStep, half: Half) -> float:
         """Seconds of a segment or an exchange, asked for once it has really been run or started."""
         return self.costs.duration(op.stage.shape, half, op.node) * self.unit
 
     def _computed(self, handler: Handler, half: Half) -> Handler:
-        def run(executor: Any, op: Any) -> None:
-            handler(executor, op)
+        def run(registers: Any, op: Any) -> None:
+            handler(registers, op)
             time = self.time(op, half)
             self.end = max(self.end, self.held) + time
             self.busy += time
@@ -93,8 +93,8 @@ class Device:
         return run
 
     def _started(self, handler: Handler, queue: str, key: tuple[int, int, int, Half], row: int) -> Handler:
-        def start(executor: Any, op: Any) -> None:
-            handler(executor, op)
+        def start(registers: Any, op: Any) -> None:
+            handler(registers, op)
             time = self.time(op, key[-1])
             self.free[queue] = self.due[key] = max(self.free[queue], self.end, self.held) + time
             self.spent[row].carried += time
@@ -102,9 +102,9 @@ class Device:
         return start
 
     def _waited(self, handler: Handler, key: tuple[int, int, int, Half], row: int) -> Handler:
-        def wait_for(executor: Any, op: Any) -> bool | None:
+        def wait_for(registers: Any, op: Any) -> bool | None:
             asked = perf_counter()
-            if (late := _arrival(handler, executor, op)) is None:
+            if (late := _arrival(handler, registers, op)) is None:
                 return True
             due, free = self.due.pop(key), max(self.end, self.held)
             # A host that is late itself, on a busy machine, has waited only from then on.
@@ -118,8 +118,8 @@ class Device:
     def _received(self, handler: Handler) -> Handler:
         """A message between stages: as long as it really takes."""
 
-        def wait_for(executor: Any, op: Any) -> bool | None:
-            if (late := _arrival(handler, executor, op)) is None:
+        def wait_for(registers: Any, op: Any) -> bool | None:
+            if (late := _arrival(handler, registers, op)) is None:
                 return True
             self.held = max(self.held, late)
             return None
@@ -127,10 +127,10 @@ class Device:
         return wait_for
 
 
-def _arrival(handler: Handler, executor: Any, op: Any) -> float | None:
+def _arrival(handler: Handler, registers: Any, op: Any) -> float | None:
     """When what a handler waits for came, if it had to be waited for, else 0; None if it has to be asked again."""
     before = perf_counter()
-    if handler(executor, op):
+    if handler(registers, op):
         return None
     after = perf_counter()
     return after if after - before > _BLOCKED else 0.0

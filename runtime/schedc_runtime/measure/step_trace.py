@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedc.analysis.timeline import simulate
+from schedc.cell.program import Action, Half
 from schedc.cost.checks import TIMES
 from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
@@ -23,6 +24,25 @@ Intervals = Mapping[int, Sequence[Interval]]
 _MILLISECOND = 1e6
 _COMPUTE, _COMMUNICATION = 0, 1
 _TRACKS = {_COMPUTE: "compute", _COMMUNICATION: "communication"}
+
+
+class TracedStep(NamedTuple):
+    """A micro-step on a node, as traces name it. role: of a segment ``experts``, of an exchange ``dispatch.rail``."""
+
+    action: Action
+    half: Half
+    layer: int
+    role: str
+
+    @classmethod
+    def parse(cls, text: str) -> TracedStep | None:
+        """Reads the label of a `BoundStep`; None where it is no micro-step on a node."""
+        what, of, name = text.partition(" of ")
+        if not of:
+            return None
+        action, half = what.split()
+        layer, _, role = name.partition(".")
+        return cls(Action(action), Half(half), int(layer), role) if role else cls(Action(action), Half(half), -1, name)
 
 
 def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from schedc.cell.serial import serial
 from schedc.ir.program import Program
 from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan import Attachments
-from schedc_runtime.execute.micro_steps import serial
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.batch import split

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
-from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
-from schedc.cell.collectives import verify_collectives
-from schedc.cell.issue_order import CellOnRank, ExpertRanks
-from schedc.cell.verify import verify
 from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.ops import OpKind
-from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Attachments, Method
 from schedc.plan.checks import capacity_fault
 from schedc.plan.values import By, Level
 from schedc.source import NOWHERE
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.micro_steps import CellSource, serial, shape_of
 from schedc_runtime.moe.capacity import Capacity
 from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.ranks.mesh import Mesh
-from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.collectives import Communicator
-
-TYPICAL = CellCosts.of(
-    {
-        "attention": SegmentTimes(20, 20, 18),
-        "experts": SegmentTimes(20, 20, 26),
-        "shared": SegmentTimes(6, 6, 6),
-        "post": SegmentTimes(2, 2),
-        "dense": SegmentTimes(30, 30, 30),
-    },
-    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
-)
-"""Times that cells are ordered by where none are given: their proportions, as measured of DeepSeek-V3-like blocks
-(attention and experts alike, an All-to-All of a bit more than half as long)."""
 
 
 def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
@@ -148,87 +128,3 @@ def _check_model(plan: Attachments, name: str, layer: MoELayer) -> None:
             f" {routing.k} of {routing.experts}",
             "write the model's numbers into the plan: its checks and bytes follow from them",
         )
-
-
-def cells_for(plan: Attachments, costs: CellCosts | None) -> CellSource:
-    """The order inside cells: by the plan's own lines, or by ``costs``; one after the other where nothing overlaps."""
-    if not plan.overlap and not plan.cells:
-        return serial
-    orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
-    known = costs or TYPICAL
-
-    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-        return cell_program(kind, forward, backward, known, orders.get(kind))
-
-    return source
-
-
-def cells_of(program: Program, rank: int, stages: Mapping[int, Stage], cells: CellSource) -> dict[str, CellOnRank]:
-    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
-
-    A backward that an R is before has a cell of its own: ``B of 3 after R``. A forward alone, ``F of 3``, is always
-    among them: the program of an evaluation consists of these.
-    """
-    held = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
-    found = {f"F of {i}": CellOnRank(stage.shape, None, cells("F", stage.shape, None)) for i, stage in held.items()}
-    again = recomputed_slots(program)
-    for item in program.instructions(rank):
-        if item.kind <= InstructionKind.CELL and {item.stage, item.stage2} - {-1} <= held.keys():
-            name = _name(item, again)
-            if name not in found:
-                forward, backward = _halves(item, held, again)
-                found[name] = CellOnRank(forward, backward, cells(_kind(item), forward, backward))
-    return found
-
-
-def check_cells(program: Program, rank: int, cells: Mapping[str, CellOnRank], group: ExpertGroup) -> None:
-    """Refuse cells in which a step comes before what it needs, or whose collectives would not meet on all ranks.
-
-    Raises `DiagnosticError` (S320 to S322).
-    """
-    findings = [found for cell in cells.values() for found in verify(cell.program, cell.forward, cell.backward)]
-    idle = CellOnRank(None, None, CellProgram((), -1, -1, "F"))
-    again = recomputed_slots(program)
-
-    def cell_of(at: int, expert: int, item: Instruction) -> CellOnRank:
-        return cells.get(_name(item, again), idle) if at == rank else idle
-
-    if not findings and cells:
-        findings = verify_collectives(program, ExpertRanks(group.nodes, group.per_node), cell_of)
-    if findings:
-        raise DiagnosticError(findings)
-
-
-Slots = Set[tuple[int, int]]
-"""(stage, microbatch) of every R of a program."""
-
-
-def _kind(item: Instruction) -> str:
-    return f"F{OpKind(item.backward).name}" if item.kind is InstructionKind.CELL else item.kind.name
-
-
-def _backward(item: Instruction) -> tuple[int, int]:
-    """Stage and microbatch of the backward, or of all there is."""
-    return (item.stage2, item.microbatch2) if item.kind is InstructionKind.CELL else (item.stage, item.microbatch)
-
-
-def _after_r(item: Instruction, again: Slots) -> bool:
-    """Whether the backward of an instruction comes behind an R."""
-    return item.kind in _BACKWARDS and _backward(item) in again
-
-
-_BACKWARDS = (InstructionKind.I, InstructionKind.B, InstructionKind.CELL)
-
-
-def _name(item: Instruction, again: Slots) -> str:
-    both = f"{item.stage} and {item.stage2}" if item.kind is InstructionKind.CELL else f"{item.stage}"
-    return f"{_kind(item)} of {both}{' after R' if _after_r(item, again) else ''}"
-
-
-def _halves(
-    item: Instruction, held: Mapping[int, SegmentedStage], again: Slots
-) -> tuple[StageShape | None, StageShape | None]:
-    forward = held[item.stage].shape if _kind(item)[0] == "F" else None
-    if item.kind is InstructionKind.F:
-        return forward, None
-    return forward, shape_of(held[_backward(item)[0]], _kind(item), _after_r(item, again))

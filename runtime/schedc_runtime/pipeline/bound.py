@@ -11,8 +11,8 @@ import torch
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.gradient_sums import with_sums
 from schedc_runtime.execute.bind import bind
+from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
@@ -85,9 +85,7 @@ class Prepared:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         boundaries = infer_boundaries(self.partition, args, kwargs)
         codes = {
-            place: with_sums(
-                bind(program, place.pipeline, held, boundaries, cells=self.cells), program, held, neighbours[place]
-            )
+            place: with_sums(bind(program, place.pipeline, held, boundaries, cells=self.cells), held, neighbours[place])
             for place, held in self.stages.items()
         }
         if self.shards is not None:

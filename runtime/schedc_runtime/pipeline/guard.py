@@ -60,7 +60,7 @@ class Guard:
         if not self._network.in_process:
             progress = self.control.presence.progress
             executors[0].word = progress.word
-            progress.begin(int(evaluating), executors[0].parts)
+            progress.begin(int(evaluating), executors[0].labels)
             self._programs[int(evaluating)] = executors[0].program
 
     @contextmanager

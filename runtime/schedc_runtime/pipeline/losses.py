@@ -64,7 +64,7 @@ def _culprit(control: Control, losses: Mapping[int, float], executors: Sequence[
     mine = [
         (forward.microbatch, forward.stage.index)
         for executor in executors
-        for forward, probes in executor.probes
+        for forward, probes in executor.registers.probes
         if not all(bool(torch.isfinite(probe)) for probe in probes)
     ]
     everyone: list[Any] = control.gather("naming what is not finite", mine)

@@ -17,15 +17,13 @@ from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
 from schedc.plan import Attachments, plan_of
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
 from schedc_runtime.execute.executor import Executor, Interval, run_together
-from schedc_runtime.execute.micro_steps import CellSource
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
+from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
 from schedc_runtime.pipeline.apply_plan import (
     attach,
-    cells_for,
-    cells_of,
-    check_cells,
     check_plan,
     mesh_for,
     recompute_stages,
@@ -37,13 +35,10 @@ from schedc_runtime.pipeline.guard import Guard
 from schedc_runtime.pipeline.losses import Leftovers, share_loss
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.stages import (
-    check_fingerprints,
     copied_stages,
     device_of,
-    fingerprint,
     layout_of,
     make_stages,
-    plan_prints,
 )
 from schedc_runtime.pipeline.state import joined_state, load_state, whole_state
 from schedc_runtime.ranks.mesh import Mesh, Place
@@ -142,10 +137,10 @@ class Pipeline:
         self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
         """The stages here that another rank holds, too."""
         self._evaluation: Program | None = None
-        cells = cells or cells_for(self.plan, cell_costs)
+        cells = cells or cell_source(self.plan, cell_costs)
         self._cells: dict[str, CellOnRank] = {}
         for place in (place for place in self._local if place.replica == self.replica):
-            made = cells_of(program, place.pipeline, self._stages[place], cells)
+            made = cells_on_rank(program, place.pipeline, self._stages[place], cells)
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
             self._cells |= made
         self._prepared = Prepared(self.partition, self._stages, self.mesh, self._device, cells, self._shards)
@@ -360,7 +355,7 @@ class Pipeline:
         else:
             executors[0].advance()
             executors[0].finish()
-        if left := [item for executor in executors for item in executor.leftovers()]:
+        if left := [item for executor in executors for item in executor.registers.leftovers()]:
             raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
         for stage in self._held():
             stage.check_empty()

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.program import Action
+from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import CellTable
 from schedc.cli import main as schedc_main
@@ -23,7 +24,6 @@ from schedc.ir.json import program_to_json
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
-from schedc_runtime.execute.micro_steps import serial
 from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of, measure_stages, merged
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries

@@ -15,8 +15,10 @@ from schedc.ir.program import InstructionKind, Program
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Deadlock, Executor, InstructionError, run_together
-from schedc_runtime.execute.handlers import HANDLERS, Cell
+from schedc_runtime.execute.handlers import HANDLERS
 from schedc_runtime.execute.instruction_names import label, sentence
+from schedc_runtime.execute.operands import PairOperands
+from schedc_runtime.execute.registers import Registers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.losses import Leftovers
@@ -100,9 +102,9 @@ def test_another_handler_takes_the_place_of_the_cell() -> None:
     boundaries = infer_boundaries(cut, (batch[:1],))
     seen: list[tuple[int, int]] = []
 
-    def cell(executor: Executor, operands: Cell) -> None:
+    def cell(registers: Registers, operands: PairOperands) -> None:
         seen.append((operands.forward.microbatch, operands.backward.microbatch))
-        HANDLERS[InstructionKind.CELL](executor, operands)
+        HANDLERS[InstructionKind.CELL](registers, operands)
 
     network, executors = InProcessNetwork(2), []
     for rank in range(2):
@@ -117,7 +119,7 @@ def test_another_handler_takes_the_place_of_the_cell() -> None:
     for executor in executors:
         executor.start([(part,) for part in batch.chunk(4)], targets.chunk(4), 0.25)
     run_together(executors)
-    assert [executor.leftovers() for executor in executors] == [[], []]
+    assert [executor.registers.leftovers() for executor in executors] == [[], []]
     cells = np.flatnonzero(program.kind == InstructionKind.CELL)
     expected = zip(program.microbatch[cells].tolist(), program.microbatch2[cells].tolist(), strict=True)
     assert sorted(seen) == sorted(expected)

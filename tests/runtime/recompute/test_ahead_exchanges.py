@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import schedc
 from schedc.analysis.memory import measure_memory
+from schedc.cell.serial import serial
 from schedc.cost.costs import Costs
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Program, computation
@@ -18,7 +19,7 @@ from schedc.ir.recomputed import recomputed_slots
 from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan.values import Recompute
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.execute.micro_steps import CellSource, serial
+from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries

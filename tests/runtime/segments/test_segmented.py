@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc_runtime.errors import PartitionError, StageError
-from schedc_runtime.execute.micro_steps import serial
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
 from schedc_runtime.moe.router import Routing
 from schedc_runtime.moe.shards import shard_experts

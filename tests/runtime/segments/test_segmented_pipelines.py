@@ -16,22 +16,20 @@ import schedc
 from schedc.cell.costs import SegmentTimes
 from schedc.cell.predict import predict
 from schedc.cell.program import Action, Half
+from schedc.cell.serial import serial
 from schedc.cell.table import CellTable
 from schedc.cost.costs import Costs, dump_costs, parse_costs
-from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind
 from schedc.plan import Attachments
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.commands.calibrate import measured_cell_costs
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import InstructionError, Interval
-from schedc_runtime.execute.micro_steps import Part as Micro
-from schedc_runtime.execute.micro_steps import part_of, serial
 from schedc_runtime.measure.emulated_device import Device
-from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs
+from schedc_runtime.measure.step_trace import TracedStep, chrome_trace, compare, measured_costs
 from schedc_runtime.moe.huggingface import swap_experts
-from schedc_runtime.pipeline.apply_plan import cells_for
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
@@ -115,18 +113,18 @@ def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half
     ranks = together(Mesh(2), small_moe(4), program, listed)
     early = late = 0
     for place, executor in ranks.executors.items():
-        code = executor.code
-        posts = [row for row in code.rows if program.kind[row] in (InstructionKind.SEND, InstructionKind.RECV)]
+        steps = executor.code.steps
+        posts = [s.row for s in steps if s.instruction.kind in (InstructionKind.SEND, InstructionKind.RECV)]
         assert posts == sorted(posts)  # in the order that all ranks agree on
-        rows = {row for at, row in enumerate(code.rows) for row in range(row, row + code.widths[at])}
+        rows = {row for step in steps for row in range(step.row, step.row + step.width)}
         start, end = program.rank_start[place.pipeline : place.pipeline + 2].tolist()
         assert rows == set(range(start, end))
-        for at, row in enumerate(code.rows[:-1]):
-            if program.kind[row] == InstructionKind.SEND and code.rows[at + 1] < row:
-                early += part_of(code.steps[at + 1]) != ""
-            if program.kind[row] == InstructionKind.WAIT and code.steps[at][1].slot >= 0:
-                assert part_of(code.steps[at + 1]) in ("begin", "begin backward")
-                late += code.rows[at - 1] == code.rows[at + 1]
+        for before, step, after in zip([steps[-1], *steps], steps, steps[1:], strict=False):
+            if step.instruction.kind is InstructionKind.SEND and after.row < step.row:
+                early += after.label != ""
+            if step.instruction.kind is InstructionKind.WAIT and step.operands.slot >= 0:
+                assert after.label in ("begin", "begin backward")
+                late += before.row == after.row
     assert early > 0
     assert late > 0
 
@@ -134,9 +132,9 @@ def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half
 def test_a_block_alone_computes_while_it_waits() -> None:
     """What `overlap auto` gives F and B outside of pairs: three of four exchanges are filled."""
     program = schedc.compile("1f1b", P=1, M=1)
-    ranks = together(Mesh(1), small_moe(1), program, cells_for(Attachments(overlap=True), None))
+    ranks = together(Mesh(1), small_moe(1), program, cell_source(Attachments(overlap=True), None))
     ((_, executor),) = ranks.executors.items()
-    parts = [part_of(step) for step in executor.code.steps]
+    parts = [step.label for step in executor.code.steps]
 
     def during(exchange: str) -> set[str]:
         begin, end = parts.index(f"start {exchange}"), parts.index(f"wait {exchange}")
@@ -220,7 +218,7 @@ def _on_time(spans: list[Interval]) -> Iterator[Interval]:
     halves = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
     clock = 0
     for span in spans:
-        part = Micro.parse(span.part)
+        part = TracedStep.parse(span.part)
         took = 0.0
         if part is not None and part.action is not Action.START:
             took = {**dict(COSTS.segments), **dict(COSTS.exchanges)}[part.role][halves.index(part.half)]
@@ -249,10 +247,9 @@ def test_emulated_time_is_that_of_the_table() -> None:
     carried = exposed = computed = 0.0
     shapes = {index: stage.shape for index, stage in ranks.stages[place].items()}
     for x in program.instructions(0):
-        pair = x.kind is InstructionKind.CELL
-        kind = f"F{OpKind(x.backward).name}" if pair else x.kind.name
+        kind = x.kind_name
         forward = shapes[x.stage] if kind[0] == "F" else None
-        backward = shapes[x.stage2 if pair else x.stage] if kind != "F" else None
+        backward = shapes[x.backward_slot[0]] if kind != "F" else None
         found = predict(listed(kind, forward, backward), forward, backward, COSTS)
         carried, exposed = carried + found.communication * unit, exposed + found.exposed * unit
         computed += found.compute * unit

@@ -1,0 +1,140 @@
+"""Cell programs at run time: the order inside each instruction of a rank, chosen, listed and checked.
+
+An instruction on segmented stages is a cell: its order is a `CellProgram` over the graphs of its stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+
+from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
+from schedc.cell.collectives import verify_collectives
+from schedc.cell.issue_order import CellOnRank, ExpertRanks
+from schedc.cell.serial import serial
+from schedc.cell.verify import verify
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.recomputed import recomputed_slots
+from schedc.plan import Attachments
+from schedc_runtime.execute.operands import ComputeOperands
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage.stage import Stage
+
+CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
+"""The program of a cell, given its kind (`KINDS`) and the graphs of its forward's and its backward's stage."""
+
+Slots = Set[tuple[int, int]]
+"""(stage, microbatch) of every R of a program."""
+
+_BACKWARDS = (InstructionKind.I, InstructionKind.B, InstructionKind.CELL)
+
+TYPICAL_COSTS = CellCosts.of(
+    {
+        "attention": SegmentTimes(20, 20, 18),
+        "experts": SegmentTimes(20, 20, 26),
+        "shared": SegmentTimes(6, 6, 6),
+        "post": SegmentTimes(2, 2),
+        "dense": SegmentTimes(30, 30, 30),
+    },
+    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
+)
+"""SegmentTimes by which cells are ordered where no costs are given: only their proportions count.
+
+Measured of DeepSeek-V3-like blocks: attention and experts alike, an All-to-All a bit more than half as long."""
+
+
+def cell_source(plan: Attachments, costs: CellCosts | None) -> CellSource:
+    """The order inside cells: by the plan's own lines, else by ``costs``; serial where the plan overlaps nothing."""
+    if not plan.overlap and not plan.cells:
+        return serial
+    orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}
+    times = costs or TYPICAL_COSTS
+
+    def source(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
+        return cell_program(kind, forward, backward, times, orders.get(kind))
+
+    return source
+
+
+def segmented(stage: object) -> SegmentedStage:
+    """The stage, known to run in segments."""
+    assert isinstance(stage, SegmentedStage)
+    return stage
+
+
+def shape_of(stage: SegmentedStage, kind: str, again: bool) -> StageShape:
+    """The graph of a stage as the backward of a cell of ``kind`` has it. again: whether its microbatch has an R."""
+    if kind == "R":
+        return stage.remaking.shape
+    return stage.shape.ready if again else stage.shape
+
+
+def shapes_of(
+    kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
+) -> tuple[StageShape | None, StageShape | None]:
+    """The graphs of both halves of an instruction."""
+    return (
+        None if forward is None else segmented(forward.stage).shape,
+        None if backward is None else shape_of(segmented(backward.stage), kind, backward.again),
+    )
+
+
+def cells_on_rank(
+    program: Program, rank: int, stages: Mapping[int, Stage], source: CellSource
+) -> dict[str, CellOnRank]:
+    """The cell of every kind of instruction that ``rank`` runs on segmented stages, by its name: ``FB of 3 and 4``.
+
+    A backward whose microbatch has an R is a cell of its own: ``B of 3 after R``. The cell of a forward alone,
+    ``F of 3``, is always listed: the program of an evaluation consists of such cells.
+    """
+    segments = {index: stage for index, stage in stages.items() if isinstance(stage, SegmentedStage)}
+    cells = {
+        f"F of {i}": CellOnRank(stage.shape, None, source("F", stage.shape, None)) for i, stage in segments.items()
+    }
+    recomputed = recomputed_slots(program)
+    for instruction in program.instructions(rank):
+        if instruction.computes and set(instruction.stages) <= segments.keys():
+            name = _name(instruction, recomputed)
+            if name not in cells:
+                forward, backward = _halves(instruction, segments, recomputed)
+                cells[name] = CellOnRank(forward, backward, source(instruction.kind_name, forward, backward))
+    return cells
+
+
+def check_cells(program: Program, rank: int, cells: Mapping[str, CellOnRank], group: ExpertGroup) -> None:
+    """Refuse cells in which a step comes before what it needs, or whose collectives would deadlock.
+
+    Raises `DiagnosticError` (S320 to S322).
+    """
+    findings = [finding for cell in cells.values() for finding in verify(cell.program, cell.forward, cell.backward)]
+    idle = CellOnRank(None, None, CellProgram((), -1, -1, "F"))
+    recomputed = recomputed_slots(program)
+
+    def cell_of(on_rank: int, expert: int, instruction: Instruction) -> CellOnRank:
+        return cells.get(_name(instruction, recomputed), idle) if on_rank == rank else idle
+
+    if not findings and cells:
+        findings = verify_collectives(program, ExpertRanks(group.nodes, group.per_node), cell_of)
+    if findings:
+        raise DiagnosticError(findings)
+
+
+def _name(instruction: Instruction, recomputed: Slots) -> str:
+    stages = " and ".join(str(stage) for stage in instruction.stages)
+    return f"{instruction.kind_name} of {stages}{' after R' if _after_r(instruction, recomputed) else ''}"
+
+
+def _after_r(instruction: Instruction, recomputed: Slots) -> bool:
+    """Whether the backward of an instruction comes behind an R."""
+    return instruction.kind in _BACKWARDS and instruction.backward_slot in recomputed
+
+
+def _halves(
+    instruction: Instruction, segments: Mapping[int, SegmentedStage], recomputed: Slots
+) -> tuple[StageShape | None, StageShape | None]:
+    kind = instruction.kind_name
+    forward = segments[instruction.stage].shape if kind[0] == "F" else None
+    if kind == "F":
+        return forward, None
+    return forward, shape_of(segments[instruction.backward_slot[0]], kind, _after_r(instruction, recomputed))

@@ -1,0 +1,70 @@
+"""Bound code: the instruction stream of one rank as calls of handlers, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from schedc.ir.program import Instruction
+from schedc_runtime.execute.registers import Registers
+
+Handler = Callable[[Registers, Any], bool | None]
+"""Runs one step, given its operands. True means: not possible yet, come back (cooperative transports only)."""
+
+Call = tuple[Handler, Any]
+"""A handler and its operands."""
+
+
+class BoundStep(NamedTuple):
+    """One call, and which instructions of the program it runs.
+
+    row: of the program, the first of ``width`` rows. More than one are messages that are posted together.
+    instruction: the one in ``row``. label: which micro-step of it, as ``run backward of 0.experts``; "" for all of it.
+    """
+
+    handler: Handler
+    operands: Any
+    row: int
+    width: int
+    instruction: Instruction
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """The stream of one rank, ready to run.
+
+    steps: in the order in which they run. slot_names: [slots] what each value is, for errors.
+    handles: how many messages are posted.
+    inputs: slot of the first stage's arguments, by microbatch; empty where no first stage is held.
+    final: calls for the end of the stream, when its own sums are complete (`schedc_runtime.data_parallel`).
+    """
+
+    steps: list[BoundStep]
+    slot_names: list[str]
+    handles: int
+    inputs: dict[int, int]
+    final: tuple[Call, ...] = ()
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """[steps] handler and operands, which is all that the executor's loop reads."""
+        return [(step.handler, step.operands) for step in self.steps]
+
+    def woven(self, before: Mapping[int, Sequence[Call]], after: Mapping[int, Sequence[Call]]) -> Code:
+        """The code with further calls before and after some of its steps, given by position.
+
+        Errors and traces count each further call to the instruction of its step.
+        """
+        steps: list[BoundStep] = []
+        for position, step in enumerate(self.steps):
+            steps += [_beside(step, call) for call in before.get(position, ())]
+            steps.append(step)
+            steps += [_beside(step, call) for call in after.get(position, ())]
+        return replace(self, steps=steps)
+
+
+def _beside(step: BoundStep, call: Call) -> BoundStep:
+    return step._replace(handler=call[0], operands=call[1], width=1, label="")

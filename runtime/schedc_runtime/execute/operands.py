@@ -1,0 +1,97 @@
+"""Operands of instructions: what a handler is given beside the registers, worked out once when a stream is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.transport.base import Spec
+
+
+class ComputeStage(Protocol):
+    """What handlers ask of a stage; `schedc_runtime.stage.stage.Stage` says what each method does."""
+
+    index: int
+
+    def forward(
+        self, microbatch: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, *, again: bool
+    ) -> tuple[Tensor, ...]: ...
+
+    def backward(
+        self, microbatch: int, output_grads: Sequence[Tensor | None], *, defer: bool
+    ) -> tuple[Tensor, ...]: ...
+
+    def weight(self, microbatch: int) -> None: ...
+
+    def again(self, microbatch: int) -> None: ...
+
+
+class ComputeOperands(NamedTuple):
+    """Operands of F, I, W, B and R.
+
+    read: slot of the value consumed: the inputs of a forward, the gradients of the outputs of a backward; -1 for none.
+    write: slot of the value produced: the outputs of a forward, the gradients of the inputs of a backward; -1 for none.
+    defer: whether a backward leaves the weight gradients to a W.
+    probes: of a forward: positions of its floating outputs, and in which dtype to sum each (`probes_of`).
+    again: whether the microbatch has an R between its forward and its backward.
+    """
+
+    stage: ComputeStage
+    microbatch: int
+    read: int
+    write: int
+    defer: bool
+    probes: tuple[tuple[int, torch.dtype | None], ...] = ()
+    again: bool = False
+
+
+class PairOperands(NamedTuple):
+    """Operands of CELL: a forward and a backward of different microbatches."""
+
+    forward: ComputeOperands
+    backward: ComputeOperands
+
+
+class MessageOperands(NamedTuple):
+    """Operands of one SEND or RECV of a posted batch.
+
+    specs: shape and dtype of each tensor that the boundary between the two stages carries.
+    slot: where the value to send lies. handle: where the transport's handle is kept until the WAIT.
+    """
+
+    receive: bool
+    peer: int
+    specs: tuple[Spec, ...]
+    slot: int
+    handle: int
+
+
+class WaitOperands(NamedTuple):
+    """Operands of WAIT. slot: where a received value is put; -1 for the wait on a sent message."""
+
+    handle: int
+    slot: int
+
+
+class ReduceOperands(NamedTuple):
+    """Operands of REDUCE: the rank with the other copy of a stage, and the parameters, in one order on both ranks."""
+
+    peer: int
+    parameters: tuple[torch.nn.Parameter, ...]
+
+
+def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, torch.dtype | None], ...]:
+    """How to probe outputs of these dtypes: a sum is finite if all its terms are, and costs the least.
+
+    Narrow dtypes are summed in float32, where ordinary values do not overflow.
+    """
+    return tuple(
+        [
+            (position, torch.float32 if dtype.itemsize < 4 else None)
+            for position, dtype in enumerate(dtypes)
+            if dtype.is_floating_point
+        ]
+    )

@@ -1,0 +1,85 @@
+"""Registers of one rank: everything that handlers may read and write while a step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.execute.operands import ComputeOperands
+from schedc_runtime.transport.base import Transport
+
+
+class PendingSum(Protocol):
+    """A sum of gradients that an instruction has started, completed when the stream has ended."""
+
+    def ready(self) -> bool:
+        """Whether `finish` would not block; always true unless ranks share a process."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for the sum and put it into the gradients."""
+        ...
+
+
+class Registers:
+    """Values, messages and sums of one rank during one step.
+
+    slot_names: what each slot holds, for errors. handles: how many messages the stream posts.
+    transport: carries the messages between stages and the sums between two copies of a stage.
+    device: where receive buffers are made.
+    """
+
+    def __init__(self, slot_names: Sequence[str], handles: int, transport: Transport, device: torch.device) -> None:
+        self.slot_names, self._handle_count = slot_names, handles
+        self.transport, self.device = transport, device
+        self.cooperative = transport.cooperative
+        """Whether a WAIT must return rather than block, since other ranks run in this process."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self.values: list[Any] = [None] * len(self.slot_names)
+        """[slots] activations and gradients on their way between instructions."""
+        self.handles: list[Any] = [None] * self._handle_count
+        """[handles] of each posted message: the transport's handle, and its tensors."""
+        self.targets: Sequence[Any] = ()
+        """[M] what the loss function gets."""
+        self.loss_scale = 1.0
+        """Factor of each microbatch's loss in the gradients."""
+        self.probing = False
+        """Whether forwards leave `probes`."""
+        self.probes: list[tuple[ComputeOperands, list[Tensor]]] = []
+        """Of each forward: the sums of its outputs, which are finite if the outputs are."""
+        self.pending: list[PendingSum] = []
+        """Sums of gradients in the order in which they were started."""
+
+    def take(self, slot: int) -> Any:
+        """The value of a slot, which is then empty: every value has one consumer."""
+        value = self.values[slot]
+        if value is None:
+            raise LookupError(f"the program uses {self.slot_names[slot]} before it is there")
+        self.values[slot] = None
+        return value
+
+    def posted(self, index: int) -> tuple[Any, tuple[Tensor, ...]]:
+        """The transport's handle and the tensors of a message that was posted."""
+        handle: tuple[Any, tuple[Tensor, ...]] | None = self.handles[index]
+        if handle is None:
+            raise LookupError("the program waits for a message that it has not posted")
+        return handle
+
+    def finish_sums(self) -> bool:
+        """Complete the pending sums in their order; False if the first one left must still be waited for."""
+        while self.pending:
+            if not self.pending[0].ready():
+                return False
+            self.pending.pop(0).finish()
+        return True
+
+    def leftovers(self) -> list[str]:
+        """What a complete step must not leave behind: values that nobody used, messages that nobody waited for."""
+        values = [name for name, value in zip(self.slot_names, self.values, strict=True) if value is not None]
+        return values + [f"message {i}" for i, handle in enumerate(self.handles) if handle is not None]

@@ -1,0 +1,90 @@
+"""Whether all ranks were built from the same program, plan and model: fingerprints, exchanged and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedc.ir.program import Program
+from schedc.plan import Attachments
+from schedc_runtime.data_parallel.gradient_sums import is_expert
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.stage.stage import Stage
+
+
+def fingerprint(
+    program: Program,
+    names: Mapping[str, Any],
+    blocks: Sequence[Sequence[str]],
+    copies: Sequence[Stage],
+    cells: Mapping[str, Any],
+) -> dict[str, str]:
+    """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
+
+    Of the experts each rank of an expert group has others: they are not compared.
+    cells: the orders inside the instructions of each stage held here, which expert ranks must have in common.
+
+    names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
+    """
+    x = program
+    columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
+    weights = {
+        f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
+        for stage in copies
+    }
+    frozen = {
+        f"frozen parameters of stage {stage.index}": repr([p.requires_grad for p in stage.module.parameters()])
+        for stage in copies
+    }
+    return {
+        "program": _digest(*(column.tobytes() for column in columns)),
+        "model": _digest(repr(sorted(names.items())).encode()),
+        "layout of blocks on stages": _digest(repr(blocks).encode()),
+        **frozen,
+        **weights,
+        **{f"cell {name}": _digest(repr(cell).encode()) for name, cell in cells.items()},
+    }
+
+
+def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
+    """What else all ranks must have in common: each word of the plan, and how tokens choose their experts."""
+    return {
+        **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},
+        **{
+            f"routing of `{name}`": repr(layer.router.routing)
+            for stage in stages
+            for name, layer in moe_layers(stage.module)
+        },
+    }
+
+
+def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
+    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have.
+
+    everyone: by process; names: of all processes, as the error calls them.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    for name, prints in zip(names, everyone, strict=True):
+        for what, digest in prints.items():
+            other, known = first.setdefault(what, (name, digest))
+            if known != digest:
+                raise RuntimeFault(
+                    f"{other} and {name} differ in their {what}",
+                    "build the same program and plan and, with the same seed, the same model on every rank",
+                )
+
+
+def _bytes(parameter: Tensor) -> bytes:
+    # A copy, since memory that numpy has seen cannot be freed by FSDP2 any more.
+    flat = parameter.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def _digest(*parts: bytes) -> str:
+    return sha256(b"".join(parts)).hexdigest()
