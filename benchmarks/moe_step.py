@@ -197,7 +197,7 @@ def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list
     """Let the executors that the pipeline has bound run in emulated time; each with its own code, to be put back."""
     if done:
         return done
-    bound = [executor for _, placed in pipe._prepared._bound.values() for executor in placed.values()]
+    bound = [executor for _, placed in pipe._bound_code._bound.values() for executor in placed.values()]
     plain = [(executor, executor.code) for executor in bound]
     for executor, code in plain:
         executor.code = device.code(code)

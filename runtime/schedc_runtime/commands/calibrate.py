@@ -35,14 +35,14 @@ from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,
     add_sizes,
-    asked,
     check_processes,
     join,
     positive,
     program_of,
-    refused,
+    report_failure,
+    with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, toy
+from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.measure.stage_times import (
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         program = program_of(options)
-        plan = _with_ranks(asked(plan_of(program), options))
+        plan = _with_ranks(with_overrides(plan_of(program), options))
         sharing = plan.topology.ranks if plan.topology else 1
         # Two at least where stages send to each other, so that a message can be timed.
         processes = max(sharing, 2 if program.stages > 1 else 1)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         costs = _calibrate(program, plan, sharing, options)
     except (RuntimeFault, DiagnosticError) as error:
-        return refused(error)
+        return report_failure(error)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -135,7 +135,7 @@ def _calibrate(program: Program, plan: Attachments, sharing: int, options: argpa
 def _subject(program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
     """The model: the user's own, or a toy."""
     if not options.model:
-        return toy(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
+        return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
     where, colon, name = options.model.partition(":")
     sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
     try:

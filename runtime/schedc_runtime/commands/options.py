@@ -39,7 +39,7 @@ def program_of(options: argparse.Namespace) -> Program:
     return load_program(*options.program)
 
 
-def refused(error: Exception) -> int:
+def report_failure(error: Exception) -> int:
     """Says on stderr what the user has to mend; the exit status of a command that failed."""
     print(error if isinstance(error, DiagnosticError) else f"error: {error}", file=sys.stderr, flush=True)
     return 1
@@ -54,7 +54,7 @@ def _readable(path: str) -> Content:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """The options that `schedc_runtime.commands.toy_models.toy` and `asked` read."""
+    """The options that `schedc_runtime.commands.toy_models.toy_model` and `with_overrides` read."""
     parser.add_argument("--blocks", type=positive, help="layers (default: those of the plan, else one per stage)")
     parser.add_argument("--dense", type=int, default=0, help="how many of the first layers have no experts")
     parser.add_argument("--width", type=positive, default=64)
@@ -80,7 +80,7 @@ def _topology(text: str) -> tuple[int, int]:
     return int(nodes), int(per_node)
 
 
-def asked(plan: Attachments, options: argparse.Namespace) -> Attachments:
+def with_overrides(plan: Attachments, options: argparse.Namespace) -> Attachments:
     """The plan with the topology of the options, if they say one; its speeds stay."""
     if options.topology is None:
         return plan

@@ -27,19 +27,19 @@ from schedc_runtime.commands.launch import launch, launched
 from schedc_runtime.commands.options import (
     add_program,
     add_sizes,
-    asked,
     check_processes,
     join,
     mesh_here,
     positive,
     program_of,
-    refused,
+    report_failure,
+    with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, counted, toy
+from schedc_runtime.commands.toy_models import Subject, counted, toy_model
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
-from schedc_runtime.parity.compare import ReferenceTwin, SerialTwin, Twin
+from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
 from schedc_runtime.pipeline.losses import Leftovers
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.mesh import Mesh
@@ -51,21 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         program = program_of(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
-        plan = asked(plan_of(program), options)
+        plan = with_overrides(plan_of(program), options)
         mesh = mesh_here(plan, program)
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)
             return launch("schedc_runtime.commands.run", arguments, mesh.size)
         return _train(program, plan, mesh, costs, options)
     except (RuntimeFault, InstructionError, Deadlock, Leftovers, DiagnosticError) as error:
-        return refused(error)
+        return report_failure(error)
 
 
 def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, options: argparse.Namespace) -> int:
     device = join(options.in_process)
-    subject = toy("moe" if plan.experts else "gpt", program, plan, options)
+    subject = toy_model("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
-    twin = _twin(subject, program, plan, mesh, options) if options.check == "bitwise" else None
+    check = _parity_check(subject, program, plan, mesh, options) if options.check == "bitwise" else None
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
         timeout=options.timeout, overlap=plan.overlap or bool(plan.cells),
@@ -80,17 +80,17 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
         optimizer.zero_grad()
         loss = pipe.step(*mine, trace=bool(options.trace) and step == options.steps)
         verdict = ""
-        if twin is not None:
-            told = pipe.control.gather("the check", twin.check(pipe, loss, *everything))
+        if check is not None:
+            told = pipe.control.gather("the check", check.check(pipe, loss, *everything))
             wrong = [name for part in told for name in part]
-            verdict = f"  differs from {twin.name}: {', '.join(wrong[:4])}" if wrong else f"  = {twin.name}, bitwise"
+            verdict = f"  differs from {check.name}: {', '.join(wrong[:4])}" if wrong else f"  = {check.name}, bitwise"
             status |= bool(wrong)
         optimizer.step()
         pipe.update_biases()
         _say(pipe, f"step {step}: loss {loss.item():.6f}{verdict}")
     if options.trace:
         _write_trace(pipe, Path(options.trace))
-    if twin is not None:
+    if check is not None:
         passed = f"check passed: loss and gradients of {options.steps} steps, all ranks"
         _say(pipe, "check failed" if status else passed)
     pipe.close()
@@ -99,12 +99,14 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     return status
 
 
-def _twin(subject: Subject, program: Program, plan: Attachments, mesh: Mesh, options: argparse.Namespace) -> Twin:
+def _parity_check(
+    subject: Subject, program: Program, plan: Attachments, mesh: Mesh, options: argparse.Namespace
+) -> ParityCheck:
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
         overlap = plan.overlap or bool(plan.cells)
-        return ReferenceTwin(model, program, subject.loss_fn, options.learning_rate, overlap)
-    return SerialTwin(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
+        return ReferenceCheck(model, program, subject.loss_fn, options.learning_rate, overlap)
+    return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
 
 
 def _batch(

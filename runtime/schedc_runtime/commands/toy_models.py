@@ -32,7 +32,7 @@ class Subject(NamedTuple):
     targets: Any
 
 
-def toy(kind: str, program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
+def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
     """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan where it says them.
 
     options: those of `schedc_runtime.commands.options.add_sizes`. The same model on every process.

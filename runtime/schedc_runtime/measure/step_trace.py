@@ -105,7 +105,7 @@ def _medians(program: Program, steps: Iterable[Intervals]) -> dict[str, dict[int
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TraceComparison:
     """Predicted and measured, in milliseconds: the makespan, and per rank the time that it computed."""
 
     predicted: float
@@ -121,7 +121,7 @@ class Comparison:
         return "\n".join([*lines, f"{'makespan':>10} {self.predicted:>9.2f} ms {self.measured:>9.2f} ms"])
 
 
-def compare(program: Program, costs: Costs, intervals: Intervals) -> Comparison:
+def compare(program: Program, costs: Costs, intervals: Intervals) -> TraceComparison:
     """The timeline that ``costs`` (milliseconds) predict for the program, beside what a step took."""
     timeline = simulate(computation(program)[0], costs)
     spans = [interval for _, interval in _compute_rows(program, intervals)]
@@ -129,7 +129,9 @@ def compare(program: Program, costs: Costs, intervals: Intervals) -> Comparison:
     for row, interval in _compute_rows(program, intervals):
         busy[int(program.rank[row])] += (interval.end - interval.start) / _MILLISECOND
     makespan = max(s.end for s in spans) - min(s.start for s in spans) if spans else 0
-    return Comparison(timeline.makespan, makespan / _MILLISECOND, tuple(timeline.busy.tolist()), tuple(busy.values()))
+    return TraceComparison(
+        timeline.makespan, makespan / _MILLISECOND, tuple(timeline.busy.tolist()), tuple(busy.values())
+    )
 
 
 def _compute_rows(program: Program, intervals: Intervals) -> Iterator[tuple[int, Interval]]:

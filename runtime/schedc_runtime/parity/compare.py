@@ -21,7 +21,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.stage.stage import LossFunction
 
 
-class Twin(Protocol):
+class ParityCheck(Protocol):
     """name: what it is, in words."""
 
     name: str
@@ -33,7 +33,7 @@ class Twin(Protocol):
         """
 
 
-class ReferenceTwin:
+class ReferenceCheck:
     """The whole model, trained by the serial reference alone."""
 
     name = "reference"
@@ -64,7 +64,7 @@ class ReferenceTwin:
         return expected
 
 
-class SerialTwin:
+class SerialCheck:
     """All ranks of the mesh in this process, cells one after the other, nothing recomputed: what a plan may change the
     speed of, but not a bit."""
 

@@ -19,7 +19,7 @@ class BatchRefused(RuntimeFault):
     """This batch cannot be split over the microbatches, or ranks disagree about it; the same on every rank."""
 
 
-class Request(NamedTuple):
+class StepRequest(NamedTuple):
     """What one rank brings to a step.
 
     batch, targets: their signatures, None where the rank was given none. needs_batch, needs_targets: whether the rank
@@ -48,7 +48,7 @@ def signature_of(value: Any) -> Json:
     return {"refused": type(value).__name__}
 
 
-def agree(requests: Sequence[Request], names: Sequence[str], microbatches: int, replicas: int = 1) -> Json:
+def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: int, replicas: int = 1) -> Json:
     """The batch's signature, of the requests by process. Raises `BatchRefused`: for equal arguments alike.
 
     names: of all processes, as errors call them.

@@ -16,7 +16,7 @@ from schedc_runtime.execute.executor import Executor
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
-from schedc_runtime.pipeline.stages import Held
+from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place
 from schedc_runtime.transport import Transport
 
@@ -27,13 +27,13 @@ _KEPT = 16
 """Bound streams kept, one per input signature and program: batches of changing length must not grow without bound."""
 
 
-class Prepared:
+class BoundCode:
     """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
 
     def __init__(
         self,
         partition: Partition,
-        stages: Mapping[Place, Held],
+        stages: Mapping[Place, StagesByIndex],
         mesh: Mesh,
         device: torch.device,
         cells: CellSource,

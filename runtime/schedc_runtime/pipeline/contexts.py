@@ -11,7 +11,7 @@ from schedc_runtime.stage.stage import Stage
 
 
 @contextmanager
-def this_step_alone(copied: Iterable[Stage]) -> Iterator[None]:
+def isolated_gradients(copied: Iterable[Stage]) -> Iterator[None]:
     """What REDUCE sums must be this step's gradients: those of earlier steps have been summed then.
 
     copied: the stages that have a second copy on another rank.

@@ -10,7 +10,7 @@ from schedc_runtime.errors import BoundaryError, PartitionError, PeerFailure, Ru
 from schedc_runtime.execute.executor import Executor, InstructionError
 from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.pipeline.bound import Prepared
+from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.losses import NonFiniteLoss
 from schedc_runtime.ranks.control import Control
 from schedc_runtime.ranks.network import Network
@@ -26,15 +26,15 @@ class PipelineBroken(RuntimeFault):
     """The pipeline has failed before and its messages are no longer in step."""
 
 
-class Guard:
+class FailureGuard:
     """Stands around whatever other ranks wait for: ``with guard("in step 3"): ...``
 
-    timeout: seconds that a rank waits for another. prepared, stages: what holds the state of a step here.
+    timeout: seconds that a rank waits for another. bound_code, stages: what holds the state of a step here.
     """
 
-    def __init__(self, network: Network, timeout: float, prepared: Prepared, stages: Sequence[Stage]) -> None:
+    def __init__(self, network: Network, timeout: float, bound_code: BoundCode, stages: Sequence[Stage]) -> None:
         self._network = network
-        self._prepared, self._stages = prepared, stages
+        self._bound_code, self._stages = bound_code, stages
         self._programs: dict[int, Program] = {}
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
@@ -51,7 +51,7 @@ class Guard:
 
     def forget(self) -> None:
         """Drop everything of a step that will not be finished."""
-        self._prepared.forget()
+        self._bound_code.forget()
         for stage in self._stages:
             stage.reset()
 

@@ -28,10 +28,10 @@ from schedc_runtime.pipeline.apply_plan import (
     mesh_for,
     recompute_stages,
 )
-from schedc_runtime.pipeline.batch import Request, agree, arguments, signature_of, split
-from schedc_runtime.pipeline.bound import Prepared
-from schedc_runtime.pipeline.contexts import evaluating, this_step_alone
-from schedc_runtime.pipeline.guard import Guard
+from schedc_runtime.pipeline.batch import StepRequest, agree, arguments, signature_of, split
+from schedc_runtime.pipeline.bound import BoundCode
+from schedc_runtime.pipeline.contexts import evaluating, isolated_gradients
+from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.losses import Leftovers, share_loss
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.stages import (
@@ -143,11 +143,11 @@ class Pipeline:
             made = cells_on_rank(program, place.pipeline, self._stages[place], cells)
             check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
             self._cells |= made
-        self._prepared = Prepared(self.partition, self._stages, self.mesh, self._device, cells, self._shards)
+        self._bound_code = BoundCode(self.partition, self._stages, self.mesh, self._device, cells, self._shards)
         self._steps = 0
         self.intervals: dict[int, list[Interval]] = {}
         """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""
-        self._guard = Guard(self._network, timeout, self._prepared, tuple(self._held()))
+        self._guard = FailureGuard(self._network, timeout, self._bound_code, tuple(self._held()))
         self.control = self._guard.control
         if release_others:
             self.partition.release_others({stage.index for stage in self._held()})
@@ -321,12 +321,12 @@ class Pipeline:
         with self._guard(f"starting {call} {self._steps}"):
             batches, wanted = self._own(batch), self._own(targets)
             signature = self._agree(call, batches[0], wanted[0], scale)
-            placed = self._prepared.executors(
+            placed = self._bound_code.executors(
                 program, call, signature, self._network.transports, self._network.neighbours
             )
             executors = list(placed.values())
             parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
-        with self._guard(f"in {call} {self._steps}", partial=torch.is_grad_enabled()), this_step_alone(self._copied):
+        with self._guard(f"in {call} {self._steps}", partial=torch.is_grad_enabled()), isolated_gradients(self._copied):
             self._guard.watch(executors, evaluating=call == "evaluate")
             for layer in self._experts:
                 layer.loss_scale = scale / (program.microbatches * self.mesh.replicas)
@@ -363,19 +363,19 @@ class Pipeline:
 
     def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> Any:
         """The batch's signature, known to all ranks."""
-        mine = Request(
+        mine = StepRequest(
             signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
             {"call": call, "scale": scale},
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call} {self._steps}", mine)
-        requests = [Request(*answer) for answer in answers]
+        requests = [StepRequest(*answer) for answer in answers]
         return agree(requests, self.control.names, self.program.microbatches)
 
     def _own(self, value: Any) -> list[Any]:
         """What each replica here is given: all in one process, a batch is that of all replicas."""
         if value is None or not self._network.in_process or self.mesh.replicas == 1:
             return [value] * (self.mesh.replicas if self._network.in_process else 1)
-        request = Request(signature_of(value), None, True, False, "")
+        request = StepRequest(signature_of(value), None, True, False, "")
         agree([request], self.control.names, self.program.microbatches, self.mesh.replicas)
         return split(value, self.mesh.replicas, self._device)
 
@@ -383,7 +383,7 @@ class Pipeline:
         """[M] tensors that enter the first stage and [M] targets; None where no stage here wants them."""
         microbatches, inputs, parts = self.program.microbatches, None, None
         if batch is not None and self._holds(0):
-            entry = self._prepared.boundaries[0]
+            entry = self._bound_code.boundaries[0]
             pieces = split(batch, microbatches, self._device)
             inputs = [entry.pack(self.partition.bind(*arguments(piece))) for piece in pieces]
         if targets is not None and self._holds(self.program.stages - 1):

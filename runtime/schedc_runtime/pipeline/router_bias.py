@@ -8,13 +8,13 @@ import torch
 
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.pipeline.stages import Held
+from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Place
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.transport import Transfer
 
 
-def update_biases(program: Program, stages: Mapping[Place, Held], network: Network) -> None:
+def update_biases(program: Program, stages: Mapping[Place, StagesByIndex], network: Network) -> None:
     """`MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
 
     A layer's own load is that of its expert group. A collective of all ranks: everything is started before anything is

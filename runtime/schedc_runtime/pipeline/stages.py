@@ -18,7 +18,7 @@ from schedc_runtime.ranks.mesh import Place
 from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
 
-Held = dict[int, Stage]
+StagesByIndex = dict[int, Stage]
 """The stages of one rank, by number: one that serves two pipes on a rank is one stage there."""
 
 
@@ -44,7 +44,7 @@ def make_stages(
     *,
     attach: Callable[[Place, Iterable[nn.Module]], None],
     overlap: bool = False,
-) -> dict[Place, Held]:
+) -> dict[Place, StagesByIndex]:
     """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
 
     attach: spreads the experts of a place's modules. overlap: see `new_stage`.

@@ -9,7 +9,7 @@ from torch import Tensor
 from schedc_runtime.data_parallel.fsdp import DenseSharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
-from schedc_runtime.pipeline.stages import Held
+from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Place
 from schedc_runtime.stage.stage import Stage
 
@@ -42,7 +42,7 @@ def whole_state(stages: Iterable[Stage], shards: DenseSharding | None) -> dict[s
     return shards.whole(mine) if shards else mine
 
 
-def joined_state(stages: Mapping[Place, Held], experts: int) -> dict[str, Tensor]:
+def joined_state(stages: Mapping[Place, StagesByIndex], experts: int) -> dict[str, Tensor]:
     """All ranks in one process: the state of the first replicas, the parts of their ``experts`` ranks put together."""
     joined: dict[str, Tensor] = {}
     for place, held in stages.items():
