@@ -66,10 +66,10 @@ def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
     """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
     if costs.cell is None:
         return {}
-    from schedc.cli.charts import inside_at
     from schedc.report.cells import to_json as cells_json
+    from schedc.report.charts import cell_pricing_at
 
-    schedule, inside = inside_at(name, sizes, costs)
+    schedule, inside = cell_pricing_at(name, sizes, costs)
     return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
 
 

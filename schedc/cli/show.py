@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.charts import cell_at, cell_drawing, chart_at, charts_at, drawing
+from schedc.cli.charts import cell_at, cell_drawing, drawing
 from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
@@ -24,21 +24,22 @@ from schedc.cli.pictures import (
     width_option,
     write_drawing,
 )
-from schedc.cli.traced import run_charts
+from schedc.cli.traced import charts_of_trace
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
+    from schedc.draw.chart import Chart
     from schedc.load.library import Given
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
-"""Those of `schedc.cell.program`, which is imported where it is used."""
+"""Kinds of cells, as `schedc.cell.program` has them. That module is imported only where it is used."""
 
 _CHART = ("a chart", FORMS_OF_CHARTS)
 
 
 def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """``0,7`` or ``3``."""
+    """Reads ``0,7`` or ``3``: the stages of the forward and of the backward."""
     if value is None:
         return None
     words = value.split(",")
@@ -114,19 +115,7 @@ def show(
 
     what, able = ("a graph", FORMS_OF_GRAPHS) if graph else ("a cell", FORMS_OF_CELLS) if kind else _CHART
     form = format_of(wanted, output, able, what)
-    misuses = (
-        (graph and (other or kind or trace), "--graph is drawn alone, without --with, --cell and --trace"),
-        (kind and (other or trace), "--cell is drawn alone, without --with and --trace"),
-        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/inside/cells.md)"),
-        (stages and not kind and graph != CELLS, "--cell-stages needs --cell, or --graph cells"),
-        (stages and graph and stages[0] != stages[1], "--cell-stages of a graph is one stage"),
-        (other and form not in (HTML, TERM), "--with needs --format html or --format term"),
-        (other_costs and not other, "--with-cost needs --with"),
-        (trace and (other or form != HTML), "--trace is drawn without --with, with --format html or -o FILE.html"),
-    )
-    for misused, says in misuses:
-        if misused:
-            raise click.UsageError(says)
+    _check_usage(form, costs, other, other_costs, trace, kind, stages, graph)
     check_width(width, form)
     if graph:
         stage = stages[0] if stages else None
@@ -138,24 +127,63 @@ def show(
         cell = cell_at(schedule, sizes, costs, kind, stages)
         write_drawing(cell_drawing(cell, form, width=width, **screen), output)
         return
-    if trace:
-        charts = list(run_charts(schedule, sizes, costs, _cost_origin(), trace))
-    elif other:
-        charts = list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
-    else:
-        charts = [chart_at(schedule, sizes, costs)]
+    charts = _charts(schedule, sizes, costs, other, other_costs, trace)
     write_drawing(drawing(charts, form, width=width, **screen), output)
 
 
+def _check_usage(
+    form: str,
+    costs: Costs,
+    other: Given | None,
+    other_costs: tuple[str, ...],
+    trace: Path | None,
+    kind: str | None,
+    stages: tuple[int, int] | None,
+    graph: str | None,
+) -> None:
+    """Raises `click.UsageError` for options that exclude or need each other."""
+    misuses = (
+        (graph and (other or kind or trace), "--graph is drawn alone, without --with, --cell and --trace"),
+        (kind and (other or trace), "--cell is drawn alone, without --with and --trace"),
+        (kind and costs.cell is None, "--cell needs --cost-file with a table [cell] (docs/inside/cells.md)"),
+        (stages and not kind and graph != CELLS, "--cell-stages needs --cell, or --graph cells"),
+        (stages and graph and stages[0] != stages[1], "--cell-stages of a graph is one stage"),
+        (other and form not in (HTML, TERM), "--with needs --format html or --format term"),
+        (other_costs and not other, "--with-cost needs --with"),
+        (trace and (other or form != HTML), "--trace is drawn without --with, with --format html or -o FILE.html"),
+    )
+    for misused, message in misuses:
+        if misused:
+            raise click.UsageError(message)
+
+
+def _charts(
+    schedule: Given,
+    sizes: dict[str, int],
+    costs: Costs,
+    other: Given | None,
+    other_costs: tuple[str, ...],
+    trace: Path | None,
+) -> list[Chart]:
+    """The charts to draw, from the top down."""
+    from schedc.report.charts import chart_at, charts_at
+
+    if trace:
+        return list(charts_of_trace(schedule, sizes, costs, _cost_origin(), trace))
+    if other:
+        return list(charts_at((schedule, other), sizes, (costs, _over(costs, other_costs))))
+    return [chart_at(schedule, sizes, costs)]
+
+
 def _cost_origin() -> str:
-    """Where the costs of this command are from; empty where they are the defaults."""
-    given = click.get_current_context().params
-    file, options = given["cost_file"], given["cost_options"]
+    """Names the cost file and the options that the costs of this command are from; empty for the default costs."""
+    parameters = click.get_current_context().params
+    file, options = parameters["cost_file"], parameters["cost_options"]
     return " and ".join([*([file.name] if file else []), *(["--cost"] if options else [])])
 
 
 def _over(costs: Costs, options: tuple[str, ...]) -> Costs:
-    """The costs with these options over them; a wrong option is wrong usage."""
+    """The costs, overridden by --with-cost; a wrong option is wrong usage."""
     from schedc.cost.costs import Costs
 
     with asked():

@@ -1,10 +1,10 @@
-"""`schedc tune`: a better order of a schedule's ops, and how far from the best it can be at most."""
+"""`schedc tune`: searches for a better order of a schedule's ops, and bounds its distance from the best order."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -84,8 +84,8 @@ def tune(
     from schedc.compiler import priced
     from schedc.diagnostics import DiagnosticError
     from schedc.inputs import open_input
-    from schedc.ir.text import print_schedule
     from schedc.report.check import failed_json
+    from schedc.report.tune import to_json, to_text
     from schedc.search.problem import Freedom
     from schedc.search.solver import Effort
     from schedc.search.tune import tune as search
@@ -107,13 +107,20 @@ def tune(
         if as_json:
             click.echo(json.dumps(failed_json(error.diagnostics, "schedc.tune")))
         raise
-    facts = _facts(tuned)
+    facts = to_json(tuned)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(print_schedule(_documented(tuned, facts)), encoding="utf-8")
-    click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else _table(tuned, facts))
+        _write_order(tuned, output)
+    click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         click.echo(f"wrote {output}", err=True)
+
+
+def _write_order(tuned: TuningResult, path: Path) -> None:
+    from schedc.ir.text import print_schedule
+    from schedc.report.tune import documented
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(print_schedule(documented(tuned)), encoding="utf-8")
 
 
 def _need_solver() -> None:
@@ -124,7 +131,7 @@ def _need_solver() -> None:
 
 
 def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] | None:
-    """[P] what --memory says."""
+    """[P] The cap of each rank, in the unit of the cost `activation`, as --memory gives it; None for no cap."""
     import numpy as np
 
     from schedc.analysis.memory import measure_memory
@@ -143,106 +150,3 @@ def _caps(memory: str, seed: Schedule, costs: Costs) -> npt.NDArray[np.float64] 
     if values.size not in (1, seed.ranks):
         raise click.BadParameter(f"{values.size} numbers for {seed.ranks} ranks", param_hint="--memory")
     return np.broadcast_to(values, (seed.ranks,))
-
-
-def _facts(tuned: TuningResult) -> dict[str, Any]:
-    """What --json prints; times in the unit of the costs, memory in that of `activation`."""
-    schedule, time, effort = tuned.best.schedule, tuned.problem.time, tuned.effort
-    return {
-        "schema": "schedc.tune",
-        "version": 1,
-        "schedule": tuned.seed.schedule.name,
-        "sizes": dict(schedule.sizes),
-        "ranks": schedule.ranks,
-        "ops": len(schedule),
-        "objective": tuned.objective,
-        "seed": _judged(tuned.seed),
-        "found": _judged(tuned.best),
-        "origin": tuned.origin,
-        "improved": tuned.best is not tuned.seed,
-        "lower_bound": tuned.bound,
-        "own_bound": tuned.own_bound,
-        "gap": tuned.gap,
-        "proven": tuned.proven,
-        "limits": list(tuned.problem.limits),
-        "memory": None if tuned.caps is None else tuned.caps.tolist(),
-        "rounding": 0.0 if time.exact else time.cost(1),
-        "search": None if tuned.search is None else {"status": tuned.search.status, "seconds": tuned.search.seconds},
-        "repeatable": tuned.search is None or effort.repeatable,
-        "effort": {"seconds": effort.seconds, "work": effort.work, "workers": effort.workers, "seed": effort.seed},
-    }
-
-
-def _judged(judged: Any) -> dict[str, Any]:
-    return {
-        "makespan": judged.timeline.makespan,
-        "span": float(judged.timeline.span.max(initial=0)),
-        "bubble_ratio": judged.timeline.bubble_ratio,
-        "peak_memory": judged.peak.tolist(),
-        "within_memory": judged.fits,
-    }
-
-
-_ORIGINS = {
-    "seed": "the order of the file: nothing better was found",
-    "list": "a list schedule by priorities",
-    "serial": "one microbatch after another",
-    "search": "the search",
-}
-
-
-def _table(tuned: TuningResult, facts: dict[str, Any]) -> str:
-    """The result for people."""
-    name, seed, found = tuned.objective, tuned.seed, tuned.best
-    sizes = ", ".join(f"{key} = {value}" for key, value in facts["sizes"].items())
-    over = "" if seed.fits else ", over the cap"
-    lines = [
-        f"{facts['schedule']} ({sizes}): {len(seed.schedule)} ops on {facts['ranks']} ranks",
-        f"{name} {seed.value:g} as it is{over}, {found.value:g} found ({_change(tuned)}); "
-        f"lower bound {tuned.bound:g} ({_verdict(tuned)})",
-        f"found by: {_ORIGINS[tuned.origin]}",
-        f"the bound holds for {_searched(tuned)}",
-    ]
-    if facts["rounding"]:
-        lines.append(f"for the search, times are rounded down to multiples of {facts['rounding']:.2g}")
-    lines.append("rank  memory: cap  as it is  found")
-    caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap:g}" for cap in tuned.caps]
-    for rank, cap in enumerate(caps):
-        lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank]:>8g}  {found.peak[rank]:>5g}")
-    if tuned.search is not None:
-        lines.append(f"searched {tuned.search.seconds:.1f} s: {tuned.search.status}")
-    return "\n".join(lines)
-
-
-def _searched(tuned: TuningResult) -> str:
-    """The orders among which there is none better than the bound."""
-    split = ", with its backwards split or not" if tuned.freedom.split else ""
-    limits = ", with this in common: " + "; ".join(tuned.problem.limits) if tuned.problem.limits else ""
-    cap = "" if tuned.caps is None else " within the cap"
-    return f"every order of these ops{cap}{split}{limits}"
-
-
-def _change(tuned: TuningResult) -> str:
-    if tuned.best is tuned.seed:
-        return "no change"
-    change = tuned.best.value / tuned.seed.value - 1 if tuned.seed.value else 0.0
-    return f"{abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
-
-
-def _verdict(tuned: TuningResult) -> str:
-    return "reached: there is no better order" if tuned.proven else f"at most {tuned.gap:.2%} from the best"
-
-
-def _documented(tuned: TuningResult, facts: dict[str, Any]) -> Schedule:
-    """The best order, with what is known of it as its documentation, under the name of its seed."""
-    from dataclasses import replace
-
-    from schedc.inputs import without_places
-
-    cap = "no cap" if tuned.caps is None else "at most " + ", ".join(f"{c:g}" for c in tuned.caps)
-    said = (
-        f"Order of {facts['schedule']} by schedc tune: {tuned.objective} {tuned.best.value:g}, lower bound "
-        f"{tuned.bound:g}, memory {cap}.",
-        *(text for text in (tuned.seed.schedule.doc,) if text),
-    )
-    return replace(without_places(tuned.best.schedule), doc="\n".join(said))

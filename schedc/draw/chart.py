@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.analysis.bubbles import Bubbles, classify, classify_run, critical_path
-from schedc.analysis.memory import Memory
-from schedc.analysis.timeline import Timeline
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import Memory, measure_memory
+from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
@@ -38,6 +39,13 @@ class Chart:
     def of(cls, schedule: Schedule, timeline: Timeline, memory: Memory, costs: Costs) -> Chart:
         """The chart of a timeline and a memory that were made with these costs."""
         return cls(schedule, timeline, memory, classify(timeline, costs), float(costs.p2p))
+
+    @classmethod
+    def predicted(cls, schedule: Schedule, costs: Costs, dependencies: Dependencies | None = None) -> Chart:
+        """The chart of a legal schedule under costs of its stages. Raises `DiagnosticError` (S404)."""
+        dependencies = dependencies or Dependencies.of(schedule)
+        timeline = simulate(schedule, costs, dependencies)
+        return cls.of(schedule, timeline, measure_memory(schedule, costs, dependencies), costs)
 
     @classmethod
     def of_run(cls, schedule: Schedule, timeline: Timeline, memory: Memory) -> Chart:

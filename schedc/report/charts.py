@@ -1,0 +1,72 @@
+"""Charts of schedules by name: what `show`, `watch` and `report` draw or tell, compiled and priced at one size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from schedc.analysis.cell_pricing import CellPricing
+from schedc.analysis.dependencies import Dependencies
+from schedc.compiler import priced
+from schedc.cost.costs import Costs, load_costs
+from schedc.diagnostics import CompilerBug
+from schedc.draw.chart import Chart
+from schedc.inputs import Input, open_input
+from schedc.interchange.run_trace import MeasuredRun, measured
+from schedc.ir.schedule import Schedule
+from schedc.load.library import Given
+from schedc.plan.price_cells import price_cells
+
+
+def chart_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> Chart:
+    """The chart of a schedule at one size. Raises `DiagnosticError` for a schedule that is unknown or not legal."""
+    return _chart(open_input(name), sizes, costs)
+
+
+def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple[Costs, Costs]) -> tuple[Chart, Chart]:
+    """Two charts at the same sizes: the second schedule takes the first's value of every size that both have.
+
+    A size that only the second schedule has goes to it alone. A size that neither has is reported for the first
+    schedule (an S1 code).
+    """
+    trees = [open_input(name) for name in names]
+    parameters = [{parameter.name for parameter in tree.parameters} for tree in trees]
+    own = {size: value for size, value in sizes.items() if size in parameters[0] or size not in parameters[1]}
+    first = _chart(trees[0], own, costs[0])
+    shared = {**sizes, **first.schedule.sizes}
+    common = {parameter.name: shared[parameter.name] for parameter in trees[1].parameters if parameter.name in shared}
+    return first, _chart(trees[1], common, costs[1])
+
+
+def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
+    return Chart.predicted(*priced(tree, sizes, costs))
+
+
+def run_charts(
+    run: MeasuredRun, name: Given, sizes: Mapping[str, int], costs: Costs, cost_file: Path | None
+) -> tuple[Chart, Chart]:
+    """The charts of a run, measured and predicted, with times in milliseconds.
+
+    sizes: those that are absent are the run's. costs: decide the order, and predict the times unless there is a
+    cost_file, which has the times that the run measured of each stage.
+    Raises `DiagnosticError`: S610 for a run of another schedule.
+    """
+    tree = open_input(name)
+    own = {parameter.name: run.sizes[parameter.name] for parameter in tree.parameters if parameter.name in run.sizes}
+    schedule, stage_costs = priced(tree, {**own, **sizes}, costs)
+    dependencies = Dependencies.of(schedule)
+    timeline = measured(run, dependencies)
+    predicted = Chart.predicted(schedule, load_costs(cost_file) if cost_file else stage_costs, dependencies)
+    return Chart.of_run(schedule, timeline, predicted.memory), predicted
+
+
+def cell_pricing_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, CellPricing]:
+    """A schedule or plan at one size, and the prices of its cells by costs that have a table [cell].
+
+    Raises `DiagnosticError` where there is no such legal schedule, and S404.
+    """
+    schedule, stage_costs = priced(open_input(name), sizes, costs)
+    pricing = price_cells(Dependencies.of(schedule), stage_costs)
+    if pricing is None:
+        raise CompilerBug("cells", "cells were asked for with costs that know of none")
+    return schedule, pricing

@@ -1,0 +1,109 @@
+"""The result of a search for a better order: its facts as JSON, as text, and as the documentation of the order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from schedc.inputs import without_places
+from schedc.ir.schedule import Schedule
+from schedc.search.tune import JudgedSchedule, TuningResult
+
+_ORIGINS = {
+    "seed": "the order of the file: nothing better was found",
+    "list": "a list schedule by priorities",
+    "serial": "one microbatch after another",
+    "search": "the search",
+}
+
+
+def to_json(tuned: TuningResult) -> dict[str, Any]:
+    """The facts that ``--json`` prints; times in time units of the costs, memory in the unit of `activation`."""
+    schedule, time, effort = tuned.best.schedule, tuned.problem.time, tuned.effort
+    return {
+        "schema": "schedc.tune",
+        "version": 1,
+        "schedule": tuned.seed.schedule.name,
+        "sizes": dict(schedule.sizes),
+        "ranks": schedule.ranks,
+        "ops": len(schedule),
+        "objective": tuned.objective,
+        "seed": _judged(tuned.seed),
+        "found": _judged(tuned.best),
+        "origin": tuned.origin,
+        "improved": tuned.best is not tuned.seed,
+        "lower_bound": tuned.bound,
+        "own_bound": tuned.own_bound,
+        "gap": tuned.gap,
+        "proven": tuned.proven,
+        "limits": list(tuned.problem.limits),
+        "memory": None if tuned.caps is None else tuned.caps.tolist(),
+        "rounding": 0.0 if time.exact else time.cost(1),
+        "search": None if tuned.search is None else {"status": tuned.search.status, "seconds": tuned.search.seconds},
+        "repeatable": tuned.search is None or effort.repeatable,
+        "effort": {"seconds": effort.seconds, "work": effort.work, "workers": effort.workers, "seed": effort.seed},
+    }
+
+
+def _judged(order: JudgedSchedule) -> dict[str, Any]:
+    return {
+        "makespan": order.timeline.makespan,
+        "span": float(order.timeline.span.max(initial=0)),
+        "bubble_ratio": order.timeline.bubble_ratio,
+        "peak_memory": order.peak.tolist(),
+        "within_memory": order.fits,
+    }
+
+
+def to_text(tuned: TuningResult, facts: dict[str, Any]) -> str:
+    """The result for people: values, bound, and the memory of each rank. facts: those of `to_json`."""
+    objective, seed, best = tuned.objective, tuned.seed, tuned.best
+    sizes = ", ".join(f"{key} = {value}" for key, value in facts["sizes"].items())
+    over = "" if seed.fits else ", over the cap"
+    lines = [
+        f"{facts['schedule']} ({sizes}): {len(seed.schedule)} ops on {facts['ranks']} ranks",
+        f"{objective} {seed.value:g} as it is{over}, {best.value:g} found ({_change(tuned)}); "
+        f"lower bound {tuned.bound:g} ({_verdict(tuned)})",
+        f"found by: {_ORIGINS[tuned.origin]}",
+        f"the bound holds for {_searched(tuned)}",
+    ]
+    if facts["rounding"]:
+        lines.append(f"for the search, times are rounded down to multiples of {facts['rounding']:.2g}")
+    lines.append("rank  memory: cap  as it is  found")
+    caps = ["none"] * facts["ranks"] if tuned.caps is None else [f"{cap:g}" for cap in tuned.caps]
+    for rank, cap in enumerate(caps):
+        lines.append(f"{rank:>4}  {cap:>11}  {seed.peak[rank]:>8g}  {best.peak[rank]:>5g}")
+    if tuned.search is not None:
+        lines.append(f"searched {tuned.search.seconds:.1f} s: {tuned.search.status}")
+    return "\n".join(lines)
+
+
+def _searched(tuned: TuningResult) -> str:
+    """The orders for which the lower bound is proved."""
+    split = ", with its backwards split or not" if tuned.freedom.split else ""
+    limits = ", with this in common: " + "; ".join(tuned.problem.limits) if tuned.problem.limits else ""
+    cap = "" if tuned.caps is None else " within the cap"
+    return f"every order of these ops{cap}{split}{limits}"
+
+
+def _change(tuned: TuningResult) -> str:
+    if tuned.best is tuned.seed:
+        return "no change"
+    change = tuned.best.value / tuned.seed.value - 1 if tuned.seed.value else 0.0
+    return f"{abs(change):.1%} {'shorter' if change <= 0 else 'longer'}"
+
+
+def _verdict(tuned: TuningResult) -> str:
+    return "reached: there is no better order" if tuned.proven else f"at most {tuned.gap:.2%} from the best"
+
+
+def documented(tuned: TuningResult) -> Schedule:
+    """The best order under the name of its seed; its documentation says the value, the bound and the cap."""
+    seed = tuned.seed.schedule
+    cap = "no cap" if tuned.caps is None else "at most " + ", ".join(f"{c:g}" for c in tuned.caps)
+    summary = (
+        f"Order of {seed.name} by schedc tune: {tuned.objective} {tuned.best.value:g}, lower bound "
+        f"{tuned.bound:g}, memory {cap}."
+    )
+    doc = "\n".join([summary, seed.doc] if seed.doc else [summary])
+    return replace(without_places(tuned.best.schedule), doc=doc)
