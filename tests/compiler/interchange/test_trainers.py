@@ -26,12 +26,16 @@ from schedc.load.library import names, open_schedule
 from support.paths import ROOT
 
 TRAINERS = ROOT / "build" / "trainers"
-REFUSED = {
-    "chimera": "S603",
-    "dualpipe": "S603",
-    "hanayo": "S607",
-    "seq1f1b": "S607",
-}
+
+
+def refusal(name: str) -> str:
+    """The code with which the trainers' targets refuse a schedule: two directions, waves, or segments of a sequence."""
+    tree = open_schedule(name)
+    segmented = any(parameter.role == "segments" for parameter in tree.parameters)
+    return "S607" if segmented else {"pipes": "S603", "waves": "S607"}.get(tree.places[0].form, "")
+
+
+REFUSED = {name: refusal(name) for name in names() if refusal(name)}
 CASES = {
     **{name: (name, ()) for name in names() if name not in REFUSED},
     "three chunks": ("interleaved_1f1b", ("P=2", "M=4", "v=3")),
