@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup browser pictures trainers demo test test-fast sweep check dist bench figures clean
+.PHONY: setup browser pictures trainers demo test test-fast sweep check docs dist bench figures clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,huggingface,tune,fast,pictures,docs,dev]'
 	touch $(READY)
 
 browser:  ## for tests/compiler/draw/test_html_*.py, which are skipped without it: Chromium from apt, where it is missing and this is root
@@ -49,6 +49,9 @@ check: setup  ## what CI demands besides the tests: style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup  ## the site in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 
 dist: setup  ## source distribution and wheel, built from it as a user's pip does, and checked as a package index does
 	rm -rf dist

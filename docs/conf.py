@@ -1,0 +1,60 @@
+"""Configures the site that `make docs` builds: Sphinx over `docs/`, with generated pages and no network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
+
+from generate import codes, commands, docstrings, schedules  # noqa: E402
+from generate.write import write  # noqa: E402
+
+project = "schedc"
+author = "The schedc developers"
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["generate", "static"]
+default_role = "literal"
+smartquotes = False
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of torch and numpy: their inventories lie on a network
+
+html_theme = "furo"
+html_title = "schedc"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+
+
+def _generate(app: Any) -> None:
+    """Write the generated pages before Sphinx looks for sources."""
+    reference = DOCS / "reference"
+    write(reference / "codes", codes.pages())
+    write(reference / "commands", commands.pages())
+    write(reference / "schedules", schedules.pages())
+
+
+def _draw(app: Any, exception: Exception | None) -> None:
+    """Write the drawings to explore, which are pages of their own, beside the built site."""
+    if exception is None and app.builder.format == "html":
+        names = [entry["name"] for entry in schedules.library()]
+        write(Path(app.outdir) / "drawings", {f"{name}.html": schedules.drawing(name, "html") for name in names})
+
+
+def _rewrite(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    lines[:] = docstrings.as_rest(lines)
+
+
+def setup(app: Any) -> None:
+    app.connect("builder-inited", _generate)
+    app.connect("build-finished", _draw)
+    app.connect("autodoc-process-docstring", _rewrite)

@@ -1,0 +1,53 @@
+"""A page for every diagnostic code: its explanation, a wrong and a right file, and what `schedc check` says."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from schedc.codes import CODES, FAMILIES
+from schedc.codes.base import DiagnosticCode
+
+from .schedc_command import output_of
+from .write import contents, fence
+
+MISTAKES = Path(__file__).resolve().parents[2] / "examples" / "mistakes"
+
+
+def pages() -> dict[str, str]:
+    return {"index.md": _index(), **{f"{code.code}.md": _page(code) for code in CODES.values()}}
+
+
+def _index() -> str:
+    parts = [
+        "# Diagnostic codes",
+        "Every finding of the compiler has a code; the runtime uses the same codes where a plan contradicts itself. "
+        "`schedc explain CODE` prints the page of a code in the terminal.",
+    ]
+    for family, title in FAMILIES.items():
+        rows = [f"| [{code.code}]({code.code}.md) | {code.title} |" for code in _family(family)]
+        parts.append("\n".join([f"## {family}: {title}\n", "| code | meaning |", "|---|---|", *rows]))
+    return "\n\n".join([*parts, contents(list(CODES))])
+
+
+def _family(family: str) -> list[DiagnosticCode]:
+    return [code for code in CODES.values() if code.code.startswith(family)]
+
+
+def _page(code: DiagnosticCode) -> str:
+    parts = [f"# {code.code}: {code.title}", code.explanation.strip()]
+    if code.wrong:
+        said = output_of("check", "wrong.sched", files={"wrong.sched": code.wrong})
+        parts += ["## Wrong", fence(code.wrong, "sched"), "`schedc check` says:", fence(said, "text")]
+        parts += ["## Right", fence(code.right, "sched")]
+    for path in sorted(MISTAKES.glob("*.sched")):
+        if f"error[{code.code}]" in _said_of(path):
+            parts += ["## A typical mistake", f"`examples/mistakes/{path.name}`; the right line stands behind it:"]
+            parts += [fence(path.read_text(encoding="utf-8"), "sched"), fence(_said_of(path), "text")]
+    return "\n\n".join([*parts, ""])
+
+
+@cache
+def _said_of(path: Path) -> str:
+    """What the compiler says of a mistake; the tests hold the file beside it."""
+    return path.with_suffix(".txt").read_text(encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Builds the site strictly, as `make docs` does: every page is there, links lead somewhere, nothing asks a network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import schedc
+import schedc_runtime
+from schedc.cli import main
+from schedc.codes import CODES
+from schedc.load.library import names
+from support.paths import ROOT
+
+pytest.importorskip("sphinx")
+pytest.importorskip("furo")
+pytest.importorskip("myst_parser")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    options = ["-W", "--keep-going", "-n", "-q", "-b", "html", "-d", str(folder / "doctrees")]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"-m sphinx {' '.join(options[:6])} -d build/doctrees docs build/docs" in makefile
+    command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(folder / "html")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return folder / "html"
+
+
+def pages(site: Path) -> dict[str, str]:
+    """The text of every page that Sphinx wrote, by its path."""
+    found = (path for path in site.rglob("*.html") if path.parent.name != "drawings")
+    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
+    expected = {"codes": set(CODES), "schedules": set(names()), "commands": set(main.commands)}
+    for folder, wanted in expected.items():
+        assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
+    assert {path.stem for path in (site / "drawings").iterdir()} == set(names())
+
+
+def test_every_page_of_the_folder_is_built(site: Path) -> None:
+    sources = {
+        path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")
+    }
+    assert sources <= pages(site).keys()
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "api.html").read_text(encoding="utf-8")
+    for module in (schedc, schedc_runtime):
+        for name in module.__all__:
+            assert f'id="{module.__name__}.{name}"' in text, name
+            assert getattr(module, name).__doc__, name
+
+
+def test_links_of_the_built_pages_lead_somewhere(site: Path) -> None:
+    texts = pages(site)
+    for page, text in texts.items():
+        for target in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, anchor = unquote(target).partition("#")
+            if "://" in path or path.startswith("data:"):
+                continue
+            file = (site / page).parent / path.partition("?")[0] if path else site / page
+            assert file.exists(), f"{page}: {target}"
+            if anchor and file.suffix == ".html" and file.parent.name != "drawings":
+                other = texts[file.resolve().relative_to(site.resolve()).as_posix()]
+                assert f'id="{anchor}"' in other, f"{page}: {target}"
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loaded = r"""((src|srcset)=["']|<link [^>]*href=["']|url\(["']?|@import ["'])(https?:)?//"""
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        assert not re.search(loaded, path.read_text(encoding="utf-8")), path
+
+
+def test_the_search_index_knows_the_words(site: Path) -> None:
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    for word in ("deadlock", "bubbl", "recomput", "dualpipev"):  # the index keeps stems
+        assert f"{word}:" in index or f'"{word}"' in index
