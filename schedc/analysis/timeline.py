@@ -128,10 +128,10 @@ def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
     backward = second[pairs]
     full = schedule.kind[backward] == OpKind.B
     result[pairs] = costs.pair(schedule.stage[first[pairs]], schedule.stage[backward], full)
-    if costs.again.any():
+    if costs.recompute_in_backward.any():
         last = np.maximum(first, second)
         inside = BACKWARD[schedule.kind[last]] & ~recomputed_ops(schedule)[last]
-        result[inside] += costs.again[schedule.stage[last[inside]]]
+        result[inside] += costs.recompute_in_backward[schedule.stage[last[inside]]]
     return result
 
 

@@ -76,7 +76,7 @@ class CellCosts:
 
     def duration(self, shape: StageShape, half: Half, at: int) -> float:
         """Time of one half of a node; the forward once more takes its share of the forward."""
-        if half is Half.AGAIN:
+        if half is Half.RECOMPUTE:
             return self.times(shape, at).forward * shape.nodes[at].share
         return self.times(shape, at)[_HALVES.index(half)]
 

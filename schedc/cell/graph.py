@@ -37,7 +37,7 @@ class Node:
     inputs: whether it takes inputs of the stage too.
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients to be deferred.
-    again: whether its forward is done once more before its backward; share: how much of it, where that is not all.
+    recomputed: whether its forward is recomputed before its backward. share: recomputed part of the forward, 0 to 1.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Node:
     inputs: bool = False
     differentiable: bool = True
     weights: bool = False
-    again: bool = False
+    recomputed: bool = False
     share: float = 1.0
 
     @property
@@ -135,16 +135,16 @@ class StageShape:
         return tuple(sorted(reached))
 
     @cached_property
-    def again(self) -> tuple[int, ...]:
-        """The nodes whose forward is done once more, ascending; those without a backward only where all nodes are."""
-        return tuple(at for at, node in enumerate(self.nodes) if node.again)
+    def recomputed(self) -> tuple[int, ...]:
+        """The nodes whose forward is recomputed, ascending. Those without a backward only if all nodes are."""
+        return tuple(at for at, node in enumerate(self.nodes) if node.recomputed)
 
     @cached_property
     def ready(self) -> StageShape:
-        """The graph of a microbatch that an R has worked out: its backward does nothing once more."""
-        if not any(node.again for node in self.nodes):
+        """The graph of a microbatch that an R has recomputed: its backward recomputes nothing."""
+        if not any(node.recomputed for node in self.nodes):
             return self
-        return StageShape(tuple(replace(node, again=False, share=1.0) for node in self.nodes), self.outputs)
+        return StageShape(tuple(replace(node, recomputed=False, share=1.0) for node in self.nodes), self.outputs)
 
     @cached_property
     def weights(self) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ class Half(StrEnum):
     BACKWARD = "backward"
     """Gradients of inputs; those of weights are left to WEIGHT."""
     WEIGHT = "weight"
-    AGAIN = "again"
-    """The forward of the backward's microbatch once more: recomputation."""
+    RECOMPUTE = "again"
+    """Recomputation: the forward of the microbatch whose backward is due."""
 
 
 class Action(StrEnum):
@@ -95,7 +95,7 @@ MESSAGED = (Half.FORWARD, Half.BACKWARD)
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
-"""The kinds of cells: one op, or a forward with a full backward or an input gradient. An R is the half AGAIN alone."""
+"""Kinds of cells: one op, or a forward with a full backward or an input gradient. An R has the half RECOMPUTE alone."""
 
 
 @dataclass(frozen=True)

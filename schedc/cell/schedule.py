@@ -24,7 +24,7 @@ def cell_program(
     costs: CellCosts,
     order: PlanOrder | None = None,
     backward_costs: CellCosts | None = None,
-    again: tuple[int, ...] = (),
+    recomputed: tuple[int, ...] = (),
 ) -> CellProgram:
     """The program of a cell; equal arguments give equal programs, so that all ranks of a group have the same.
 
@@ -33,9 +33,9 @@ def cell_program(
     costs: of the forward's stage, and of the backward's where ``backward_costs`` says nothing else.
     order: by hand, for FB and FI; without it, of several list schedules the shortest, then the one whose outputs are
         complete first. Raises `DiagnosticError` (S323) for an order that cannot run.
-    again: nodes of the backward's stage whose forward is computed once more before their backward.
+    recomputed: nodes of the backward's stage to recompute, in addition to those that its graph marks.
     """
-    tasks = tasks_of(kind, forward, backward, again)
+    tasks = tasks_of(kind, forward, backward, recomputed)
     back = backward_costs or costs
     duration = tasks.durations(costs, back)
     if order is not None and len(kind) == 2:

@@ -21,8 +21,8 @@ def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -
             steps += _steps(Half.FORWARD, index, node.exchange)
         activation_at = len(steps)
     if backward is not None and kind != "W":
-        for index in backward.again:
-            steps += _steps(Half.AGAIN, index, backward.nodes[index].exchange)
+        for index in backward.recomputed:
+            steps += _steps(Half.RECOMPUTE, index, backward.nodes[index].exchange)
     if backward is not None and kind not in ("W", "R"):
         for index in reversed(backward.backward):
             steps += _steps(Half.BACKWARD, index, backward.nodes[index].exchange)

@@ -65,8 +65,8 @@ def play(
     the ones started before it; at a wait compute stands until its end, and where a half opens, until its message is
     there. ``backward_costs``: of the backward's stage, where they are not those of the forward's.
     """
-    again = {step.node for step in program.steps if step.half is Half.AGAIN}
-    tasks = tasks_of(program.kind, forward, backward, again)
+    recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
+    tasks = tasks_of(program.kind, forward, backward, recomputed)
     duration = tasks.durations(costs, backward_costs or costs)
     of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
     clock, free = arrivals.rank, [-math.inf] * len(QUEUES)

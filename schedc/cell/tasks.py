@@ -89,10 +89,12 @@ class Tasks:
         )
 
 
-def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None, again: Collection[int] = ()) -> Tasks:
+def tasks_of(
+    kind: str, forward: StageShape | None, backward: StageShape | None, recomputed: Collection[int] = ()
+) -> Tasks:
     """The tasks of a cell of one of `KINDS`.
 
-    again: nodes of the backward whose forward is computed once more, beside those that the graph says.
+    recomputed: nodes of the backward to recompute, in addition to those that the graph marks.
     """
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")
@@ -103,12 +105,12 @@ def tasks_of(kind: str, forward: StageShape | None, backward: StageShape | None,
         shape = _needed(kind, forward)
         number = maker.forward(shape, Half.FORWARD, range(len(shape)))
         leaving[0] = tuple(number[at] for at in shape.outputs)
-    if halves == (Half.AGAIN,):
+    if halves == (Half.RECOMPUTE,):
         shape = _needed(kind, backward)
-        maker.forward(shape, Half.AGAIN, sorted({*again, *shape.again}))
+        maker.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
     elif Half.BACKWARD in halves:
         shape = _needed(kind, backward)
-        remade = maker.forward(shape, Half.AGAIN, sorted({*again, *shape.again}))
+        remade = maker.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
         number = maker.backward(shape, remade)
         leaving[1] = tuple(sorted(number[at] for at in shape.backward if shape.nodes[at].inputs))
         maker.weights(shape, number if Half.WEIGHT in halves else {})
@@ -123,12 +125,12 @@ _HALVES = {
     "I": (Half.BACKWARD,),
     "B": (Half.BACKWARD, Half.WEIGHT),
     "W": (Half.WEIGHT,),
-    "R": (Half.AGAIN,),
+    "R": (Half.RECOMPUTE,),
     "FB": (Half.FORWARD, Half.BACKWARD, Half.WEIGHT),
     "FI": (Half.FORWARD, Half.BACKWARD),
 }
 
-_SUFFIX = {Half.FORWARD: "", Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.AGAIN: ".again"}
+_SUFFIX = {Half.FORWARD: "", Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.RECOMPUTE: ".again"}
 
 
 def _needed(kind: str, shape: StageShape | None) -> StageShape:

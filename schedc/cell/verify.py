@@ -15,8 +15,8 @@ def verify(program: CellProgram, forward: StageShape | None, backward: StageShap
     runs or starts before all that it takes is complete; outputs and gradients leave no sooner than they are complete.
     """
     size = len(backward) if backward else 0
-    again = {step.node for step in program.steps if step.half is Half.AGAIN and 0 <= step.node < size}
-    tasks = tasks_of(program.kind, forward, backward, again)
+    recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE and 0 <= step.node < size}
+    tasks = tasks_of(program.kind, forward, backward, recomputed)
     of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
     strangers = [step for step in program.steps if (step.half, step.node) not in of]
     if strangers:

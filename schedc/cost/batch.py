@@ -20,7 +20,7 @@ class CostBatch:
     """K cost vectors: every time is [K], the same for all stages, or [K, stages]; p2p is [K].
 
     B defaults to I + W, R to F and FB to F + B, as in `Costs`, FB also where it is not a number; p2p defaults to 0.
-    What backwards do inside of themselves, `Costs.again`, is not among them.
+    What backwards do inside of themselves, `Costs.recompute_in_backward`, is not among them.
     """
 
     F: Floats

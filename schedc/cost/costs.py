@@ -34,8 +34,10 @@ class Costs:
     activation: memory that one microbatch holds on one stage from its F to its backward, in any one unit;
     pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B); recomputed: the
     part of it that a microbatch with an R holds between its F and that R.
-    again, restored: of the stages of a plan, and of no file: the time by which a backward is longer that has no R and
-    works out again itself what it needs, and what a microbatch with an R holds from it on, by default ``activation``.
+    recompute_in_backward: time. How much longer a backward without an R takes, because it recomputes inside itself.
+        Set by plans, never read from a file.
+    restored: memory that a microbatch with an R holds from that R on; by default ``activation``. Set by plans, never
+        read from a file.
     cell: what is known of cells from inside, if anything (`schedc.analysis.cell_pricing` prices a schedule by it).
     given: the keys that a file or a measurement gives; empty where every key counts, as of costs made in Python.
     """
@@ -50,7 +52,7 @@ class Costs:
     pending_weight: Cost = 1.0
     R: Cost | None = None
     recomputed: Cost = 0.0
-    again: Cost = 0.0
+    recompute_in_backward: Cost = 0.0
     restored: Cost | None = None
     cell: CellTable | None = None
     source: Source | None = field(default=None, compare=False, repr=False)
@@ -86,7 +88,7 @@ class Costs:
         return all(not isinstance(cost, tuple) or len(set(cost)) == 1 for cost in self._times())
 
     def _times(self) -> tuple[Cost | None, ...]:
-        return (self.F, self.I, self.W, self.B, self.R, self.FB, self.again)
+        return (self.F, self.I, self.W, self.B, self.R, self.FB, self.recompute_in_backward)
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages; raises `DiagnosticError` (S404) for a list of another length."""
@@ -107,15 +109,16 @@ class Costs:
         FB = None if self.FB is None else lane(self.FB)
         restored = lane(self.activation if self.restored is None else self.restored)
         memory = (lane(self.activation), lane(self.pending_weight), lane(self.recomputed), restored)
-        return StageCosts(F, I, W, B, R, lane(self.again), FB, float(self.p2p), *memory)
+        return StageCosts(F, I, W, B, R, lane(self.recompute_in_backward), FB, float(self.p2p), *memory)
 
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
     """`Costs` of a known number of stages.
 
-    F, I, W, B, R, again: [stages] times; FB: [stages] by the stage of the pair's forward, None where it is F + B of the
-    two stages of the pair; p2p: time; activation, pending_weight, recomputed, restored: [stages] memory.
+    F, I, W, B, R, recompute_in_backward: [stages] times.
+    FB: [stages] time of a pair, by the stage of its forward; None where a pair takes F + B of its two stages.
+    p2p: time. activation, pending_weight, recomputed, restored: [stages] memory.
     """
 
     F: Floats
@@ -123,7 +126,7 @@ class StageCosts:
     W: Floats
     B: Floats
     R: Floats
-    again: Floats
+    recompute_in_backward: Floats
     FB: Floats | None
     p2p: float
     activation: Floats

@@ -15,12 +15,12 @@ from schedc.cell.simulate import Played, StepSpan, play
 from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
 
-KINDS = {Half.FORWARD: OpKind.F, Half.AGAIN: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
+KINDS = {Half.FORWARD: OpKind.F, Half.RECOMPUTE: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
 """Whose colours each half has."""
 
 PASSES = {
     Half.FORWARD: "forward",
-    Half.AGAIN: "forward once more",
+    Half.RECOMPUTE: "forward once more",
     Half.BACKWARD: "backward, input gradient",
     Half.WEIGHT: "backward, weight gradient",
 }
@@ -121,7 +121,7 @@ def interval(span: StepSpan) -> str:
 def node_name(span: StepSpan) -> str:
     """``0.experts``, ``1.dispatch.rail``: the name of the task without its half."""
     rest = span.task.name.partition(".")[2]
-    return rest.removesuffix({Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.AGAIN: ".again"}.get(span.task.half, ""))
+    return rest.removesuffix({Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.RECOMPUTE: ".again"}.get(span.task.half, ""))
 
 
 def labels(span: StepSpan) -> Iterator[str]:

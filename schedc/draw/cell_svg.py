@@ -69,7 +69,7 @@ def _task(span: StepSpan, left: float, y: float, scale: float) -> str:
     x, width, layer = left + span.begin * scale, span.time * scale, layer_of(span)
     style = f"{KINDS[span.task.half].name}{shade_of(layer)}"
     parts = f"<title>{content(hover(span))}</title>{box(x, y, width, _LANE, style)}"
-    if span.task.half is Half.AGAIN and width > 2:
+    if span.task.half is Half.RECOMPUTE and width > 2:
         parts += box(x + 1, y + 1, width - 2, _LANE - 2, "paired")
     text = next((text for text in labels(span) if text_width(text, _TEXT) + 4 <= width), "")
     if text:
@@ -110,7 +110,7 @@ def _times(makespan: float, scale: float) -> list[float]:
 def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], float]:
     """What the fills mean, in as many rows as they need; and where the next row begins."""
     halves = dict.fromkeys(span.task.half for span in chart.overlapped.played.spans)
-    names = {Half.FORWARD: "forward", Half.AGAIN: "forward once more", Half.BACKWARD: "input gradient",
+    names = {Half.FORWARD: "forward", Half.RECOMPUTE: "forward once more", Half.BACKWARD: "input gradient",
              Half.WEIGHT: "weight gradient"}  # fmt: skip
     items = [_half_item(half, names[half]) for half in names if half in halves]
     items.append(frame.LegendItem(2 * _SWATCH, _wait_swatch, "compute waits for an exchange: exposed"))
@@ -127,7 +127,7 @@ def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], floa
 
 def _half_item(half: Half, name: str) -> frame.LegendItem:
     style = f"{KINDS[half].name}0"
-    edge = half is Half.AGAIN
+    edge = half is Half.RECOMPUTE
 
     def swatch(x: float, y: float) -> str:
         return box(x, y, _SWATCH, _SWATCH, style) + (box(x + 1, y + 1, _SWATCH - 2, _SWATCH - 2, "paired") * edge)

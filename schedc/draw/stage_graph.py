@@ -81,6 +81,6 @@ def _facts(node: Node) -> Sequence[str]:
         facts.append("weights")
     if not node.differentiable:
         facts.append("no gradient")
-    if node.again:
+    if node.recomputed:
         facts.append("recomputed" if node.share == 1 else f"recomputed: {100 * node.share:.0f} %")
     return facts

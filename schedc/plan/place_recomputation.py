@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 def recompute_in_backwards(costs: Costs, stages: Sequence[bool]) -> Costs:
     """The costs where backwards of ``stages`` that have no R do inside of themselves what one would do."""
     again = costs.resolved(len(stages)).R * np.asarray(stages, bool)
-    return replace(costs, again=tuple(again.tolist()))
+    return replace(costs, recompute_in_backward=tuple(again.tolist()))
 
 
 def place_recomputations(known: Dependencies, costs: Costs, stages: Sequence[bool]) -> Dependencies:

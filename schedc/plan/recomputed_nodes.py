@@ -40,7 +40,7 @@ def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
 
 def with_recomputed(shape: StageShape, nodes: Mapping[int, float]) -> StageShape:
     """The graph with these nodes, and no others, to be done once more, each with its share."""
-    marked = (replace(node, again=at in nodes, share=nodes.get(at, 1.0)) for at, node in enumerate(shape.nodes))
+    marked = (replace(node, recomputed=at in nodes, share=nodes.get(at, 1.0)) for at, node in enumerate(shape.nodes))
     return StageShape(tuple(marked), shape.outputs)
 
 
@@ -77,6 +77,6 @@ def shares_of_forward(shapes: Sequence[StageShape], plan: Attachments, costs: Ce
     found = []
     for shape, marked in zip(shapes, in_recomputations(shapes, plan), strict=True):
         forward = sum(costs.duration(shape, Half.FORWARD, at) for at in range(len(shape)))
-        again = sum(costs.duration(marked, Half.AGAIN, at) for at in marked.again)
+        again = sum(costs.duration(marked, Half.RECOMPUTE, at) for at in marked.recomputed)
         found.append(again / forward if again else 1.0)
     return tuple(found)

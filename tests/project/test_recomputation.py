@@ -247,7 +247,7 @@ TIMES = CellCosts.of(
 
 def marked(shape: StageShape) -> StageShape:
     """Of a MoE stage what the level `full` does again."""
-    return replace(shape, nodes=tuple(replace(node, again=node.role in FULL) for node in shape.nodes))
+    return replace(shape, nodes=tuple(replace(node, recomputed=node.role in FULL) for node in shape.nodes))
 
 
 SHAPE = marked(stage_shape(["moe", "moe"]))
@@ -256,13 +256,13 @@ SHAPE = marked(stage_shape(["moe", "moe"]))
 def test_its_cell_does_again_what_the_backward_then_finds() -> None:
     program = cell_program("R", None, SHAPE, TIMES)
     assert verify_cell(program, None, SHAPE) == []
-    assert {step.half for step in program.steps} == {Half.AGAIN}
-    assert {step.node for step in program.steps} == set(SHAPE.again)
+    assert {step.half for step in program.steps} == {Half.RECOMPUTE}
+    assert {step.node for step in program.steps} == set(SHAPE.recomputed)
     assert (program.activation_at, program.gradient_at) == (-1, -1)
     whole, ready = (cell_program("I", None, shape, TIMES) for shape in (SHAPE, SHAPE.ready))
-    assert SHAPE.ready.again == ()
+    assert SHAPE.ready.recomputed == ()
     assert SHAPE.ready != SHAPE
-    assert [step for step in ready.steps if step.half is Half.AGAIN] == []
+    assert [step for step in ready.steps if step.half is Half.RECOMPUTE] == []
     assert sorted((*program.steps, *ready.steps)) == sorted(whole.steps)
     # the shared experts are done again while rows travel, so that it takes less than its parts
     taken = predict(program, None, SHAPE, TIMES)
@@ -288,7 +288,7 @@ def test_schedules_are_priced_by_its_cells() -> None:
     """One F, an R in the gap or inside the backward: the same segments, and the program of the backward is another."""
     lines = ["0F0 0R0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1"]
     inside = price(Dependencies.of(orders.schedule(lines, linear(2, 2))), [SHAPE, SHAPE], TIMES)
-    kinds = [(kind.kind, kind.count, bool(kind.backward and kind.backward.again)) for kind in inside.kinds]
+    kinds = [(kind.kind, kind.count, bool(kind.backward and kind.backward.recomputed)) for kind in inside.kinds]
     assert sorted(kinds) == [("B", 1, False), ("B", 3, True), ("F", 4, False), ("R", 1, True)]
     compute = {(kind, again): 0.0 for kind, _, again in kinds}
     for kind, (name, _, again) in zip(inside.kinds, kinds, strict=True):

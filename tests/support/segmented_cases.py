@@ -77,9 +77,9 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
             add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, at) for at in what.after])
         ends[0] = [_done(Half.FORWARD, forward, node) for node in forward.outputs]
     if backward is not None and kind == "R":
-        for node in backward.again:
-            again = [at for at in backward.nodes[node].after if at in backward.again]
-            add(Half.AGAIN, backward, node, [_done(Half.AGAIN, backward, at) for at in again])
+        for node in backward.recomputed:
+            again = [at for at in backward.nodes[node].after if at in backward.recomputed]
+            add(Half.RECOMPUTE, backward, node, [_done(Half.RECOMPUTE, backward, at) for at in again])
     if backward is not None and kind not in ("W", "R"):
         for node in reversed(backward.backward):
             users = [at for at in backward.consumers[node] if at in backward.backward]

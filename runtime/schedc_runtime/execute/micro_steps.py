@@ -98,9 +98,9 @@ MICRO: dict[tuple[Half, Action], Handler] = {
     (Half.BACKWARD, Action.START): _on_node(SegmentedStage.start_backward),
     (Half.BACKWARD, Action.WAIT): _when_ready(SegmentedStage.ready, SegmentedStage.wait_backward),
     (Half.WEIGHT, Action.RUN): _on_node(SegmentedStage.run_weight),
-    (Half.AGAIN, Action.RUN): _on_node(SegmentedStage.run_again),
-    (Half.AGAIN, Action.START): _on_node(SegmentedStage.start_again),
-    (Half.AGAIN, Action.WAIT): _when_ready(SegmentedStage.ready_again, SegmentedStage.wait_again),
+    (Half.RECOMPUTE, Action.RUN): _on_node(SegmentedStage.run_again),
+    (Half.RECOMPUTE, Action.START): _on_node(SegmentedStage.start_again),
+    (Half.RECOMPUTE, Action.WAIT): _when_ready(SegmentedStage.ready_again, SegmentedStage.wait_again),
 }
 """The handler of each micro-step on a node."""
 
@@ -157,7 +157,7 @@ def expand(
 
 def _recomputing(calls: list[Call | MovedMessage], op: ComputeOperands | None) -> list[Call | MovedMessage]:
     """The micro-steps of an R: regions outside its cell program are recomputed before its first wait."""
-    waits = MICRO[Half.AGAIN, Action.WAIT]
+    waits = MICRO[Half.RECOMPUTE, Action.WAIT]
     first = next((i for i, call in enumerate(calls) if call[0] is waits), len(calls))
     return [(_begin_again, op), *calls[:first], (_rest_again, op), *calls[first:], (_end_again, op)]
 

@@ -100,7 +100,7 @@ class StageGraph:
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
                 weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
-                again=at in self.again,
+                recomputed=at in self.again,
                 share=self.again.get(at, 1.0),
             )
             for at, node in enumerate(self.nodes)

@@ -144,7 +144,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         self.end_again(microbatch)
 
     def _once_more(self, microbatch: int, shape: StageShape) -> None:
-        for node in shape.again:
+        for node in shape.recomputed:
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_again(microbatch, node)
             else:

@@ -201,9 +201,9 @@ def test_equal_arguments_give_equal_programs() -> None:
 def test_recomputed_segments_run_before_their_backward_and_need_no_exchange() -> None:
     shape = stage_shape(["moe"])
     experts = shape.names.index("0.experts")
-    program = cell_program("B", None, shape, reference_costs(10), again=(experts,))
+    program = cell_program("B", None, shape, reference_costs(10), recomputed=(experts,))
     order = [(step.half, step.node) for step in program.steps if step.action is Action.RUN]
-    assert order.index((Half.AGAIN, experts)) < order.index((Half.BACKWARD, experts))
+    assert order.index((Half.RECOMPUTE, experts)) < order.index((Half.BACKWARD, experts))
     assert verify(program, None, shape) == []
     assert (
         predict(program, None, shape, reference_costs(10)).compute == 20 + 48 + 44

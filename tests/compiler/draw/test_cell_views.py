@@ -155,12 +155,14 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     from schedc.draw.cell_svg import draw_cell
 
     shape = stage_shape(["moe"])
-    shape = type(shape)(tuple(type(n)(**{**vars(n), "again": n.role == "experts"}) for n in shape.nodes), shape.outputs)
+    shape = type(shape)(
+        tuple(type(n)(**{**vars(n), "recomputed": n.role == "experts"}) for n in shape.nodes), shape.outputs
+    )
     costs = CellCosts.of(
         {"attention": SegmentTimes(20, 20, 18), "experts": SegmentTimes(20, 20, 26)}, {"dispatch.rail": 10}
     )
     program = cell_program("B", None, shape, costs)
-    assert any(step.half is Half.AGAIN for step in program.steps)
+    assert any(step.half is Half.RECOMPUTE for step in program.steps)
     kind = CellKind("B", (0, 0), 1, program, predict(program, None, shape, costs), None, shape)
     text = draw_cell(CellChart.of("<&>", kind, (0, 0), costs))
     assert "&lt;&amp;&gt;: inside B on stage 0" in text

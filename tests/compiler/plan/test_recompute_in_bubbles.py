@@ -74,7 +74,7 @@ def test_no_step_gets_longer(seed: int, R: float, p2p: float) -> None:
     schedule = random_schedule(seed)
     stages = [(seed >> stage) % 3 > 0 for stage in range(schedule.stages)]
     again = tuple(R * chosen for chosen in stages)
-    costs = Costs(F=2.0, I=3.0, W=1.0, R=R, p2p=p2p, again=again)
+    costs = Costs(F=2.0, I=3.0, W=1.0, R=R, p2p=p2p, recompute_in_backward=again)
     known = Dependencies.of(schedule)
     found = place_recomputations(known, costs, stages)
     assert check_schedule(found.schedule) == []
@@ -99,10 +99,10 @@ def _directly_before_backwards(known: Dependencies, stages: list[bool]) -> None:
 
 def test_a_backward_works_out_inside_what_no_op_has() -> None:
     schedule = schedc.compiler.legal_schedule(open_input("1f1b"), {"P": 1, "M": 2})
-    plain, again = simulate(schedule, Costs()), simulate(schedule, Costs(again=(0.5,)))
+    plain, again = simulate(schedule, Costs()), simulate(schedule, Costs(recompute_in_backward=(0.5,)))
     assert again.makespan == plain.makespan + 2 * 0.5
     with_r = _before(schedule, row=1)
-    assert simulate(with_r, Costs(R=0.0, again=(0.5,))).makespan == plain.makespan + 0.5
+    assert simulate(with_r, Costs(R=0.0, recompute_in_backward=(0.5,))).makespan == plain.makespan + 0.5
     assert recomputed_ops(with_r).sum() == 3
 
 
@@ -129,7 +129,7 @@ def test_stages_and_chunks_can_be_chosen(tmp_path: Path) -> None:
                    "1f1b(P = 4, M = 8)")  # fmt: skip
     schedule, costs = priced(open_input(path), {})
     assert set(schedule.stage[schedule.kind == OpKind.R].tolist()) == {1}
-    assert costs.resolved(4).again.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert costs.resolved(4).recompute_in_backward.tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_check_tells_what_it_gained() -> None:
@@ -267,4 +267,4 @@ def test_an_r_takes_its_part_of_the_forward_where_cells_are_known(
     _, priced_at = priced(open_input(of_plan(tmp_path, lines)), {}, costs)
     of_stages = priced_at.resolved(2)
     assert of_stages.R.tolist() == pytest.approx([expected] * 2)
-    assert of_stages.again.tolist() == pytest.approx([expected * ("bubbles" in lines)] * 2)
+    assert of_stages.recompute_in_backward.tolist() == pytest.approx([expected * ("bubbles" in lines)] * 2)

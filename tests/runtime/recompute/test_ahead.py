@@ -261,8 +261,8 @@ def test_backwards_behind_it_have_cells_of_their_own() -> None:
     pipe = Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True)
     cells = pipe._cells
     halves = {name: {step.half for step in cell.program.steps} for name, cell in cells.items()}
-    assert halves["R of 1"] == {Half.AGAIN}
-    assert halves["B of 1"] == {Half.AGAIN, Half.BACKWARD, Half.WEIGHT}
+    assert halves["R of 1"] == {Half.RECOMPUTE}
+    assert halves["B of 1"] == {Half.RECOMPUTE, Half.BACKWARD, Half.WEIGHT}
     assert halves["B of 1 after R"] == {Half.BACKWARD, Half.WEIGHT}
     pipe.step(*tokens(8), trace=True)
     parts = [interval.part for interval in pipe.intervals[1] if program.kind[interval.row] == OpKind.R]

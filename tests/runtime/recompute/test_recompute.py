@@ -232,7 +232,7 @@ def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: 
     costs = CellCosts.of(
         {"experts": SegmentTimes(12), "shared": SegmentTimes(6), "permute": SegmentTimes(1)}, {"dispatch.node": 7.0}
     )
-    found = {shape.nodes[at].role: costs.duration(shape, Half.AGAIN, at) for at in shape.again}
+    found = {shape.nodes[at].role: costs.duration(shape, Half.RECOMPUTE, at) for at in shape.recomputed}
     sent = {"permute": 1, "dispatch": 7} if level is Level.FULL else {}
     assert found == pytest.approx({"experts": experts, "shared": shared, **sent})
     products = (found["experts"] + found["shared"]) * WIDTH * INNER
@@ -247,19 +247,19 @@ def full_cell() -> CellOnRank:
 def test_programs_have_to_do_what_their_graph_says_is_done_again() -> None:
     cell = full_cell()
     assert cell.backward is not None
-    assert [cell.backward.nodes[at].name for at in cell.backward.again][:4] == [
+    assert [cell.backward.nodes[at].name for at in cell.backward.recomputed][:4] == [
         "0.shared", "0.permute", "0.dispatch.node", "0.experts"
     ]  # fmt: skip
     assert verify(cell.program, None, cell.backward) == []
-    without = replace(cell.program, steps=tuple(s for s in cell.program.steps if s.half is not Half.AGAIN))
+    without = replace(cell.program, steps=tuple(s for s in cell.program.steps if s.half is not Half.RECOMPUTE))
     (finding, *_) = verify(without, None, cell.backward)
     assert finding.code == "S320"
 
 
 def test_dispatching_again_is_one_order_on_all_ranks() -> None:
     program, cell = schedc.compile("1f1b", P=1, M=2), full_cell()
-    moved = [step for step in cell.program.steps if step.half is Half.AGAIN]
-    rest = [step for step in cell.program.steps if step.half is not Half.AGAIN]
+    moved = [step for step in cell.program.steps if step.half is Half.RECOMPUTE]
+    rest = [step for step in cell.program.steps if step.half is not Half.RECOMPUTE]
     other = cell._replace(program=replace(cell.program, steps=(*moved, *rest)))
     idle = CellOnRank(None, None, replace(cell.program, steps=()))
 
