@@ -163,7 +163,7 @@ def rank_of_run(
     mesh = Mesh(RANKS, EXPERT_RANKS, per_node=1)
     costs = costs_of(plan)
     model = model_of(skewed)
-    pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cell_costs=costs, timeout=120)
+    pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cells=costs, timeout=120)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
     layers = [layer for stage in pipe.held(pipe.places[0]) for _, layer in moe_layers(stage.module)]
     device = CountedTrafficDevice(costs=costs, unit=unit, group=layers[0].routing.group)

@@ -36,7 +36,7 @@ from schedc.plan import Experts as Sizes
 from schedc.plan.recompute_bytes import adaptive_bytes, saving, whole_bytes
 from schedc.plan.row_counts import worst_case_rows
 from schedc.plan.values import By, Level, Recompute
-from schedc_runtime import Mesh, Pipeline
+from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.experts import Experts
@@ -105,7 +105,7 @@ class Counter:
         program = schedc.compile("1f1b", P=1, M=1)
         model = nn.Sequential(*blocks)
         self.pipe = Pipeline(
-            model, program, loss_fn=functional.mse_loss, mesh=MESH, in_process=True, plan=plan, blocks=""
+            model, program, loss_fn=functional.mse_loss, mesh=MESH, in_process=True, plan=plan, cut=Cut(blocks="")
         )
         self.counted = Counted([], [], [])
         for place in self.pipe.places:

@@ -1,7 +1,8 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
+from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.join import join
 from schedc_runtime.ranks.mesh import Mesh
 
-__all__ = ["Mesh", "Pipeline", "join"]
+__all__ = ["Cut", "Mesh", "Pipeline", "join"]

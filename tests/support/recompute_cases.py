@@ -14,7 +14,7 @@ from schedc.ir.program import Program, computation
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.without_recomputation import without_recomputation
 from schedc.plan.values import ExpertSizes, Recompute
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, Routing
@@ -110,10 +110,10 @@ def ahead_parity(
     found = []
     for schedule, sizes, overlap in dense:
         program = with_rs(compile_schedule(schedule, **sizes))
-        pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, overlap=overlap)
+        pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, cut=Cut(segmented=overlap))
         check_parity(pipe, small_gpt(), program.microbatches)
         pipe.close()
-        states = [noisy_grads(tried, overlap=overlap) for tried in (program, without_recomputation(program))]
+        states = [noisy_grads(tried, cut=Cut(segmented=overlap)) for tried in (program, without_recomputation(program))]
         found.append(unequal(*states))
     for schedule, sizes, lines, levels in experts:
         expected = trained(schedule, sizes, lines)

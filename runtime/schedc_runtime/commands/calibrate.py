@@ -123,7 +123,7 @@ def _calibrate(program: Program, plan: Attachments, sharing: int, options: argpa
     bench = Bench(group, device, options.warmup, options.repetitions)
     found = measure_stages(
         parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,
-        split=splits_backward(program), overlap=plan.overlap or bool(plan.cells),
+        split=splits_backward(program), segmented=plan.overlap or bool(plan.cells),
     )  # fmt: skip
     everyone = _gathered([dict(stage.samples) for stage in found], rank, sharing)
     if rank:
@@ -247,7 +247,8 @@ def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
                 elif part.action is Action.WAIT:
                     moved[part.role, part.half].append(time)
     if not taken:
-        raise RuntimeFault("the traced steps have no cells", "only stages with expert layers, or with overlap=True, do")
+        help = "only stages with expert layers, or of a Cut(segmented=True), do"
+        raise RuntimeFault("the traced steps have no cells", help)
     return CellCosts.of(_times(taken), _times(moved))
 
 

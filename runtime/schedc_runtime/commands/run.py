@@ -40,6 +40,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
 from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
+from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.losses import Leftovers
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.mesh import Mesh
@@ -68,8 +69,8 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     check = _parity_check(subject, program, plan, mesh, options) if options.check == "bitwise" else None
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
-        timeout=options.timeout, overlap=plan.overlap or bool(plan.cells),
-        cell_costs=costs.cell.costs if costs.cell else None,
+        timeout=options.timeout, cut=Cut(segmented=plan.overlap or bool(plan.cells)),
+        cells=costs.cell.costs if costs.cell else None,
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
     replicas = 1 if options.in_process else mesh.replicas
@@ -104,8 +105,8 @@ def _parity_check(
 ) -> ParityCheck:
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
-        overlap = plan.overlap or bool(plan.cells)
-        return ReferenceCheck(model, program, subject.loss_fn, options.learning_rate, overlap)
+        segmented = plan.overlap or bool(plan.cells)
+        return ReferenceCheck(model, program, subject.loss_fn, options.learning_rate, segmented)
     return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
 
 

@@ -59,7 +59,7 @@ class DenseShards:
         if len(kinds := {parameter.dtype for parameter in mine}) > 1:
             raise RuntimeFault(
                 f"a stage has dense parameters of {len(kinds)} types, which FSDP2 cannot send as one",
-                "give all dense parameters one type, or leave shard_dense out",
+                "give all dense parameters one type, or leave shard_dense out of the mesh",
             )
         self.empty = not mine
         if self.empty:
@@ -99,7 +99,7 @@ class DenseShards:
 
 
 class DenseSharding:
-    """The dense parts of all stages of a process; see `schedc_runtime.pipeline.pipeline.Pipeline`, ``shard_dense``."""
+    """The dense parts of all stages of a process; see `Mesh`, ``shard_dense``."""
 
     def __init__(self, program: Program, mesh: Mesh, places: Sequence[Place], in_process: bool) -> None:
         refusals = [

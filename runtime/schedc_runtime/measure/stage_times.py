@@ -149,12 +149,12 @@ def measure_stages(
     bench: Bench,
     *,
     split: bool,
-    overlap: bool,
+    segmented: bool,
 ) -> list[StageTimes]:
     """[stages] times of all stages, one after the other on ``bench.device``, each put back to where it lay.
 
     inputs: the tensors that enter the first stage. split: whether the program splits backwards: stages that are not cut
-    then have no whole ones to be timed. overlap: cut them even where no stage has an exchange.
+    then have no whole ones to be timed. segmented: cut them even where no stage has an exchange.
     """
     found: list[StageTimes] = []
     target = to_device(target, bench.device)
@@ -164,7 +164,7 @@ def measure_stages(
         module.to(bench.device)
         samples: dict[str, list[float]] = {}
         shape, entering = None, values
-        for stage in _stages(parts, index, module, loss_fn, split=split, overlap=overlap):
+        for stage in _stages(parts, index, module, loss_fn, split=split, segmented=segmented):
             stage.bind(boundaries[index], boundaries[index + 1])
             outputs = bench.measure(stage, entering, target, boundaries[index + 1])
             values = [tensor.detach() for tensor in outputs]
@@ -177,10 +177,10 @@ def measure_stages(
 
 
 def _stages(
-    parts: Partition, index: int, module: nn.Module, loss_fn: LossFunction, *, split: bool, overlap: bool
+    parts: Partition, index: int, module: nn.Module, loss_fn: LossFunction, *, split: bool, segmented: bool
 ) -> Iterator[Stage]:
     """What is measured of a stage, in turn. Split first: the last forward counts, and is the one of the program."""
-    stage = new_stage(parts, index, module, None, loss_fn, overlap=overlap)
+    stage = new_stage(parts, index, module, None, loss_fn, segmented=segmented)
     if isinstance(stage, SegmentedStage):
         yield stage
         return

@@ -15,6 +15,7 @@ from schedc.plan import Attachments
 from schedc_runtime.parity.reference import Microbatch, Reference, reference_step
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.batch import split
+from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.stages import layout_of
 from schedc_runtime.ranks.mesh import Mesh
@@ -39,9 +40,9 @@ class ReferenceCheck:
     name = "reference"
 
     def __init__(
-        self, model: nn.Module, program: Program, loss_fn: LossFunction, learning_rate: float, overlap: bool = False
+        self, model: nn.Module, program: Program, loss_fn: LossFunction, learning_rate: float, segmented: bool = False
     ) -> None:
-        self.program, self.loss_fn, self.overlap = program, loss_fn, overlap
+        self.program, self.loss_fn, self.segmented = program, loss_fn, segmented
         self.named = dict(model.named_parameters())
         self.partition = partition(model, program.stages, placement=program.placement, layout=layout_of(program))
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -56,7 +57,7 @@ class ReferenceCheck:
         microbatches: list[Microbatch] = [((part,), {}) for part in split(batch, count, batch.device)]
         expected = reference_step(
             self.partition, self.program, microbatches, split(targets, count, batch.device), self.loss_fn,
-            overlap=self.overlap,
+            segmented=self.segmented,
         )  # fmt: skip
         for name, parameter in self.named.items():
             parameter.grad = expected.grads.get(name)
@@ -82,7 +83,7 @@ class SerialCheck:
         plain = replace(plan, overlap=False, cells=(), recompute=())
         self.pipe = Pipeline(
             model, without_recomputation(program), loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain,
-            cells=serial, overlap=plan.overlap or bool(plan.cells),
+            cells=serial, cut=Cut(segmented=plan.overlap or bool(plan.cells)),
         )  # fmt: skip
         self.optimizer = torch.optim.SGD(self.pipe.parameters(), lr=learning_rate)
 

@@ -51,12 +51,12 @@ def reference_step(
     targets: Sequence[Any],
     loss_fn: LossFunction,
     *,
-    overlap: bool = False,
+    segmented: bool = False,
 ) -> Reference:
     """Loss and gradients of one step over ``microbatches`` (equal signatures) and their ``targets``.
 
     program: gives every rank's stages and order of work; None stands for one rank, ascending microbatches and full
-    backwards. overlap: as of the `Pipeline`. The partition's modules and their gradients are left as they are: a copy
+    backwards. segmented: as in a `Cut`. The partition's modules and their gradients are left as they are: a copy
     is run.
     """
     count = len(microbatches)
@@ -66,7 +66,7 @@ def reference_step(
             f" given {count} microbatches and {partition.stages} stages"
         )
     boundaries = infer_boundaries(partition, *microbatches[0])
-    ranks = _copies(partition, program, boundaries, loss_fn, overlap)
+    ranks = _copies(partition, program, boundaries, loss_fn, segmented)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
     for rank, kind, index, m in _serial(program, partition.stages, count):
@@ -87,7 +87,7 @@ def _copies(
     program: Program | None,
     boundaries: Sequence[Boundary],
     loss_fn: LossFunction,
-    overlap: bool,
+    segmented: bool,
 ) -> list[dict[int, Stage]]:
     """[ranks] the stages of each rank by number, of modules of its own; parameters that it shares stay shared."""
     ranks = program.ranks if program else 1
@@ -99,7 +99,7 @@ def _copies(
         for index, module in modules.items():
             uninstall(module)
             module.zero_grad()
-            stages[index] = new_stage(partition, index, module, program, loss_fn, overlap=overlap)
+            stages[index] = new_stage(partition, index, module, program, loss_fn, segmented=segmented)
             stages[index].bind(boundaries[index], boundaries[index + 1])
         result.append(stages)
     return result

@@ -45,7 +45,7 @@ class Partition(StageModules):
 
 
 _HELP = "pass the plain module, and a `mesh` of replicas: the pipeline sums their gradients"
-_HELP_SHARDED = f"{_HELP}; with `shard_dense=True` it spreads parameters over them, by FSDP2"
+_HELP_SHARDED = f"{_HELP}; with `Mesh(..., shard_dense=True)` it spreads parameters over them, by FSDP2"
 _WRAPPERS = {
     "DistributedDataParallel": _HELP, "DataParallel": _HELP, "ReplicateModule": _HELP,
     "FullyShardedDataParallel": _HELP_SHARDED, "FSDPModule": _HELP_SHARDED,

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedc.cell import CellCosts
-from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
-from schedc.layout.parts import Layout
 from schedc.passes.forward_only import forward_only
-from schedc.plan import Attachments, plan_of
-from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
+from schedc.plan import Attachments
+from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.partition import partition
-from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
-from schedc_runtime.pipeline.apply_plan import (
-    attach,
-    check_plan,
-    mesh_for,
-    recompute_stages,
-)
+from schedc_runtime.pipeline.assemble import Settings, assemble
 from schedc_runtime.pipeline.batch import StepRequest, agree, arguments, signature_of, split
-from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.contexts import evaluating, isolated_gradients
-from schedc_runtime.pipeline.guard import FailureGuard
+from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.losses import Leftovers, share_loss
+from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.router_bias import update_biases
-from schedc_runtime.pipeline.stages import (
-    copied_stages,
-    device_of,
-    layout_of,
-    make_stages,
-)
-from schedc_runtime.pipeline.state import joined_state, load_state, whole_state
+from schedc_runtime.pipeline.state import gather_state, load_state
 from schedc_runtime.ranks.mesh import Mesh, Place
-from schedc_runtime.ranks.network import Network
 from schedc_runtime.stage.stage import LossFunction, Stage
-
-if TYPE_CHECKING:
-    from schedc_runtime.data_parallel.fsdp import DenseSharding
 
 
 class Pipeline:
@@ -60,23 +40,20 @@ class Pipeline:
     it. Parameters and optimizer are ordinary torch; gradients add up until they are zeroed, as ever.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
-    costs, split_points, blocks, inputs: how the model is cut; see `partition`. layers: its ``layout``;
-        that of the program if a plan gave it one, and nothing is said here.
-    group: the process group of the pipeline's ranks (default: all processes); its backend carries the messages.
-    mesh: several pipelines side by side that train the same weights, and which of them share their experts; default:
-        one pipeline. Each replica brings a batch of its own, and gradients and loss are means over all of them.
-    in_process: run all ranks here, without torch.distributed (tests, a single GPU). Always so for one rank. With a mesh
-        a batch is that of all replicas, one after the other.
+    cut: how the model is cut into stages; by default as the program's layout says, else by parameters.
+    mesh: several pipelines side by side that train the same weights, and which of them share their experts; by default
+        one pipeline. Each replica brings a batch of its own. Gradients and loss are means over all replicas.
+    plan: what is attached to the schedule: expert ranks, how rows travel, recomputation, overlap; by default what the
+        program was compiled with.
+    cells: the order inside overlapped instructions, the same on all ranks: times of segments and exchanges to order
+        by, or a function that gives each cell's program; by default as the plan says.
+    group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
+    in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so. With a
+        mesh a batch is that of all replicas, one after the other.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
-    release_others: free the memory of the stages that other ranks hold; the model is then whole no longer.
-    plan: what is attached to the schedule - expert ranks, how rows travel, overlap; that of the program if it was
-        compiled from a plan, and nothing is said here.
-    cell_costs: times of segments and exchanges by which overlapped cells are ordered, the same on all ranks.
-    overlap: run stages in segments even in a model without expert layers.
-    cells: the order of segments and exchanges inside an instruction; by default as the plan says.
-    shard_dense: spread what is not an expert over the replicas of the mesh with FSDP2: parameters, their gradients and
-        so the optimizer's state are DTensors between steps, gathered for the time in which a stage works.
+
+    Other keywords are those of the release before, see `schedc_runtime.pipeline.old_keywords`.
     """
 
     def __init__(
@@ -85,76 +62,31 @@ class Pipeline:
         program: Program,
         *,
         loss_fn: LossFunction,
-        costs: Sequence[float] | None = None,
-        split_points: Sequence[str] | None = None,
-        blocks: str | None = None,
-        inputs: Sequence[str] | None = None,
-        layers: Layout | None = None,
-        group: dist.ProcessGroup | None = None,
+        cut: Cut | None = None,
         mesh: Mesh | None = None,
+        plan: Attachments | None = None,
+        cells: CellCosts | CellSource | None = None,
+        group: dist.ProcessGroup | None = None,
         in_process: bool = False,
         timeout: float = 300.0,
         check_finite: bool = True,
-        release_others: bool = False,
-        plan: Attachments | None = None,
-        cell_costs: CellCosts | None = None,
-        overlap: bool = False,
-        cells: CellSource | None = None,
-        shard_dense: bool = False,
+        **old: Any,
     ) -> None:
-        self.program = program
-        self.check_finite = check_finite
-        # First, since other ranks take part in it: whatever fails below then fails on its own.
-        self._device = device_of(model)
-        self.plan = plan or plan_of(program)
-        self.mesh = mesh_for(self.plan, program, mesh)
-        if self.mesh.pipeline != program.ranks:
-            raise RuntimeFault(
-                f"the program is for {program.ranks} ranks, the mesh has {self.mesh.pipeline} in a pipeline"
-            )
-        self._network = Network(self.mesh, group, in_process, timeout, self._device)
-        check_plan(self.plan, program, self.mesh)
-        self.partition = partition(
-            model,
-            program.stages,
-            costs=costs,
-            split_points=split_points,
-            layout=layers or layout_of(program),
-            blocks=blocks,
-            inputs=inputs,
-            placement=program.placement,
+        groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
+        assembly = assemble(
+            Settings(model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
         )
-        self._names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        self._local = self._network.local
-        self._shards: DenseSharding | None = None
-        if shard_dense:
-            from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
-
-            self._shards = DenseSharding(program, self.mesh, self._local, self._network.in_process)
-        self._stages = make_stages(self.partition, program, self._local, loss_fn, attach=self._attach, overlap=overlap)
-        recompute_stages(self._stages.values(), self.plan, program)
-        self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
-        self._copied = [stage for place in self._local for stage in self._shared_stages(place)]
-        """The stages here that another rank holds, too."""
-        self._evaluation: Program | None = None
-        cells = cells or cell_source(self.plan, cell_costs)
-        self._cells: dict[str, CellOnRank] = {}
-        for place in (place for place in self._local if place.replica == self.replica):
-            made = cells_on_rank(program, place.pipeline, self._stages[place], cells)
-            check_cells(program, place.pipeline, made, self._network.neighbours[place].experts)
-            self._cells |= made
-        self._bound_code = BoundCode(self.partition, self._stages, self.mesh, self._device, cells, self._shards)
-        self._steps = 0
+        self.program, self.check_finite = program, check_finite
+        self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
+        self.control = assembly.guard.control
         self.intervals: dict[int, list[Interval]] = {}
-        """Of the last step that was traced: per local rank of the first replica here, when each instruction ran."""
-        self._guard = FailureGuard(self._network, timeout, self._bound_code, tuple(self._held()))
-        self.control = self._guard.control
-        if release_others:
-            self.partition.release_others({stage.index for stage in self._held()})
-        self._introduce()
-        if self._shards is not None:
-            self._shards.shard()
-        self._guard.ready()
+        """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
+        self._network, self._device = assembly.network, assembly.device
+        self._local, self._stages, self._copied = assembly.places, assembly.stages, assembly.copied
+        self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
+        self._evaluation: Program | None = None
+        self._steps = 0
 
     @property
     def rank(self) -> int:
@@ -233,28 +165,14 @@ class Pipeline:
 
         strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
         """
-        load_state(list(self._held()), state, self._names, self._shards, strict)
+        load_state(self._assembly, state, strict)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU of rank 0, under the model's own names and in its order; {} elsewhere.
 
         A collective: all ranks must call it, between steps.
         """
-        owner = {
-            name: int(self.program.placement.rank_of_stage[0, stage])
-            for stage, module in enumerate(self.partition.modules)
-            for name in module.state_dict()
-        }
-        if self._network.in_process:
-            mine = joined_state(self._stages, self.mesh.experts)
-            return {name: mine[name].detach().cpu().clone() for name in self._names if name in mine}
-        with self._guard("gathering the state dict"):
-            self.control.gather("full_state_dict", None)
-            mine = whole_state(self._held(), self._shards)
-            gathered = self._network.gather_tensors(
-                {name: (owner[name], *spec) for name, spec in self._names.items() if name in owner}, mine, self._device
-            )
-            return gathered if self.replica == 0 else {}
+        return gather_state(self._assembly)
 
     def update_biases(self) -> None:
         """Move the routers' biases against the load since the last call, as loss-free balancing has it.
@@ -287,30 +205,7 @@ class Pipeline:
         self._network.close()
 
     def _held(self) -> Iterator[Stage]:
-        return (stage for place in self._local for stage in self._stages[place].values())
-
-    def _shared_stages(self, place: Place) -> list[Stage]:
-        """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
-        held = self._stages[place]
-        return (
-            list(held.values())
-            if self.mesh.replicas > 1
-            else [held[i] for i in copied_stages(self.program, place.pipeline)]
-        )
-
-    def _attach(self, place: Place, modules: Iterable[nn.Module]) -> None:
-        modules = list(modules)
-        near = self._network.neighbours[place]
-        attach(modules, self.plan, near.experts, self.mesh, near.replicas)
-        if self._shards is not None:
-            self._shards.take(place, modules, self._device)
-
-    def _introduce(self) -> None:
-        """All ranks must run the same program on the same model: a mistake here would be a hang later."""
-        self.control.meet()
-        mine = {"mesh": repr(self.mesh), **plan_prints(self.plan, self._held())}
-        mine |= fingerprint(self.program, self._names, self.partition.blocks, self._copied, self._cells)
-        check_fingerprints(self.control.gather("building the pipeline", mine), self.control.names)
+        return self._assembly.held()
 
     def _run(
         self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool

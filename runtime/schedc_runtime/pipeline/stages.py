@@ -36,18 +36,18 @@ def stages_on(program: Program, rank: int) -> list[int]:
     return stages
 
 
-def make_stages(
+def stages_of_places(
     parts: Partition,
     program: Program,
     places: Iterable[Place],
     loss_fn: LossFunction,
     *,
     attach: Callable[[Place, Iterable[nn.Module]], None],
-    overlap: bool = False,
+    segmented: bool = False,
 ) -> dict[Place, StagesByIndex]:
     """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
 
-    attach: spreads the experts of a place's modules. overlap: see `new_stage`.
+    attach: spreads the experts of a place's modules. segmented: see `new_stage`.
     """
     taken: set[int] = set()
     own: dict[Place, dict[int, nn.Module]] = {}
@@ -59,7 +59,7 @@ def make_stages(
     for place, held in own.items():
         attach(place, held.values())
     return {
-        place: {i: new_stage(parts, i, module, program, loss_fn, overlap=overlap) for i, module in held.items()}
+        place: {i: new_stage(parts, i, module, program, loss_fn, segmented=segmented) for i, module in held.items()}
         for place, held in own.items()
     }
 
@@ -71,14 +71,14 @@ def new_stage(
     program: Program | None,
     loss_fn: LossFunction,
     *,
-    overlap: bool = False,
+    segmented: bool = False,
 ) -> Stage:
     """Stage ``index`` of a partition, of ``module``, its own or a copy.
 
     It runs in segments if any stage of the model has an exchange inside, since an overlapped pair needs both of its
-    stages so, and, with ``overlap``, in a model without any.
+    stages so, and, with ``segmented``, in a model without any.
     """
-    if overlap or any(exchanges_in(part) for part in parts.modules):
+    if segmented or any(exchanges_in(part) for part in parts.modules):
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
     deferring = program is not None and splits_backward(program)

@@ -1,33 +1,26 @@
-"""States of a pipeline's stages: the local part of a whole model's state loaded, and the whole put together again."""
+"""State dicts of a pipeline: the local part of a whole model's state loaded, and the whole state gathered."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from schedc_runtime.data_parallel.fsdp import DenseSharding
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
+from schedc_runtime.pipeline.assemble import Assembly
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Place
-from schedc_runtime.stage.stage import Stage
 
 
-def load_state(
-    stages: Collection[Stage],
-    state: Mapping[str, Tensor],
-    known: Collection[str],
-    shards: DenseSharding | None,
-    strict: bool,
-) -> None:
-    """Load what ``stages`` hold of the state of a whole model; of experts and sharded parts what lies here.
+def load_state(assembly: Assembly, state: Mapping[str, Tensor], strict: bool) -> None:
+    """Load what the stages here hold of the state of a whole model; of experts and sharded parts what lies here.
 
-    known: the names that the model has. strict: raise `RuntimeFault` if the state lacks a name of a stage held here, or
-    has one that the model has not.
+    strict: raise `RuntimeFault` if the state lacks a name of a stage held here, or has one that the model has not.
     """
+    shards, stages = assembly.shards, list(assembly.held())
     wanted = {name for stage in stages for name in stage.module.state_dict()}
-    missing, unknown = sorted(wanted - state.keys()), sorted(state.keys() - set(known))
+    missing, unknown = sorted(wanted - state.keys()), sorted(state.keys() - assembly.names.keys())
     if strict and (missing or unknown):
         raise RuntimeFault(f"state dict does not fit: missing {missing}, unknown {unknown}", "or pass strict=False")
     for stage in stages:
@@ -36,18 +29,39 @@ def load_state(
         stage.module.load_state_dict(shards.parts_of(stage.module, part) if shards else part, strict=False)
 
 
-def whole_state(stages: Iterable[Stage], shards: DenseSharding | None) -> dict[str, Tensor]:
-    """The state of ``stages`` with all experts and sharded parts: a collective of the ranks that hold the others."""
-    mine = {name: value for stage in stages for name, value in full_state_dict(stage.module).items()}
-    return shards.whole(mine) if shards else mine
+def gather_state(assembly: Assembly) -> dict[str, Tensor]:
+    """The whole model's state on the CPU of rank 0 of the first replica, in the model's order; {} elsewhere.
+
+    A collective of all ranks, between steps.
+    """
+    names, network = assembly.names, assembly.network
+    if network.in_process:
+        joined = _joined_state(assembly.stages, assembly.mesh.experts)
+        return {name: joined[name].detach().cpu().clone() for name in names if name in joined}
+    owner = {
+        name: int(assembly.program.placement.rank_of_stage[0, stage])
+        for stage, module in enumerate(assembly.partition.modules)
+        for name in module.state_dict()
+    }
+    with assembly.guard("gathering the state dict"):
+        assembly.guard.control.gather("full_state_dict", None)
+        wanted = {name: (owner[name], *spec) for name, spec in names.items() if name in owner}
+        gathered = network.gather_tensors(wanted, _whole_state(assembly), assembly.device)
+    return gathered if assembly.places[0].replica == 0 else {}
 
 
-def joined_state(stages: Mapping[Place, StagesByIndex], experts: int) -> dict[str, Tensor]:
-    """All ranks in one process: the state of the first replicas, the parts of their ``experts`` ranks put together."""
+def _whole_state(assembly: Assembly) -> dict[str, Tensor]:
+    """The state of the stages here with all experts and whole parameters. A collective of the ranks of the others."""
+    mine = {name: value for stage in assembly.held() for name, value in full_state_dict(stage.module).items()}
+    return assembly.shards.whole(mine) if assembly.shards else mine
+
+
+def _joined_state(stages: Mapping[Place, StagesByIndex], experts: int) -> dict[str, Tensor]:
+    """The state of the first replica, all ranks being in one process, with the experts of ``experts`` ranks joined."""
     joined: dict[str, Tensor] = {}
     for place, held in stages.items():
         if place.replica == 0:
             for index, stage in held.items():
-                sharing = [stages[place._replace(replica=each)][index] for each in range(experts)]
+                sharing = [stages[place._replace(replica=replica)][index] for replica in range(experts)]
                 joined |= join_shards(stage.module, [dict(each.module.state_dict()) for each in sharing])
     return joined

@@ -34,13 +34,18 @@ class Mesh:
     an expert's gradients are summed over the ``data`` ranks that hold the same part.
 
     Process ``pipeline rank * replicas + replica`` of the world, so that an expert group lies on neighbouring processes;
-    replica ``d * experts + e``. per_node: how many ranks of an expert group lie in one node; 0: all of them.
+    replica ``d * experts + e``.
+
+    per_node: how many ranks of an expert group lie in one node; 0: all of them.
+    shard_dense: spread what is not an expert over the replicas with FSDP2. Parameters, their gradients and so the
+        optimizer's state are DTensors between steps, gathered while their stage works.
     """
 
     pipeline: int
     experts: int = 1
     data: int = 1
     per_node: int = 0
+    shard_dense: bool = False
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.experts, self.data) < 1 or self.per_node < 0:

@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from schedc.compiler import compile as compile_schedule
 from schedc.interchange.torch_lowered import to_lowered_csv
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 
 _WIDTH = 8
 _ROWS = 3
@@ -90,7 +90,9 @@ def unlike_ours(rank: int, world_size: int, names: list[str], sizes: dict[str, i
         theirs = {index: _normed(index) for index, holder in enumerate(home) if holder == rank}
         step(theirs, str(path), "compute_comms", home, data, rank)
         points = [str(index) for index in range(1, program.stages)]
-        pipe = Pipeline(everything, program, loss_fn=nn.functional.mse_loss, blocks="", split_points=points, timeout=30)
+        pipe = Pipeline(
+            everything, program, loss_fn=nn.functional.mse_loss, cut=Cut(blocks="", split_points=points), timeout=30
+        )
         pipe.step(*data)
         ours = {name: parameter.grad.flatten().tolist() for name, parameter in pipe.named_parameters()}
         expected = gradients(theirs)

@@ -50,7 +50,7 @@ def measured(model: torch.nn.Module, stages: int, *, split: bool = True, overlap
     bench = Bench(ExpertGroup.solo(), torch.device("cpu"), warmup=1, repetitions=3)
     inputs = boundaries[0].pack(parts.bind((batch,)))
     return measure_stages(
-        parts, boundaries, inputs, targets, next_token_loss, bench, split=split, overlap=overlap
+        parts, boundaries, inputs, targets, next_token_loss, bench, split=split, segmented=overlap
     )  # fmt: skip
 
 
@@ -166,9 +166,9 @@ def test_cell_costs_of_a_file_order_cells() -> None:
     assert loaded is not None
     program = schedc.compile("1f1b", P=1, M=2)
     plan = schedc.plan.Attachments(overlap=True)
-    pipe = Pipeline(small_moe(2, 0), program, loss_fn=next_token_loss, plan=plan, cell_costs=loaded.costs)
+    pipe = Pipeline(small_moe(2, 0), program, loss_fn=next_token_loss, plan=plan, cells=loaded.costs)
     names = pipe.held(pipe.places[0])[0].shape.names
-    steps = [f"{step.action} {names[step.node]}" for step in pipe._cells["F of 0"].program.steps]
+    steps = [f"{step.action} {names[step.node]}" for step in pipe._assembly.cells["F of 0"].program.steps]
     start, filler, wait = (steps.index(x) for x in ("start 0.routing.node", "run 0.shared", "wait 0.routing.node"))
     assert start < filler < wait
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     for shard in (False, True):
         model = small_moe() if kind == "moe" else small_gpt()
         names = list(model.state_dict())
-        pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=mesh, timeout=60, shard_dense=shard)
+        pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), timeout=60)
         results.append(_trained(pipe, batch, targets))
         parameters = dict(pipe.named_parameters())
         sharded = [name for name, p in parameters.items() if isinstance(p, DTensor)]

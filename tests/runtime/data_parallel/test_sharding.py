@@ -59,4 +59,4 @@ def test_dense_parameters_of_several_types_are_refused() -> None:
 def test_a_pipeline_in_one_process_says_so() -> None:
     program = schedc.compile("1f1b", P=2, M=4)
     with pytest.raises(RuntimeFault, match="start one process per rank"):
-        Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2), in_process=True, shard_dense=True)
+        Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=Mesh(2, 1, 2, shard_dense=True), in_process=True)

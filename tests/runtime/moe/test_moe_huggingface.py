@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import schedc
 from schedc.plan import Attachments, Method
-from schedc_runtime import Mesh, Pipeline
+from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.huggingface import original_state_dict, swap_experts
 from schedc_runtime.moe.layer import MoELayer
@@ -119,8 +119,8 @@ def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -
     swap_experts(model)
     swap_experts(alone)
     pipe = Pipeline(
-        model, schedc.compile("zbv", P=2, M=4), loss_fn=loss_fn, inputs=["input_ids"], in_process=True,
-        costs=[1.0] * 3, check_finite=False,
+        model, schedc.compile("zbv", P=2, M=4), loss_fn=loss_fn, in_process=True,
+        cut=Cut(inputs=["input_ids"], costs=[1.0] * 3), check_finite=False,
     )  # fmt: skip
     tokens, targets = batch(4)
     optimizers = [torch.optim.Adam(pipe.parameters(), lr=1e-2), torch.optim.Adam(alone.parameters(), lr=1e-2)]
@@ -145,8 +145,9 @@ def test_swapped_experts_are_shared_by_two_nodes(name: str, sizes: dict[str, Any
     model, original = make(name, sizes, torch.float64), make(name, sizes, torch.float64)
     swap_experts(model)
     pipe = Pipeline(
-        model, schedc.compile("1f1b_overlap", P=2, M=2), loss_fn=loss_fn, inputs=["input_ids"], in_process=True,
-        mesh=Mesh(2, 2, per_node=1), plan=Attachments(method=Method.HIERARCHICAL, overlap=True),
+        model, schedc.compile("1f1b_overlap", P=2, M=2), loss_fn=loss_fn, in_process=True,
+        cut=Cut(inputs=["input_ids"]), mesh=Mesh(2, 2, per_node=1),
+        plan=Attachments(method=Method.HIERARCHICAL, overlap=True),
     )  # fmt: skip
     tokens, targets = batch(8)
     loss = pipe.step({"input_ids": tokens}, targets)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition import partition
@@ -98,7 +98,7 @@ def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
     """First and last stage lie on one rank in a V; deferred weight gradients of both add up in one parameter."""
     model, twin = (make("Llama", tie_word_embeddings=True) for _ in range(2))
     program = schedc.compile("zbv", P=2, M=4)
-    pipe = Pipeline(model, program, loss_fn=loss_fn, inputs=["input_ids"], in_process=True)
+    pipe = Pipeline(model, program, loss_fn=loss_fn, cut=Cut(inputs=["input_ids"]), in_process=True)
     tokens = torch.arange(8 * TOKENS).reshape(8, TOKENS) % VOCAB
     loss = pipe.step({"input_ids": tokens}, tokens)
     expected = loss_fn(twin(input_ids=tokens, use_cache=False).logits, tokens)

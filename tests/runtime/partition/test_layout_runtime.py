@@ -14,7 +14,7 @@ from schedc.ir.json import program_to_json
 from schedc.ir.load import load_program
 from schedc.ir.placement import loop
 from schedc.layout import Model, balance, even, padded, parse_layout
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import partition
 from schedc_runtime.testing import pool
@@ -36,7 +36,7 @@ def test_parity(schedule: str, text: str) -> None:
     program, layout = compile_schedule(schedule, **SCHEDULES[schedule]), parse_layout(text)
     model = small_gpt(blocks=7)
     names = sorted(model.state_dict())
-    pipe = Pipeline(model, program, loss_fn=next_token_loss, layers=layout, in_process=True)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, cut=Cut(layers=layout), in_process=True)
     assert check_parity(pipe, model, 2 * program.microbatches) == sorted(name for name, _ in model.named_parameters())
     assert sorted(pipe.state_dict()) == names
     for stage in range(4):
@@ -63,7 +63,9 @@ def test_a_plan_is_executed_without_being_told_again(plan: str, tmp_path: Path) 
         len(stage) - sum(part.kind in ("noop", "embedding", "head") for part in stage) for stage in layout.stages
     ]
     assert [len(held) for held in pipe.partition.blocks] == of_stages
-    given = Pipeline(small_gpt(blocks=7), program, loss_fn=next_token_loss, layers=even(Model(7), 4), in_process=True)
+    given = Pipeline(
+        small_gpt(blocks=7), program, loss_fn=next_token_loss, cut=Cut(layers=even(Model(7), 4)), in_process=True
+    )
     assert [len(held) for held in given.partition.blocks] == [2, 2, 2, 1]
 
 
@@ -83,7 +85,7 @@ def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> 
     for embedding in (model.token_embedding, model.position_embedding):
         embedding.requires_grad_(False)
     text = "E|t*5L" if program.stages == 2 else "E|tt|t|ttL"
-    pipe = Pipeline(model, program, loss_fn=next_token_loss, layers=parse_layout(text), in_process=True)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, cut=Cut(layers=parse_layout(text)), in_process=True)
     trained = sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     assert check_parity(pipe, model, 2 * program.microbatches) == trained  # of those that have a gradient at all
     assert not any("embedding" in name for name in trained)
@@ -110,7 +112,7 @@ def different_layouts(rank: int, world_size: int) -> str:
     program = compile_schedule("1f1b", P=2, M=2)
     layout = parse_layout("Ett|ttL" if rank else "Et|tttL")
     try:
-        Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, layers=layout, timeout=20)
+        Pipeline(small_gpt(blocks=4), program, loss_fn=next_token_loss, cut=Cut(layers=layout), timeout=20)
     except RuntimeFault as error:
         return str(error).partition("\n")[0]
     return "built"

@@ -259,7 +259,7 @@ def test_it_is_told_by_its_name() -> None:
 def test_backwards_behind_it_have_cells_of_their_own() -> None:
     program = with_rs(compiled("1f1b", {"P": 2, "M": 4}, f"{TWO_NODES}  overlap auto\n  recompute full"))
     pipe = Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True)
-    cells = pipe._cells
+    cells = pipe._assembly.cells
     halves = {name: {step.half for step in cell.program.steps} for name, cell in cells.items()}
     assert halves["R of 1"] == {Half.RECOMPUTE}
     assert halves["B of 1"] == {Half.RECOMPUTE, Half.BACKWARD, Half.WEIGHT}

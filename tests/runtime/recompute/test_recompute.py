@@ -22,7 +22,7 @@ from schedc.ir.program import InstructionKind
 from schedc.plan import Attachments
 from schedc.plan.recompute_bytes import saving
 from schedc.plan.values import By, Level, Recompute
-from schedc_runtime import Mesh, Pipeline
+from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
@@ -136,7 +136,9 @@ def test_dense_stages(level: Level, overlap: bool) -> None:
     ]
     found = []
     for plan in plans:
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, plan=plan, overlap=overlap)
+        pipe = Pipeline(
+            model(), program, loss_fn=next_token_loss, in_process=True, plan=plan, cut=Cut(segmented=overlap)
+        )
         torch.manual_seed(1)
         loss = pipe.step(*tokens(6))
         found.append({"loss": loss, **{name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}})

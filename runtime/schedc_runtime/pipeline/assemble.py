@@ -1,0 +1,240 @@
+"""Builds what a pipeline consists of, in named steps over one value.
+
+    find_device  choose_mesh  connect  check_attachments  cut_model  make_stages  order_cells  prepare_code
+    guard_failures  release_modules  compare_ranks  shard_parameters
+
+A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
+other step is this rank's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from schedc.cell import CellCosts
+from schedc.cell.issue_order import CellOnRank
+from schedc.ir.program import Program
+from schedc.plan import Attachments, plan_of
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
+from schedc_runtime.partition import Partition, partition
+from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
+from schedc_runtime.pipeline.apply_plan import attach, check_plan, mesh_for, recompute_stages
+from schedc_runtime.pipeline.bound import BoundCode
+from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.guard import FailureGuard
+from schedc_runtime.pipeline.stages import StagesByIndex, copied_stages, device_of, layout_of, stages_of_places
+from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.network import Network
+from schedc_runtime.stage.stage import LossFunction, Stage
+
+if TYPE_CHECKING:
+    from schedc_runtime.data_parallel.fsdp import DenseSharding
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a `Pipeline` was given; see there."""
+
+    model: nn.Module
+    program: Program
+    loss_fn: LossFunction
+    cut: Cut
+    mesh: Mesh | None
+    plan: Attachments | None
+    cells: CellCosts | CellSource | None
+    group: dist.ProcessGroup | None
+    in_process: bool
+    timeout: float
+
+
+@dataclass
+class Assembly:
+    """What a pipeline consists of; each step of `STEPS` sets some of it.
+
+    names: shape and dtype of each entry of the model's state. shards: of the dense parts, where they are sharded.
+    stages: of each place in this process, by index. copied: those of them that another rank holds, too.
+    cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
+    """
+
+    settings: Settings
+    device: torch.device = field(init=False)
+    plan: Attachments = field(init=False)
+    mesh: Mesh = field(init=False)
+    network: Network = field(init=False)
+    partition: Partition = field(init=False)
+    names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
+    shards: DenseSharding | None = None
+    stages: dict[Place, StagesByIndex] = field(init=False)
+    copied: list[Stage] = field(init=False)
+    cell_source: CellSource = field(init=False)
+    cells: dict[str, CellOnRank] = field(init=False)
+    bound_code: BoundCode = field(init=False)
+    guard: FailureGuard = field(init=False)
+
+    @property
+    def program(self) -> Program:
+        return self.settings.program
+
+    @property
+    def places(self) -> list[Place]:
+        """The places of the mesh that are in this process."""
+        return self.network.local
+
+    def held(self) -> Iterator[Stage]:
+        """The stages of all places here."""
+        return (stage for place in self.places for stage in self.stages[place].values())
+
+
+def assemble(settings: Settings) -> Assembly:
+    """A collective of all ranks of the mesh. Raises `RuntimeFault`, `DiagnosticError` and `PartitionError`."""
+    assembly = Assembly(settings)
+    for step in STEPS:
+        step(assembly)
+    return assembly
+
+
+def find_device(assembly: Assembly) -> None:
+    """The device is the model's."""
+    assembly.device = device_of(assembly.settings.model)
+
+
+def choose_mesh(assembly: Assembly) -> None:
+    """The plan and the mesh, both by default those of the program."""
+    settings, program = assembly.settings, assembly.program
+    assembly.plan = settings.plan or plan_of(program)
+    assembly.mesh = mesh_for(assembly.plan, program, settings.mesh)
+    if assembly.mesh.pipeline != program.ranks:
+        raise RuntimeFault(
+            f"the program is for {program.ranks} ranks, the mesh has {assembly.mesh.pipeline} in a pipeline"
+        )
+
+
+def connect(assembly: Assembly) -> None:
+    """The network. It comes before all that can fail on one rank alone, since other ranks wait for it."""
+    settings = assembly.settings
+    assembly.network = Network(assembly.mesh, settings.group, settings.in_process, settings.timeout, assembly.device)
+
+
+def check_attachments(assembly: Assembly) -> None:
+    """A plan made in Python goes through the checks of a plan's lines."""
+    check_plan(assembly.plan, assembly.program, assembly.mesh)
+
+
+def cut_model(assembly: Assembly) -> None:
+    """The stages' modules, and the names that the whole model's state has."""
+    model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
+    assembly.partition = partition(
+        model,
+        program.stages,
+        costs=cut.costs,
+        split_points=cut.split_points,
+        layout=cut.layers or layout_of(program),
+        blocks=cut.blocks,
+        inputs=cut.inputs,
+        placement=program.placement,
+    )
+    assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
+
+
+def make_stages(assembly: Assembly) -> None:
+    """The stages of the places here: experts and dense parts spread, recomputation set."""
+    settings, program, network = assembly.settings, assembly.program, assembly.network
+    if assembly.mesh.shard_dense:
+        from schedc_runtime.data_parallel.fsdp import DenseSharding  # FSDP2 takes a second to import
+
+        assembly.shards = DenseSharding(program, assembly.mesh, assembly.places, network.in_process)
+
+    def spread(place: Place, modules: Iterable[nn.Module]) -> None:
+        modules, near = list(modules), network.neighbours[place]
+        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas)
+        if assembly.shards is not None:
+            assembly.shards.take(place, modules, assembly.device)
+
+    assembly.stages = stages_of_places(
+        assembly.partition, program, assembly.places, settings.loss_fn, attach=spread, segmented=settings.cut.segmented
+    )
+    recompute_stages(assembly.stages.values(), assembly.plan, program)
+    assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
+
+
+def _copied(assembly: Assembly, place: Place) -> list[Stage]:
+    """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
+    held = assembly.stages[place]
+    if assembly.mesh.replicas > 1:
+        return list(held.values())
+    return [held[index] for index in copied_stages(assembly.program, place.pipeline)]
+
+
+def order_cells(assembly: Assembly) -> None:
+    """The order inside each instruction on segmented stages, checked."""
+    cells, program, network = assembly.settings.cells, assembly.program, assembly.network
+    source = cell_source(assembly.plan, cells) if cells is None or isinstance(cells, CellCosts) else cells
+    assembly.cell_source, assembly.cells = source, {}
+    for place in assembly.places:
+        if place.replica == assembly.places[0].replica:
+            listed = cells_on_rank(program, place.pipeline, assembly.stages[place], source)
+            check_cells(program, place.pipeline, listed, network.neighbours[place].experts)
+            assembly.cells |= listed
+
+
+def prepare_code(assembly: Assembly) -> None:
+    """Where the code of each kind of batch is bound, once its shapes are known."""
+    assembly.bound_code = BoundCode(
+        assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards
+    )
+
+
+def guard_failures(assembly: Assembly) -> None:
+    """From here on a failure on one rank is raised on all of them."""
+    assembly.guard = FailureGuard(
+        assembly.network, assembly.settings.timeout, assembly.bound_code, tuple(assembly.held())
+    )
+
+
+def release_modules(assembly: Assembly) -> None:
+    """Free the stages of other ranks, if the cut says so."""
+    if assembly.settings.cut.release_others:
+        assembly.partition.release_others({stage.index for stage in assembly.held()})
+
+
+def compare_ranks(assembly: Assembly) -> None:
+    """All ranks must run the same program on the same model: a difference would be a deadlock later."""
+    control = assembly.guard.control
+    control.meet()
+    prints = {
+        "mesh": repr(assembly.mesh),
+        **plan_prints(assembly.plan, assembly.held()),
+        **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
+    }
+    check_fingerprints(control.gather("building the pipeline", prints), control.names)
+
+
+def shard_parameters(assembly: Assembly) -> None:
+    """Last, since until now every step may read whole parameters."""
+    if assembly.shards is not None:
+        assembly.shards.shard()
+    assembly.guard.ready()
+
+
+STEPS: tuple[Callable[[Assembly], None], ...] = (
+    find_device,
+    choose_mesh,
+    connect,
+    check_attachments,
+    cut_model,
+    make_stages,
+    order_cells,
+    prepare_code,
+    guard_failures,
+    release_modules,
+    compare_ranks,
+    shard_parameters,
+)
+"""What `assemble` does, in order."""
