@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from project.console import Command, File, run, session, shows
 from schedc.cli import main
 from schedc.codes import CODES
 from schedc.compiler import analyse, legal_schedule
@@ -29,22 +28,55 @@ DOCUMENTS = [
 ]
 
 
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
 def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def commands() -> list[str]:
-    """The ``$ schedc`` lines of all documents; `run` and what reads its traces are tested with the runtime."""
-    lines = [line for path in DOCUMENTS for block in blocks(path, "console") for line in block.splitlines()]
-    return [line[2:] for line in lines if line.startswith("$ schedc ") and not re.search(" run | --trace ", line)]
+def console(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Follow a page from its top in a folder beside the examples; every output must be what the page shows."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(folder)
+    for part in session(path.read_text(encoding="utf-8")):
+        if isinstance(part, File):
+            (folder / part.name).write_text(part.text, encoding="utf-8")
+            continue
+        status, output = run(part, folder)
+        assert status == part.status, f"{part.line}\n{output}"
+        assert not part.shown or shows(part.shown, output), f"{part.line}\n{output}"
 
 
-@pytest.mark.parametrize("command", commands())
-def test_console_examples_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert result.exit_code == 0, result.output
+def pages(processes: bool) -> list[Path]:
+    """The pages with commands: those that start processes, or the others."""
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    commands = {path: [part for part in session(text) if isinstance(part, Command)] for path, text in texts.items()}
+    return [path for path, each in commands.items() if each and any(c.starts_processes for c in each) == processes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", pages(processes=False), ids=name_of)
+def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console(path, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("path", pages(processes=True), ids=name_of)
+def test_a_page_that_trains_shows_what_its_commands_print(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console(path, tmp_path, monkeypatch)
+
+
+def test_only_commands_that_are_run_stand_in_console_blocks() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        commands = [part for part in session(text) if isinstance(part, Command)]
+        assert len(commands) == len(re.findall(r"^\$ ", text, re.MULTILINE)), path
+        assert {command.line.split()[0] for command in commands} <= {"schedc", "python", "torchrun"}, path
 
 
 def test_the_schedule_of_the_readme_is_the_librarys(tmp_path: Path) -> None:
@@ -63,7 +95,7 @@ def test_the_readme_lists_the_library() -> None:
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(names())
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
@@ -72,7 +104,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert exists, f"{path.name}: {target}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_make_targets_and_files_named_in_documents_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import time
 from pathlib import Path
 
@@ -399,21 +398,6 @@ def test_wrong_costs_are_wrong_usage(tmp_path: Path) -> None:
 
 
 LAYERS_MD = (ROOT / "docs" / "reference" / "layers.md").read_text(encoding="utf-8")
-
-
-def console_examples() -> list[tuple[str, list[str]]]:
-    """Each command of docs/reference/layers.md with the lines of its output that the page shows."""
-    blocks = re.findall(r"```console\n(.*?)```", LAYERS_MD, re.DOTALL)
-    parts = [part.splitlines() for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part]
-    return [(lines[0], lines[1:]) for lines in parts]
-
-
-@pytest.mark.parametrize(("command", "shown"), console_examples())
-def test_the_page_shows_what_the_command_prints(command: str, shown: list[str]) -> None:
-    result = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert result.exit_code == 0, result.output
-    lines = iter(result.output.splitlines())
-    assert all(line in lines for line in shown), result.output  # in this order
 
 
 def test_the_costs_and_the_table_of_the_page() -> None:
