@@ -1,1 +1,1 @@
-"""Pictures of a schedule."""
+"""Drawings of schedules, cells and stages: as SVG, as a page, as text, as graphs."""

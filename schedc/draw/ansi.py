@@ -1,4 +1,4 @@
-"""Coloured text of terminals: a style per character, written with as few control sequences as it takes."""
+"""Coloured text for terminals: styled characters, written with as few control sequences as possible."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 PLAIN, CUBE, TRUE = 0, 256, 1 << 24
-"""Numbers of colours: none (ASCII only), those of xterm's palette, all of RGB."""
+"""Numbers of colours: none (ASCII characters only), xterm's palette, all of RGB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Colours as ``#rrggbb`` or empty for those of the terminal."""
+    """The look of characters. Colours are ``#rrggbb``; an empty string keeps the terminal's colour."""
 
     ink: str = ""
     fill: str = ""
@@ -34,7 +34,7 @@ class StyledText:
 
 
 def paint(texts: Iterable[StyledText], colours: int) -> str:
-    """The texts in a row. Without colours the characters alone."""
+    """Joins the texts, styled by control sequences; with `PLAIN` colours, the characters alone."""
     parts = []
     for style, run in groupby(texts, key=lambda text: text.style):
         characters = "".join(text.characters for text in run)
@@ -62,10 +62,10 @@ def _true(colour: str) -> str:
 
 
 _STEPS = (0, 95, 135, 175, 215, 255)
-"""Values of a channel in xterm's 6 x 6 x 6 cube, which is colours 16 to 231."""
+"""Values of a channel in xterm's 6 x 6 x 6 cube, which has the numbers 16 to 231."""
 
 
 def _nearest(colour: str) -> int:
-    """The colour of xterm's cube that is nearest in every channel."""
+    """The number of the colour in xterm's cube that is nearest in every channel."""
     red, green, blue = (min(range(6), key=lambda i: abs(_STEPS[i] - value)) for value in _channels(colour))
     return 16 + 36 * red + 6 * green + blue

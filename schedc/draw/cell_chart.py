@@ -1,4 +1,4 @@
-"""What there is to draw of one cell from inside: its program and the serial order, lane by lane."""
+"""The inside of one cell, to be drawn: its program and the serial order, as spans on lanes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
 
 KINDS = {Half.FORWARD: OpKind.F, Half.RECOMPUTE: OpKind.R, Half.BACKWARD: OpKind.I, Half.WEIGHT: OpKind.W}
-"""Whose colours each half has."""
+"""The op kind whose colours each half has."""
 
 PASSES = {
     Half.FORWARD: "forward",
@@ -34,20 +34,20 @@ class Panel:
     played: Played
 
     def spans(self, lane: Lane) -> list[StepSpan]:
-        """What the lane does, by time; what takes none is left out."""
+        """The steps of a lane that take time, by their begin."""
         mine = [span for span in self.played.spans if span.task.lane is lane and span.time > 0]
         return sorted(mine, key=lambda span: span.begin)
 
     @property
     def marks(self) -> list[tuple[str, float]]:
-        """What leaves the cell, and when."""
+        """(name, time) of the tensors that leave the cell."""
         named = (("activation leaves", self.played.activation_at), ("gradient leaves", self.played.gradient_at))
         return [(name, time) for name, time in named if time is not None]
 
 
 @dataclass(frozen=True)
 class CellChart:
-    """A kind of cell on two stages (of which it uses one, or both)."""
+    """A kind of cell on the stages of its forward and of its backward; a cell of one op has the same stage twice."""
 
     schedule: str
     kind: CellKind
@@ -72,7 +72,7 @@ class CellChart:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """Compute, and the lanes that carry anything."""
+        """The compute lane, and the exchange lanes that carry anything."""
         used = {span.task.lane for span in self.overlapped.played.spans if span.time > 0}
         return (Lane.COMPUTE, *(lane for lane in EXCHANGE_LANES if lane in used))
 
@@ -82,7 +82,7 @@ class CellChart:
 
     @cached_property
     def usual(self) -> float:
-        """The time of a task that is longer than most, small hops left aside; 0 where none takes any."""
+        """Time that two thirds of the steps do not exceed, without hops inside nodes; 0 where no step takes time."""
         shown = [span for lane in self.lanes if lane is not Lane.NODE for span in self.overlapped.spans(lane)]
         times = sorted(span.time for span in shown)
         return times[len(times) * 2 // 3] if times else 0.0
@@ -94,23 +94,23 @@ class CellChart:
 
     @property
     def facts(self) -> list[str]:
-        found = self.kind.prediction
-        bound = "its longest chain" if found.bound == "chain" else found.bound
+        prediction = self.kind.prediction
+        bound = "its longest chain" if prediction.bound == "chain" else prediction.bound
         return [
-            f"{quantity(found.duration)} overlapped, {quantity(self.serial.played.duration)} serial",
-            f"compute {quantity(found.compute)}",
+            f"{quantity(prediction.duration)} overlapped, {quantity(self.serial.played.duration)} serial",
+            f"compute {quantity(prediction.compute)}",
             *(
                 f"{lane} {quantity(use.busy)}, exposed {quantity(use.exposed)}"
-                for lane, use in zip(EXCHANGE_LANES, found.lanes, strict=True)
+                for lane, use in zip(EXCHANGE_LANES, prediction.lanes, strict=True)
                 if use.busy
             ),
-            f"hidden {100 * found.hidden:.1f} %",
+            f"hidden {100 * prediction.hidden:.1f} %",
             f"bound by {bound}",
         ]
 
 
 def hover(span: StepSpan) -> str:
-    """``0.experts, forward, 20 to 40 (20)``."""
+    """The hover text of a step: ``0.experts, forward, 20 to 40 (20)``."""
     return f"{node_name(span)}, {PASSES[span.task.half]}, {interval(span)}"
 
 
@@ -119,13 +119,13 @@ def interval(span: StepSpan) -> str:
 
 
 def node_name(span: StepSpan) -> str:
-    """``0.experts``, ``1.dispatch.rail``: the name of the task without its half."""
+    """The name of a step without its half: ``0.experts``, ``1.dispatch.rail``."""
     rest = span.task.name.partition(".")[2]
     return rest.removesuffix({Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.RECOMPUTE: ".again"}.get(span.task.half, ""))
 
 
 def labels(span: StepSpan) -> Iterator[str]:
-    """What may stand in the box of a task, the longest first: ``0 experts``, ``0 exp``, ``0``."""
+    """Labels for the box of a step, the longest first: ``0 experts``, ``0 exp``, ``0``."""
     layer, dot, rest = node_name(span).partition(".")
     role = rest.removesuffix(f".{span.task.lane}") if dot else layer
     number = f"{layer} " if dot else ""
@@ -136,6 +136,6 @@ def labels(span: StepSpan) -> Iterator[str]:
 
 
 def layer_of(span: StepSpan) -> int:
-    """The layer's number; 0 where the name has none."""
+    """The number of the step's layer; 0 where its name has none."""
     layer = node_name(span).partition(".")[0]
     return int(layer) if layer.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""One cell from inside as a self-contained SVG: its program above, the serial order below, on one time axis."""
+"""The inside of one cell as a self-contained SVG: its program above, the serial order below, on one time axis."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ _GUTTER = 76.0
 _LANE, _GAP = 26.0, 5.0
 _TEXT = 10.5
 _WANTED = 58.0
-"""px of a task of middling length, so that its name has room."""
+"""px of a step of usual length, which give its name room."""
 _NARROWEST, _WIDEST = 860.0, 6000.0
 _HEAD = 44.0
-"""Room above a panel for its name and for what leaves it."""
+"""px above a panel, for its name and the labels of tensors that leave the cell."""
 _SWATCH = 15.0
 
 
 def draw_cell(chart: CellChart, width: float | None = None) -> str:
-    """The drawing; the same input gives the same bytes. width: in px; default: as wide as the names need."""
+    """The text of the drawing; the same input gives the same bytes.
+
+    width: px; by default, as many as the names need.
+    """
     around = MARGIN + _GUTTER + MARGIN
     scale = _scale(chart) if width is None else (width - around) / (chart.makespan or 1.0)
     width = width or around + max(chart.makespan * scale, _NARROWEST)
@@ -41,7 +44,7 @@ def draw_cell(chart: CellChart, width: float | None = None) -> str:
 
 
 def _scale(chart: CellChart) -> float:
-    """px per cost unit: names have room in most boxes, unless the drawing gets too wide."""
+    """px per time unit that give names room in most boxes, unless the drawing gets too wide."""
     if chart.makespan <= 0:
         return 1.0
     return min(max(_WANTED / (chart.usual or chart.makespan), _NARROWEST / chart.makespan), _WIDEST / chart.makespan)
@@ -49,8 +52,8 @@ def _scale(chart: CellChart) -> float:
 
 def _panel(chart: CellChart, panel: Panel, scale: float, top: float) -> list[str]:
     left = MARGIN + _GUTTER
-    said = f"{panel.name}: {quantity(panel.played.duration)}"
-    parts = [label(MARGIN, top - 26, said, "rank")]
+    heading = f"{panel.name}: {quantity(panel.played.duration)}"
+    parts = [label(MARGIN, top - 26, heading, "rank")]
     bottom = top + len(chart.lanes) * (_LANE + _GAP) - _GAP
     for row, lane in enumerate(chart.lanes):
         y = top + row * (_LANE + _GAP)
@@ -79,7 +82,7 @@ def _task(span: StepSpan, left: float, y: float, scale: float) -> str:
 
 
 def _wait(span: StepSpan, left: float, y: float, scale: float) -> str:
-    """Compute stands: hatched, under a thick line."""
+    """Draws time in which compute waits for an exchange: hatched, under a thick line."""
     x, width = left + span.begin * scale, span.time * scale
     title = content(f"compute waits for {node_name(span)} ({span.task.lane}), {interval(span)}")
     parts = box(x, y, width, _LANE, "idle") + box(x, y + _LANE - 3, width, 3, "exposed")
@@ -108,7 +111,7 @@ def _times(makespan: float, scale: float) -> list[float]:
 
 
 def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], float]:
-    """What the fills mean, in as many rows as they need; and where the next row begins."""
+    """The meaning of the fills, in as many rows as they need, and the top (px) of the next row."""
     halves = dict.fromkeys(span.task.half for span in chart.overlapped.played.spans)
     names = {Half.FORWARD: "forward", Half.RECOMPUTE: "forward once more", Half.BACKWARD: "input gradient",
              Half.WEIGHT: "weight gradient"}  # fmt: skip

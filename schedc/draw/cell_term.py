@@ -1,4 +1,4 @@
-"""One cell from inside for the terminal: a line per lane of its program, and of the serial order below."""
+"""The inside of one cell as text: a line per lane of its program, and below it of the serial order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from schedc.ir.ops import FACTS
 _FAINT, _BOLD = Style(faint=True), Style(bold=True)
 _NARROWEST = 20
 _WANTED = 8
-"""Columns of a task of middling length."""
+"""Columns of a step of usual length."""
 _WAIT = "x"
 
 
 def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
-    """The two orders on one time axis, in lines of at most ``width`` characters (from 32), as many as names need.
+    """The two orders on one time axis, in lines of at most ``width`` characters (from 32).
 
-    A column shows what runs in the middle of it. ``x``: compute stands and waits for an exchange.
+    The axis is as long as the names need, and wraps. A column shows the step that runs in the middle of it; ``x`` means
+    that compute waits for an exchange.
     """
     left = max(len(lane.value) for lane in chart.lanes) + 1
     columns = max(_NARROWEST, width - left)
@@ -49,7 +50,7 @@ def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
 
 
 def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[StyledText]:
-    """[columns] one character each."""
+    """[columns] styled characters of one lane."""
     spans = [*panel.spans(lane), *(panel.played.waits if lane is Lane.COMPUTE else ())]
     drawn: list[StepSpan | None] = [None] * columns
     for span in spans:
@@ -57,8 +58,9 @@ def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> 
             drawn[column] = span
     texts: list[StyledText] = []
     for number, run in groupby(drawn, key=lambda span: -1 if span is None else id(span)):
-        held = list(run)
-        part = _part(held[0], len(held), lane, colours) if number >= 0 else StyledText(" " * len(held))
+        columns_of_span = list(run)
+        count = len(columns_of_span)
+        part = _part(columns_of_span[0], count, lane, colours) if number >= 0 else StyledText(" " * count)
         texts += [StyledText(character, part.style) for character in part.characters]
     return texts
 
@@ -80,9 +82,9 @@ def _axis(columns: int, scale: float) -> str:
     row = [" "] * columns
     step = tick_step(scale, 10) if scale else 0.0
     for i in range(int(columns / (step * scale)) + 1 if step else 0):
-        text, at = quantity(i * step), round(i * step * scale)
-        if at + len(text) <= columns:
-            row[at : at + len(text)] = text
+        text, column = quantity(i * step), round(i * step * scale)
+        if column + len(text) <= columns:
+            row[column : column + len(text)] = text
     return "".join(row)
 
 

@@ -1,4 +1,4 @@
-"""What there is to draw, as columns: the cells with their times, the inside of pairs, idle gaps and phase runs."""
+"""The cells of a schedule as columns to draw: times, halves of pairs, idle gaps, memory and runs of a phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A step function: ``held[i]`` from ``times[i]`` until the next time. Times ascend and may repeat."""
+    """A step function: ``held[i]`` from ``times[i]`` until the next time.
+
+    times: [steps] time units, ascending; equal times may follow each other. held: [steps] in the costs' unit of memory.
+    """
 
     times: Floats
     held: Floats
@@ -31,12 +34,13 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class CellColumns:
-    """The cells of a schedule at their times. Rank r has cells rank_start[r] ..< rank_start[r + 1].
+    """The cells of a schedule at their times. Rank r has the cells rank_start[r] ..< rank_start[r + 1].
 
-    first: [c] row of the cell's op, or of the forward of a pair; second: [c] row of its backward, else -1.
-    start, end: [c] in cost units; middle: [c] where the backward of a pair begins, else equal to ``end``.
-    chunk: [n] chunk, on its rank, of each op (not of each cell).
-    inside, after: [c] memory held at most while the cell runs, and after it, in the costs' unit.
+    first: [cells] row of the cell's op, or of the forward of a pair. second: [cells] row of a pair's backward, else -1.
+    start, end: [cells] time units. middle: [cells] time at which the backward of a pair begins, else equal to ``end``.
+    chunk: [ops] chunk, on its rank, of each op (not of each cell).
+    inside: [cells] highest memory while the cell runs, in the costs' unit. after: [cells] memory after the cell.
+    makespan: time units.
     """
 
     schedule: Schedule
@@ -56,14 +60,14 @@ class CellColumns:
 
     @cached_property
     def rank(self) -> Int64:
-        """[c] rank of each cell."""
+        """[cells] Rank of each cell."""
         return repeat(np.arange(self.schedule.ranks), np.diff(self.rank_start))
 
     def of_rank(self, rank: int) -> slice:
         return slice(int(self.rank_start[rank]), int(self.rank_start[rank + 1]))
 
     def gaps(self, rank: int) -> list[tuple[float, float]]:
-        """The idle intervals of a rank between time 0 and the makespan."""
+        """(begin, end) of the idle intervals of a rank between time 0 and the makespan, in time units."""
         cells = self.of_rank(rank)
         starts = np.append(self.start[cells], self.makespan)
         ends = np.insert(self.end[cells], 0, 0.0)
@@ -71,41 +75,41 @@ class CellColumns:
         return [(float(a), float(b)) for a, b in zip(ends[idle], starts[idle], strict=True)]
 
     def curve(self, rank: int) -> Curve:
-        """What a rank holds: while a cell runs the most that is held before or inside it, then what it leaves."""
+        """The memory of a rank: while a cell runs, the highest value before and inside it; then what it leaves."""
         cells = self.of_rank(rank)
         before = np.concatenate([[0.0], self.after[cells][:-1]])
         held = np.stack([np.maximum(before, self.inside[cells]), self.after[cells]], 1).ravel()
         times = np.stack([self.start[cells], self.end[cells]], 1).ravel()
-        # A dip of no length, between a cell and the one right after it, is nothing that anybody could use.
+        # Between a cell and the one right after it, memory falls for no time: such a dip is left out.
         stays = np.ones(times.size, bool)
         stays[:-1] = (np.diff(times) > 0) | (np.diff(held) < 0)
         return Curve(times[stays], held[stays])
 
     def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
-        """(number in `phase_names`, start, end) of each run of cells of one phase; it ends where its last cell does."""
+        """(number in `phase_names`, begin, end) of each run of a rank's cells in one phase, in time units."""
         cells = self.of_rank(rank)
         phase = self.phase[cells]
         if phase.size == 0:
             return []
-        at = np.flatnonzero(np.diff(phase, prepend=-1))
-        last = np.append(at[1:], phase.size) - 1
-        starts, ends = self.start[cells][at], self.end[cells][last]
-        return [(int(p), float(a), float(b)) for p, a, b in zip(phase[at], starts, ends, strict=True)]
+        first = np.flatnonzero(np.diff(phase, prepend=-1))
+        last = np.append(first[1:], phase.size) - 1
+        starts, ends = self.start[cells][first], self.end[cells][last]
+        return [(int(p), float(a), float(b)) for p, a, b in zip(phase[first], starts, ends, strict=True)]
 
     @cached_property
     def phase_names(self) -> list[str]:
-        """The phases, each name once: a source may write several parts of one phase."""
+        """The names of the phases without repetition: a source may write one phase in several parts."""
         return list(dict.fromkeys(self.schedule.phases))
 
     @cached_property
     def phase(self) -> Int64:
-        """[c] number in `phase_names` of each cell's phase."""
+        """[cells] Number in `phase_names` of each cell's phase."""
         number = {name: i for i, name in enumerate(self.phase_names)}
         return np.array([number[name] for name in self.schedule.phases])[self.schedule.phase[self.first]]
 
 
 def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> CellColumns:
-    """Line the cells up with their times and with what is held while they run and after."""
+    """The cells of a schedule with their times, and with the memory while they run and after them."""
     dependencies = timeline.dependencies
     first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
     placement = schedule.placement
@@ -118,10 +122,10 @@ def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> CellColu
 
 
 def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Floats) -> Floats:
-    """[c] part of a pair's width that shows its forward, 1 for single ops.
+    """[cells] Part of a cell's width that shows its forward; 1 for single ops.
 
-    A pair has one time; its halves are drawn in the proportion that the two ops have where they run alone:
-    on the same stage if they do, else anywhere, else 1 for F and I to 2 for B.
+    A pair has one time. Its halves are drawn in proportion to the times of the two ops where they run alone: on the
+    same stage if they do, else on any stage, else 1 for F and I to 2 for B. duration: [cells] time units.
     """
     alone = np.flatnonzero(second < 0)
     key = schedule.kind[first[alone]].astype(np.int64) * schedule.stages + schedule.stage[first[alone]]

@@ -1,4 +1,4 @@
-"""One schedule as the page and the terminal show it: what it costs, holds and waits for, and its figures."""
+"""One schedule as the page and the terminal show it: its times, memory, idle time and figures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from schedc.source import first_sentence
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A schedule with its timeline, memory and classed idle time: under one set of costs, or as a run was measured.
+    """A schedule with its timeline, memory and classed idle time, under one set of costs or as a run measured them.
 
-    p2p: latency of a message by the costs, 0 of a run. said: what the title adds. origin: (what, value) of one more
-    figure: where the times are from. measured: whether the times are those of a run, in ms.
+    p2p: time. Latency of a message by the costs; 0 for a run. said: words that the title adds, such as ``measured``.
+    origin: (name, value) of a further figure that says where the times are from. measured: whether the times are those
+    of a run, in ms.
     """
 
     schedule: Schedule
@@ -37,7 +38,7 @@ class Chart:
 
     @classmethod
     def of(cls, schedule: Schedule, timeline: Timeline, memory: Memory, costs: Costs) -> Chart:
-        """The chart of a timeline and a memory that were made with these costs."""
+        """The chart of a timeline and a memory under these costs."""
         return cls(schedule, timeline, memory, classify(timeline, costs), float(costs.p2p))
 
     @classmethod
@@ -49,7 +50,7 @@ class Chart:
 
     @classmethod
     def of_run(cls, schedule: Schedule, timeline: Timeline, memory: Memory) -> Chart:
-        """The chart of a timeline that was measured; memory counts what the order holds, in the costs' unit."""
+        """The chart of a measured timeline; memory is what the order holds, in the costs' unit."""
         return cls(schedule, timeline, memory, classify_run(timeline), 0.0, measured=True)
 
     @cached_property
@@ -58,13 +59,14 @@ class Chart:
 
     @cached_property
     def critical(self) -> Int64:
+        """[length] The cells of the critical path."""
         return critical_path(self.timeline)
 
     @property
     def title(self) -> str:
         """Name and sizes, on one line."""
-        given = sizes(self.schedule)
-        named = f"{self.schedule.name} ({given})" if given else self.schedule.name
+        values = sizes(self.schedule)
+        named = f"{self.schedule.name} ({values})" if values else self.schedule.name
         return plain(f"{named}, {self.said}" if self.said else named)
 
     @property
@@ -74,15 +76,15 @@ class Chart:
 
     @property
     def weighted(self) -> bool:
-        """Whether memory and the number of activations are two things."""
+        """Whether the costs give activations sizes, so that memory differs from the number of activations."""
         return weighted(self.memory)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """(what, value) of the figures that two schedules are compared by."""
+        """(name, value) of the figures by which schedules are compared."""
         return [*figures(self.schedule, self.timeline, self.memory).items(), *self.origin]
 
 
 def longest(charts: Sequence[Chart]) -> float:
-    """The time that the common axis of some charts has to show."""
+    """The longest makespan: the time that the common axis of the charts shows."""
     return max((chart.timeline.makespan for chart in charts), default=0.0)

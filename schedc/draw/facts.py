@@ -1,4 +1,4 @@
-"""The figures of a schedule as words: what every view puts beside the picture."""
+"""The figures of a schedule as words, which every view puts beside its picture."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from schedc.ir.schedule import Schedule
 
 
 def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str, str]:
-    """What two schedules are compared by, in the order in which it is told."""
+    """The figures by which schedules are compared, by name, in the order in which views show them."""
     pipes = schedule.placement.pipes
-    told = {
+    facts = {
         "ranks": str(schedule.ranks),
         "stages": str(schedule.stages),
         **({"pipes": str(pipes)} if pipes > 1 else {}),
@@ -28,16 +28,16 @@ def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str,
         "span bubble ratio": f"{100 * timeline.span_bubble_ratio:.1f} %",
         "peak activations": _range(memory.peak_activations),
     }
-    return {**told, "peak memory": _range(memory.peak_memory)} if weighted(memory) else told
+    return {**facts, "peak memory": _range(memory.peak_memory)} if weighted(memory) else facts
 
 
 def sizes(schedule: Schedule) -> str:
-    """``P = 4, M = 10``."""
+    """The sizes of a schedule as words: ``P = 4, M = 10``."""
     return ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
 
 
 def weighted(memory: Memory) -> bool:
-    """Whether the costs give activations a size, so that memory and their number are two things."""
+    """Whether the costs give activations a size, so that memory differs from their number."""
     return not np.array_equal(memory.memory_inside, memory.activations_inside)
 
 

@@ -1,4 +1,4 @@
-"""What stands around the lanes: title, figures, legend, time axis."""
+"""The parts of a drawing around its lanes: title, figures, legend, time axis, and names of ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _ROW = 22.0
 _SWATCH = 15.0
 _MOST_PHASES = 24
 _FEW_LANES = 4
-"""Up to so many lanes are read without a second time axis below them."""
+"""Lanes up to which a drawing needs no second time axis below them."""
 
 
 @dataclass(frozen=True)
 class LegendItem:
-    """An entry of the legend: a swatch of a width, drawn at a corner, and what it means."""
+    """An entry of the legend: a swatch and its meaning.
+
+    swatch_width: px. swatch: draws the swatch at the (x, y) of its corner, in px.
+    """
 
     swatch_width: float
     swatch: Callable[[float, float], str]
@@ -38,7 +41,7 @@ class LegendItem:
 
 
 def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[str], float]:
-    """Title, first sentence of the documentation and the figures; and where the next row begins."""
+    """Title, first sentence of the documentation and the figures, and the y (px) of the next row."""
     room = width - 2 * MARGIN
     parts = [label(MARGIN, MARGIN + 14, fit(plain(title), 18, room), "title")]
     y = MARGIN + 36
@@ -50,7 +53,7 @@ def header(title: str, doc: str, facts: list[str], width: float) -> tuple[list[s
 
 
 def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
-    """The texts, joined, in as many rows as they need."""
+    """Joins the texts in as many rows as they need."""
     rows = [texts[0]]
     for text in texts[1:]:
         joined = f"{rows[-1]}{joint}{text}"
@@ -62,7 +65,7 @@ def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
 
 
 def legend(cells: CellColumns, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
-    """The meaning of every fill, ink and tint in use, in as many rows as they need; and where the next row begins."""
+    """The meaning of every fill, ink and tint in use, in as many rows as they need, and the y (px) of the next row."""
     parts: list[str] = []
     for items in (_marks(cells, held, strips), _phase_marks(cells)):
         x = MARGIN
@@ -76,7 +79,7 @@ def legend(cells: CellColumns, held: str, strips: bool, top: float, width: float
 
 
 def axis(cells: CellColumns, layout: DrawingLayout) -> list[str]:
-    """Ticks in cost units, their lines behind the lanes, and the figures above (and below, where that is far)."""
+    """Lines behind the lanes at round times, and their figures above the lanes; below, too, if there are many."""
     step = tick_step(layout.scale, 56)
     parts = []
     rows = [layout.top - 8] + ([layout.bottom + 18] if layout.lanes > _FEW_LANES else [])
@@ -113,7 +116,7 @@ def _marks(cells: CellColumns, held: str, strips: bool) -> list[LegendItem]:
 
 
 def _names(count: int, first: int, period: int) -> str:
-    """``chunk 0``, ``chunks 0, 4``, ``chunks 0, 4, …``: every ``period``-th of ``count`` chunks."""
+    """Names every ``period``-th of ``count`` chunks: ``chunk 0``, ``chunks 0, 4``, ``chunks 0, 4, 8, …``."""
     numbers = list(range(first, count, period))
     if len(numbers) == 1:
         return f"chunk {numbers[0]}"
@@ -174,19 +177,19 @@ def _tint(phase: int) -> Callable[[float, float], str]:
 
 
 def stage_texts(cells: CellColumns) -> list[str]:
-    """What each rank holds: ``stages 0, 7``."""
+    """[ranks] The stages of each rank: ``stages 0, 7``."""
     table = cells.schedule.placement.stage_of_chunk
     held = [[stage for stage in row if stage >= 0] for row in table.tolist()]
     return [("stage " if len(row) == 1 else "stages ") + ", ".join(map(str, row)) for row in held]
 
 
 def gutter_width(texts: list[str]) -> float:
-    """Room that the names left of the lanes take."""
+    """px that the names left of the lanes take."""
     return float(np.clip(max(text_width(text, 10) for text in texts) + 10, GUTTER, WIDEST_GUTTER))
 
 
 def gutter(cells: CellColumns, layout: DrawingLayout, stages: list[str], peaks: list[str]) -> list[str]:
-    """Left of each lane the rank and its stages; right of its curve the peak."""
+    """The rank and its stages left of each lane, and the peak right of its curve."""
     parts = []
     for rank in layout.shown:
         middle = layout.cells_y(rank) + layout.rows.cells / 2
@@ -199,7 +202,7 @@ def gutter(cells: CellColumns, layout: DrawingLayout, stages: list[str], peaks: 
 
 
 def footer(layout: DrawingLayout, note: str, width: float) -> tuple[list[str], float]:
-    """What is to be said about the drawing itself, if anything, in as many rows as it needs; and the whole height."""
+    """A note about the drawing itself, if any, in as many rows as it needs, and the height (px) of the drawing."""
     bottom = layout.bottom + (28 if layout.lanes > _FEW_LANES else 8)
     rows = _rows_of(note.split(), width - 2 * MARGIN, " ") if note else []
     parts = [label(MARGIN, bottom + 14 + 18 * i, row, "t muted") for i, row in enumerate(rows)]

@@ -14,12 +14,12 @@ from schedc.draw.palette import DARK, LIGHT, Ground
 from schedc.source import NOWHERE, Source
 
 CRITICAL = {"color": LIGHT.exposed, "penwidth": "2.5", "class": "critical"}
-"""Attributes of the nodes and edges of the critical path."""
+"""Attributes of nodes and edges on the critical path."""
 ORDER = {"color": LIGHT.muted, "style": "dashed"}
 VALUE = {"color": LIGHT.text}
 
 MOST_NODES = 600
-"""Nodes of the largest graph: dot lays them out in about a second, four times as many in 20, and nobody reads more."""
+"""Nodes of the largest graph. dot lays them out in about a second, and four times as many in 20 seconds."""
 
 _INK = "#111111"
 _FONT = "Helvetica"
@@ -32,7 +32,7 @@ _ANY_HEIGHT = 1000
 
 
 def new_graph(name: str, title: Sequence[str], direction: str = "LR") -> Digraph:
-    """An empty graph under a title of some lines. direction: of its edges, `LR` or `TB`."""
+    """An empty graph with a title of some lines. direction: `LR` or `TB`, the direction of its edges."""
     graph = Digraph(name)
     graph.attr(
         label=lines(title), labelloc="t", labeljust="l", rankdir=direction, newrank="true", fontname=_FONT,
@@ -47,27 +47,27 @@ def refuse_large(nodes: int, remedy: str, source: Source | None = None) -> None:
     """Raises `DiagnosticError` (S608) for a graph of more nodes than a picture can show."""
     if nodes <= MOST_NODES:
         return
-    message, why = f"a graph of {nodes} nodes is too large to be drawn", f"a picture has room for {MOST_NODES}"
-    raise DiagnosticError([Diagnostic("S608", message, Label(NOWHERE), notes=(why,), help=remedy, source=source)])
+    message, reason = f"a graph of {nodes} nodes is too large to be drawn", f"a picture has room for {MOST_NODES}"
+    raise DiagnosticError([Diagnostic("S608", message, Label(NOWHERE), notes=(reason,), help=remedy, source=source)])
 
 
 def text(words: str) -> str:
-    """A label of one line that shows these words, whatever they hold: no markup, no escape sequence, no entity."""
+    """A label of one line that shows the words as they are: without markup, escape sequences or entities."""
     return str(escape(re.sub(r"&(?=#?\w+;)", "&amp;", plain(words))))
 
 
 def lines(rows: Sequence[str], align: str = "l", indent: str = "") -> str:
-    """A label with a line per row; align: `l`, `n` (centred) or `r`. indent: blanks before each."""
+    """A label with a line per row. align: `l`, `n` (centred) or `r`. indent: blanks before each row."""
     return "".join(f"{indent}{text(row)}\\{align}" for row in rows)
 
 
 def has_dot() -> bool:
-    """Whether the program that lays graphs out is installed."""
+    """Whether the program `dot`, which lays graphs out, is installed."""
     return shutil.which("dot") is not None
 
 
 def drawn(graph: Digraph, form: str, width: float | None = None) -> str | bytes:
-    """The graph as ``svg`` (with a dark ground for viewers that ask for it), ``png`` or ``pdf``, ``width`` px wide.
+    """The graph as ``svg``, ``png`` or ``pdf``, ``width`` px wide. An SVG has a dark ground for viewers that want one.
 
     Raises `graphviz.ExecutableNotFound` without `dot`.
     """
@@ -84,7 +84,7 @@ def drawn(graph: Digraph, form: str, width: float | None = None) -> str | bytes:
 
 
 def _on(ground: Ground) -> str:
-    """Rules for the SVG that `dot` writes; they go before the colours that its elements have."""
+    """Style rules for the SVG of `dot`; they take precedence over the colours of its elements."""
     return (
         "@media (prefers-color-scheme:dark){"
         f"svg{{background:{ground.paper}}}.graph>polygon{{fill:none;stroke:none}}"

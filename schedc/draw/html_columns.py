@@ -1,4 +1,4 @@
-"""Columns of numbers in few bytes: whole numbers of decimal steps, their differences, byte by byte, deflated."""
+"""Columns of numbers in few bytes: multiples of a decimal step, or their differences, sorted by byte and deflated."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Ints = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
 
 _DIGITS = 12
-"""Decimal digits that numbers keep, counted from the first of the largest."""
+"""Decimal digits that numbers keep, counted from the first digit of the largest number."""
 
 _INT32 = 2**31
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Numbers as multiples of a step: ``values / 10**decimals``."""
+    """[count] numbers as multiples of a decimal step: ``values / 10**decimals``."""
 
     values: Ints
     decimals: int = 0
 
 
 def in_steps(*columns: Values) -> list[Steps]:
-    """Columns in one step: the coarsest power of ten that keeps `_DIGITS` digits of the largest number of them all.
+    """Columns as multiples of one step, the coarsest power of ten that keeps `_DIGITS` digits of the largest number.
 
-    Rounds monotonically: equal numbers stay equal, across columns too.
+    Rounding is monotonic: equal numbers stay equal, across columns, too.
     """
     if all(np.issubdtype(column.dtype, np.integer) for column in columns):
         return [Steps(column.astype(np.int64)) for column in columns]
@@ -48,16 +48,16 @@ def in_steps(*columns: Values) -> list[Steps]:
 
 @dataclass
 class Packer:
-    """Collects the bytes of columns; each call of `table` returns what a reader needs to find them again."""
+    """Collects the bytes of columns. Each call of `table` returns the data with which a reader finds its columns."""
 
     _parts: list[bytes] = field(default_factory=list)
 
     def table(self, columns: Mapping[str, Steps], running: Iterable[str] = ()) -> dict[str, Any]:
-        """Columns of one length. Those named ``running`` are stored as differences from the entry before.
+        """Adds columns of one length. Columns named in ``running`` are stored as differences from the entry before.
 
-        Returns their length and, per column, how to read it: value i is ``low`` plus the unsigned number whose bytes,
-        lowest first, are the i-th of ``width`` runs of ``count`` bytes; of a running column, the sum of these up
-        to i; then divided by ``10**decimals``. ``whole``: whether the result fits an int32 array.
+        Returns their length and, for each column, how to read it. Entry i is ``low`` plus the unsigned number whose
+        bytes, lowest first, are the i-th of ``width`` runs of ``count`` bytes. A running column has as value i the sum
+        of its entries up to i. Values are then divided by ``10**decimals``. ``whole``: whether they fit an int32 array.
         """
         count = next(iter(columns.values())).values.size
         differences = set(running)

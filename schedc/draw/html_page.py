@@ -1,4 +1,4 @@
-"""The page itself: template, style and script put together into one file that may load nothing."""
+"""A page of schedules: template, style, script and data joined into one file that may load nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _SCRIPTS = ("columns.js", "model.js", "view.js", "paint.js", "lanes.js", "panels
 
 
 def draw_html(charts: Sequence[Chart]) -> str:
-    """The page of one schedule, or of several one above the other on the same time axis. The same input gives the
-    same bytes.
+    """The page of one schedule, or of several above each other on one time axis; the same input gives the same bytes.
 
-    Its content security policy allows the style and the script inside it, by hash, and nothing else: no network,
-    no other script. Names and documentation reach it as JSON or escaped text only.
+    The content security policy of the page allows, by hash, the style and the script inside it. It allows no network
+    and no other script. Names and documentation reach the page only as JSON or as escaped text.
     """
     style = _asset("page.css")
     body = ["(async () => {", *map(_asset, _SCRIPTS), "})().catch(sayWhyNot);"]
@@ -34,7 +33,7 @@ def draw_html(charts: Sequence[Chart]) -> str:
         "data": page_data(charts),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def _asset(name: str) -> str:
@@ -42,5 +41,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """How a content security policy names an inline text (CSP Level 3, section 2.3.1, hash-source)."""
+    """The name of an inline text in a content security policy (CSP Level 3, section 2.3.1, hash-source)."""
     return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()

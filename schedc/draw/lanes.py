@@ -1,4 +1,4 @@
-"""The lanes: one element per cell, idle gaps between them, phases above and the memory curve below."""
+"""The lanes of a drawing: an element per cell, idle gaps between cells, phases above and memory below."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from schedc.source import NOWHERE
 _NUMERAL, _SMALLEST = 12.0, 6.0
 _PHASE_TEXT = 9.5
 _INSET = 1.0
-"""Half the border of a pair: it is drawn inside the cell, so that neighbouring pairs keep theirs."""
+"""px, half the border of a pair. The border lies inside the cell, so that neighbouring pairs keep theirs."""
 
 
 def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
-    """All of one rank but its memory."""
+    """The cells, idle gaps and phases of one rank."""
     parts = [_idle(start, end, layout, layout.cells_y(rank)) for start, end in cells.gaps(rank)]
     parts += _phases(cells, rank, layout)
     span = cells.of_rank(rank)
@@ -29,7 +29,7 @@ def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
-    """The strip over the cells: which phase of the source each of them is from, named where there is room."""
+    """The strip over the cells that shows which phase of the source each cell is from, named where there is room."""
     parts = []
     y, height = layout.phases_y(rank), layout.rows.phases - 2
     for phase, start, end in cells.phase_runs(rank):
@@ -45,7 +45,7 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def memory(curve: Curve, top: float, rank: int, layout: DrawingLayout) -> list[str]:
-    """The curve of one rank; ``top`` is the value of the full height, the same on every rank."""
+    """The memory curve of one rank. top: memory at the full height, the same on every rank."""
     base, room = layout.memory_y(rank) + layout.rows.memory, layout.rows.memory - 5
     if not curve.held.size:
         return []
@@ -54,10 +54,9 @@ def memory(curve: Curve, top: float, rank: int, layout: DrawingLayout) -> list[s
     for time, height in zip(curve.times.tolist(), points.tolist(), strict=True):
         steps.append(f"H{number(layout.x(time))}V{number(base - height)}")
     path = "".join(steps)
-    at = int(np.argmax(curve.held))
-    dot = (
-        f'<circle cx="{number(layout.x(float(curve.times[at])))}" cy="{number(base - points[at])}" r="2" class="dot"/>'
-    )
+    peak = int(np.argmax(curve.held))
+    x, y = layout.x(float(curve.times[peak])), base - points[peak]
+    dot = f'<circle cx="{number(x)}" cy="{number(y)}" r="2" class="dot"/>'
     return [f'<path d="{path}V{number(base)}Z" class="held"/>', f'<path d="{path}" class="curve"/>', dot]
 
 
@@ -94,7 +93,7 @@ def _op(
     before: float = 0.0,
     after: float = 0.0,
 ) -> str:
-    """Fill and numeral of one op; ``before`` and ``after``: px at its ends that a border takes from the numeral."""
+    """Fill and numeral of one op. before, after: px at its ends that a border takes from the numeral."""
     chunk = int(cells.chunk[row])
     left, right = layout.x(start), layout.x(end)
     rect = box(left, y, right - left, layout.rows.cells, f"{LETTERS[cells.schedule.kind[row]]}{shade_of(chunk)}")

@@ -1,4 +1,4 @@
-"""Where everything goes: the scale of time and the rows of a drawing, decided before anything is drawn."""
+"""The layout of a drawing: its scale of time and its rows, decided before anything is drawn."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from schedc.draw.cells import CellColumns
 
 STRIPS_ABOVE = 4000
-"""Cells beyond which a drawing has strips: no numerals, no element per cell."""
+"""Cells up to which a drawing has numerals and an element per cell; with more cells, its lanes are strips."""
 
 LANES = 256
-"""Lanes of the tallest drawing; of more ranks, every n-th has one."""
+"""Lanes of the tallest drawing. With more ranks, every n-th rank has a lane."""
 
 _PIECES, _FINEST, _COARSE, _COARSEST = 256_000, 9600, 600, 150
-"""Columns of the grid: in all lanes together; in one lane at most; at least at first; at least in the end."""
+"""Columns of the grid of strips: in all lanes; at most in one lane; at least in the first try; at least in the last."""
 
 MARGIN = 24.0
 GUTTER = 84.0
-"""Room right of the lanes for the peaks, and at least that left of them for the names of ranks and stages."""
+"""px right of the lanes, for the peaks; and the least px left of them, for the names of ranks and stages."""
 WIDEST_GUTTER = 180.0
 
 NARROWEST = 400
-"""px of a drawing at least: the gutters of the widest names, and some room for lanes."""
+"""Least px of a drawing: the gutters of the widest names, and some room for lanes."""
 
 _ROOMY, _COMFORTABLE, _LEGIBLE = 36.0, 20.0, 14.0
 _USUAL, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
@@ -32,7 +32,7 @@ _USUAL, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
 
 @dataclass(frozen=True)
 class RowBands:
-    """Heights in px of the parts of one lane, from top to bottom, and the gap to the next."""
+    """px, heights of the parts of one lane from top to bottom, and of the gap to the next lane."""
 
     phases: float
     cells: float
@@ -50,11 +50,11 @@ STRIP_LANE = RowBands(phases=5, cells=16, memory=18, gap=7)
 
 @dataclass(frozen=True)
 class Detail:
-    """How much a drawing shows.
+    """The amount of detail in a drawing.
 
-    strips: whether lanes are strips: paths of a colour instead of an element per cell.
-    columns: columns of the grid that the edges of strips are rounded to.
-    every: one rank of so many has a lane: 0, every, 2 * every ... and the last.
+    strips: whether lanes are strips, a path per colour instead of an element per cell.
+    columns: columns of the grid to which the edges of strips are rounded.
+    every: ranks 0, every, 2 * every ... and the last have a lane.
     """
 
     strips: bool
@@ -62,7 +62,7 @@ class Detail:
     every: int
 
     def coarser(self, excess: float, ranks: int) -> Detail | None:
-        """The next drawing to try when this one is ``excess`` times too large; None where nothing is left to omit."""
+        """The detail of the next try, after a drawing ``excess`` times too large; None if nothing is left to omit."""
         if not self.strips:
             return replace(self, strips=True)
         if self.columns > _COARSEST:
@@ -72,7 +72,7 @@ class Detail:
 
 
 def first_detail(cells: CellColumns) -> Detail:
-    """The finest drawing: an element per cell where they are few, else strips, in fewer columns for more lanes."""
+    """The finest detail: an element per cell where cells are few, else strips, with fewer columns for more lanes."""
     ranks = max(cells.schedule.ranks, 1)
     every = -(-ranks // LANES)
     columns = int(np.clip(_PIECES // -(-ranks // every), _COARSE, _FINEST))
@@ -81,7 +81,11 @@ def first_detail(cells: CellColumns) -> Detail:
 
 @dataclass(frozen=True)
 class DrawingLayout:
-    """px per cost unit, the corner of the plot (the lanes without their gutters), its size, and the lane's rows."""
+    """Places of times and ranks in a drawing.
+
+    scale: px per time unit. left, top: px, corner of the plot, which has the lanes without their gutters.
+    plot_width: px. rows: heights of the parts of each lane. ranks: number of ranks; not each need have a lane.
+    """
 
     scale: float
     left: float
@@ -129,20 +133,20 @@ class DrawingLayout:
         return self.cells_y(rank) + self.rows.cells
 
     def _lane(self, rank: int) -> int:
-        """The lane of a rank that has one; the last rank follows the last multiple of ``every``."""
+        """The number of the lane of a rank that has one; the last rank follows the last multiple of ``every``."""
         return -(-rank // self.detail.every)
 
 
-def plot_size(cells: CellColumns, strips: bool, given: float | None = None) -> tuple[float, float]:
-    """(px per cost unit, px) of the plot: ``given`` px, or as many as the cells need.
+def plot_size(cells: CellColumns, strips: bool, width: float | None = None) -> tuple[float, float]:
+    """(px per time unit, px) of the plot. It is ``width`` px wide, or as wide as the cells need.
 
-    Short cells (the lower quartile) get 20 px, or 14 where that would make the drawing wider than 2600 px, and
-    36 where all is short. Strips have half a px per cell of the longest rank, within bounds.
+    Short cells (the lower quartile) get 20 px: 14 px where that would make the drawing wider than 2600 px, and 36 px
+    where the whole schedule is short. Strips have half a px per cell of the longest rank, within bounds.
     """
     if cells.makespan <= 0:
-        return 1.0, given or _USUAL
-    if given is not None:
-        return given / cells.makespan, given
+        return 1.0, width or _USUAL
+    if width is not None:
+        return width / cells.makespan, width
     if strips:
         width = float(np.clip(np.diff(cells.rank_start).max() * 0.5, 1600.0, _WIDE))
         return width / cells.makespan, width
@@ -155,7 +159,7 @@ def plot_size(cells: CellColumns, strips: bool, given: float | None = None) -> t
 
 
 def tick_step(scale: float, apart: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten whose ticks stand at least ``apart`` px from each other."""
+    """The time between ticks: the smallest of 1, 2, 5 times a power of ten that sets them ``apart`` px or more."""
     least = apart / scale
     power = 10.0 ** np.floor(np.log10(least))
     return float(next(power * m for m in (1, 2, 5, 10) if power * m >= least * (1 - 1e-12)))

@@ -1,4 +1,4 @@
-"""Text of SVG elements: numbers, escaped strings and their widths, always written the same way."""
+"""Text of SVG elements: numbers, escaped strings, estimated widths, and the elements that drawings use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedc.diagnostics import clean
 _WIDTHS = {
     **dict.fromkeys("ijl|'", 0.32), **dict.fromkeys("ftr.,:;!()[]/I· ", 0.42), **dict.fromkeys("mwMW@%…—", 1.0)
 }  # fmt: skip
-"""Widths of characters of DejaVu Sans, the widest of the fonts asked for, in ems and rounded up."""
+"""em, rounded up: widths of characters in DejaVu Sans, the widest of the fonts that drawings ask for."""
 
 
 def number(value: float) -> str:
@@ -19,17 +19,17 @@ def number(value: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """A measured value for people: six significant digits, no exponent where none is needed."""
+    """A value for people: six significant digits, with an exponent only where one is needed."""
     return str(round(value)) if 1e6 <= abs(value) < 1e12 and value == round(value) else f"{value:.6g}"
 
 
 def plain(text: str) -> str:
-    """``text`` on one line, without characters that XML forbids or that steer a reader; not yet escaped."""
+    """``text`` on one line, without characters that XML forbids or that change how text is shown; not yet escaped."""
     return clean(" ".join(text.split()))
 
 
 def content(text: str) -> str:
-    """``text`` as the content of an element: whatever it holds, it stays text."""
+    """``text`` as the content of an element, escaped so that it stays text."""
     return escape(plain(text), quote=False)
 
 
@@ -39,7 +39,7 @@ def attribute(text: str) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Width in px of ``text`` at font size ``size``, estimated from above for the sans fonts that are asked for."""
+    """px, an upper estimate of the width of ``text`` at font size ``size`` in the fonts that drawings ask for."""
     return size * sum(_WIDTHS.get(c, 0.66 if c < "\u0300" else 1.05) for c in text)
 
 

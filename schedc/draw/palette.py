@@ -1,4 +1,4 @@
-"""The colours of a drawing and the rule they must keep: numerals that can be read."""
+"""The colours of drawings, and the contrast that makes their text readable."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ FILLS: dict[OpKind, tuple[str, str]] = {
     OpKind.B: ("#7fc48a", "#23733a"),
     OpKind.R: ("#e2b9ec", "#7d3c98"),
 }
-"""Fill of each kind in two shades: pale under the dark inks, deep under the light ones. The hues are those of
-the DualPipe figures: forward orange, both backwards green, weight gradient blue. They have no recomputation, which is
-purple here."""
+"""Fills of each op kind in two shades: pale under the dark inks, deep under the light ones. The hues are those of the
+DualPipe figures: forward orange, both backwards green, weight gradient blue. These figures have no recomputation, which
+is purple here."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
-"""Colour of the numeral, by chunk: even ones stand on the pale shade, odd ones on the deep. Chunks beyond the
-fourth start again, since no fifth ink is told apart at a glance; the hover text always names the stage."""
+"""Colours of numerals by chunk: even chunks stand on the pale shade, odd chunks on the deep shade. The fifth chunk has
+the first ink again, since no reader tells five inks apart at a glance. The hover text always names the stage."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Colours of everything that is not work, as ``#rrggbb``: the fills and inks above stay the same on either ground.
+    """Colours of everything but work, as ``#rrggbb``. The fills and inks of work are the same on either ground.
 
-    phases: tints of the phase strips, by phase; greyed, so that they never read as work.
+    phases: tints of the phase strips, by phase; greyed, so that nobody takes them for work.
     """
 
     paper: str
@@ -62,12 +62,12 @@ PHASES = LIGHT.phases
 
 
 def shade_of(chunk: int) -> int:
-    """Which of the two shades a chunk is filled with."""
+    """The number of the shade that fills a chunk."""
     return chunk % 2
 
 
 def ink_of(chunk: int) -> int:
-    """Which of `INKS` a chunk's numerals have."""
+    """The number in `INKS` of the colour of a chunk's numerals."""
     return chunk % len(INKS)
 
 
@@ -78,9 +78,9 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(ink: str, ground: str) -> float:
     """Contrast ratio of two colours, from 1 to 21 (WCAG 2.2, definition "contrast ratio")."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(ink), luminance(ground)))
     return (high + 0.05) / (low + 0.05)
 
 

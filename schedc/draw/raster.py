@@ -1,4 +1,4 @@
-"""A drawing as PNG or PDF: the SVG rendered by CairoSVG (extra `pictures`), always on the light ground."""
+"""Drawings as PNG or PDF: CairoSVG (extra `pictures`) renders the SVG, always on the light ground."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from schedc.draw.markup import number
 from schedc.source import NOWHERE
 
 MOST_PIXELS = 100_000_000
-"""Pixels of a PNG: 400 MB while it is drawn."""
+"""Pixels of the largest PNG, which takes 400 MB while it is drawn."""
 LONGEST_SIDE = 32_767
-"""Pixels of a side, the limit of cairo's image surfaces."""
+"""Pixels of the longest side of a PNG: the limit of cairo's image surfaces."""
 
 
 def converted(svg: str, form: str) -> bytes:
@@ -33,6 +33,6 @@ def _check_size(svg: str) -> None:
     if width * height <= MOST_PIXELS and max(width, height) <= LONGEST_SIDE:
         return
     message = f"a PNG of {number(width)} x {number(height)} pixels is too large"
-    why = f"it can have {MOST_PIXELS // 10**6} million pixels, and {LONGEST_SIDE} on a side"
+    limits = f"it can have {MOST_PIXELS // 10**6} million pixels, and {LONGEST_SIDE} on a side"
     remedy = "draw it narrower with --width, at smaller sizes with -D, or as SVG or PDF, which have no pixels"
-    raise DiagnosticError([Diagnostic("S612", message, Label(NOWHERE), notes=(why,), help=remedy)])
+    raise DiagnosticError([Diagnostic("S612", message, Label(NOWHERE), notes=(limits,), help=remedy)])

@@ -1,4 +1,4 @@
-"""A stage as a graph of its segments and exchanges, the longest chain of its forward marked."""
+"""A stage as a graph of its segments and exchanges, with the longest chain of its forward marked."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BARE = {"shape": "plain", "style": "", "class": "bare", "fontcolor": LIGHT.text
 
 
 def stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
-    """Boxes for segments, hexagons for exchanges, an edge for what a node takes of another.
+    """Boxes for segments, hexagons for exchanges, and an edge from each node to the nodes that take its output.
 
-    Times, and the longest chain, are there where the costs give the stage any. Raises `DiagnosticError` (S608) for a
+    Times and the longest chain are shown where the costs give the stage times. Raises `DiagnosticError` (S608) for a
     stage of more than `MOST_NODES` nodes.
     """
     refuse_large(len(shape), "choose a stage of fewer blocks with --cell-stages, or fewer blocks in the cost file")
@@ -31,42 +31,47 @@ def stage_graph(title: str, shape: StageShape, costs: CellCosts) -> Digraph:
     graph = new_graph("stage", [title, "; ".join([legend, *marked])])
     graph.node("input", text("input"), **_BARE)
     graph.node("output", text("output"), **_BARE)
-    for at, node in enumerate(shape.nodes):
+    for number, node in enumerate(shape.nodes):
         kind = _EXCHANGE if node.exchange else {}
-        mark = CRITICAL if at in chain else {}
-        graph.node(f"n{at}", lines([*_label(shape, at, costs)], "n"), fillcolor=_FILLS[node.lane], **kind, **mark)
+        mark = CRITICAL if number in chain else {}
+        graph.node(
+            f"n{number}", lines([*_label(shape, number, costs)], "n"), fillcolor=_FILLS[node.lane], **kind, **mark
+        )
         if node.inputs:
-            graph.edge("input", f"n{at}")
-    for before, at in _edges(shape):
-        on_chain = before in chain and at in chain and chain.index(at) == chain.index(before) + 1
-        graph.edge(f"n{before}", f"n{at}", **(CRITICAL if on_chain else {}))
-    for at in shape.outputs:
-        graph.edge(f"n{at}", "output")
+            graph.edge("input", f"n{number}")
+    for before, after in _edges(shape):
+        on_chain = before in chain and after in chain and chain.index(after) == chain.index(before) + 1
+        graph.edge(f"n{before}", f"n{after}", **(CRITICAL if on_chain else {}))
+    for number in shape.outputs:
+        graph.edge(f"n{number}", "output")
     return graph
 
 
 def longest_chain(shape: StageShape, costs: CellCosts) -> tuple[list[int], float]:
-    """The nodes of the chain that bounds the forward from below, in order, and its time; ([], 0) without times."""
+    """The nodes of the chain that bounds the forward from below, in order, and its time in time units.
+
+    Returns ([], 0) without times.
+    """
     ends: list[float] = []
-    for at, node in enumerate(shape.nodes):
+    for number, node in enumerate(shape.nodes):
         begin = max((ends[before] for before in node.after), default=0.0)
-        ends.append(begin + costs.duration(shape, Half.FORWARD, at))
+        ends.append(begin + costs.duration(shape, Half.FORWARD, number))
     if not any(ends):
         return [], 0.0
-    chain = [max(range(len(ends)), key=lambda at: (ends[at], at))]
+    chain = [max(range(len(ends)), key=lambda number: (ends[number], number))]
     while after := shape.nodes[chain[-1]].after:
         chain.append(max(after, key=ends.__getitem__))
     return chain[::-1], max(ends)
 
 
 def _edges(shape: StageShape) -> Iterator[tuple[int, int]]:
-    for at, node in enumerate(shape.nodes):
-        yield from ((before, at) for before in node.after)
+    for number, node in enumerate(shape.nodes):
+        yield from ((before, number) for before in node.after)
 
 
-def _label(shape: StageShape, at: int, costs: CellCosts) -> Iterator[str]:
-    """The name of a node, its times, and what is special about it."""
-    node, times = shape.nodes[at], costs.times(shape, at)
+def _label(shape: StageShape, number: int, costs: CellCosts) -> Iterator[str]:
+    """The lines of a node's label: its name, its times, and its facts."""
+    node, times = shape.nodes[number], costs.times(shape, number)
     yield node.name
     passes = ("forward", "backward") if node.exchange else ("F", "I", "W")
     named = zip(passes if node.differentiable else passes[:1], times, strict=False)

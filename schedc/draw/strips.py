@@ -18,7 +18,7 @@ _TENTHS = 10
 
 
 def note(cells: CellColumns, layout: DrawingLayout) -> str:
-    """What a drawing of strips leaves out, for its foot."""
+    """The footnote of a drawing of strips, which says what the drawing leaves out."""
     grain = cells.makespan / layout.detail.columns
     text = (
         f"{len(cells)} cells as strips: numerals and hover text left out, touching cells of one colour merged, "
@@ -32,8 +32,8 @@ def note(cells: CellColumns, layout: DrawingLayout) -> str:
 def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     """One rank: idle ground, a path per fill, a dark line along overlapped pairs, and a path per phase above.
 
-    Edges are rounded to the grid of `columns`; touching cells of one fill become one piece, and a cell narrower
-    than half a column can vanish in its neighbours.
+    Edges are rounded to the grid of `columns`. Touching cells of one fill become one piece; a cell narrower than half a
+    column can vanish between its neighbours.
     """
     y, height = layout.cells_y(rank), layout.rows.cells
     busy = cells.of_rank(rank)
@@ -47,8 +47,10 @@ def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def _layers(cells: CellColumns, busy: slice, layout: DrawingLayout) -> list[tuple[str, tuple[Ints, Ints]]]:
-    """(style, (starts, ends)) of what is painted, in this order: all that is busy in its commonest fill, then the
-    other fills over it. So edges that fall between two px blend with a neighbour, not with the idle ground."""
+    """(style, (starts, ends)) of the layers to paint, in order: all busy time in its commonest fill, then the others.
+
+    Edges between two px then blend with a neighbouring fill, not with the idle ground.
+    """
     starts, ends, fills = _pieces(cells, busy, layout)
     kinds, counts = np.unique(fills, return_counts=True)
     layers: list[tuple[str, tuple[Ints, Ints]]] = []
@@ -73,7 +75,7 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: DrawingLayout) -> list[str]:
-    """What one rank holds, as one path of short relative moves; ``highest`` is the value of the full height."""
+    """The memory of one rank, as one path of short relative moves. highest: memory at the full height."""
     shown = coarse(curve, makespan, layout)
     if not shown.held.size:
         return []
@@ -95,34 +97,34 @@ def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: Dra
 
 
 def _tenths(value: int) -> str:
-    """A number of tenths of a px as a path writes it shortest: ``-.3``, ``12``, ``4.5``."""
+    """A number of tenths of a px in its shortest form in a path: ``-.3``, ``12``, ``4.5``."""
     sign, (whole, tenth) = "-" if value < 0 else "", divmod(abs(value), _TENTHS)
     return f"{sign}{whole or ('' if tenth else 0)}" + (f".{tenth}" if tenth else "")
 
 
 def coarse(curve: Curve, makespan: float, layout: DrawingLayout) -> Curve:
-    """The curve with one value per px or column of the grid, the highest within it, and only where that changes.
+    """The curve with one value per px or column of the grid, the highest within it: peaks stay.
 
-    Peaks stay.
+    Equal neighbouring values are left out. makespan: time units.
     """
     if not curve.held.size or makespan <= 0:
         return curve
     count = min(int(layout.plot_width), layout.detail.columns)
     starts = np.arange(count) * (makespan / count)
-    known = np.searchsorted(curve.times, starts, side="right") - 1
-    highest = np.where(known >= 0, curve.held[known], 0.0)
+    step = np.searchsorted(curve.times, starts, side="right") - 1
+    highest = np.where(step >= 0, curve.held[step], 0.0)
     np.maximum.at(highest, np.minimum(curve.times * (count / makespan), count - 1).astype(np.int64), curve.held)
     changes = np.flatnonzero(np.diff(highest, prepend=0.0))
     return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
 def _on(times: Floats, layout: DrawingLayout) -> Ints:
-    """The columns that times fall on."""
+    """[times] Columns of the grid that the times fall on."""
     return np.rint(times * (layout.scale * layout.detail.columns / layout.plot_width)).astype(np.int64)
 
 
 def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Ints, Ints, Ints]:
-    """(start, end, fill) of what is to be painted, on the grid and in order of time; fill is 2 * kind + shade."""
+    """[pieces] (start, end, fill) of the busy time on the grid, in order of time; fill is 2 * kind + shade."""
     both = np.stack([cells.first[busy], cells.second[busy]], 1)
     edges = np.stack([cells.start[busy], cells.middle[busy], cells.end[busy]], 1)
     there = both >= 0
@@ -135,7 +137,7 @@ def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Int
 
 
 def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
-    """The same pieces with touching ones of one fill joined."""
+    """Joins touching pieces of one fill."""
     if not starts.size:
         return starts, ends, fills
     new = np.append(True, (starts[1:] != ends[:-1]) | (fills[1:] != fills[:-1]))
@@ -144,7 +146,7 @@ def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _path(layout: DrawingLayout, y: float, style: str, starts: Ints, ends: Ints) -> str:
-    """Horizontal strokes at height ``y``, one unit of the path per column; moves are relative, for they are short."""
+    """Horizontal strokes at height ``y`` px, one unit of the path per column. Relative moves keep the path short."""
     wide = ends > starts
     starts, ends, _ = _merged(starts[wide], ends[wide], np.zeros(int(wide.sum()), np.int64))
     moves = np.diff(starts, prepend=0)

@@ -1,4 +1,4 @@
-"""The style sheet and the outer element of a drawing: everything it refers to is inside it."""
+"""The style sheet and the outer element of a drawing, which refers to nothing outside itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHAPES = (
         for shade, fill in enumerate(fills)
     ),
 )
-"""Rules that are the same on every ground: sizes, and the colours of work."""
+"""Rules that hold on either ground: sizes, and the colours of work."""
 
 _CELLS = ",".join(f".{kind.name}{shade}" for kind, fills in palette.FILLS.items() for shade in range(len(fills)))
 
@@ -55,7 +55,7 @@ def _colours(ground: Ground) -> str:
 
 
 _STYLE = f"{''.join(_SHAPES)}{_colours(LIGHT)}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
-"""Light, unless the viewer asks for dark. A reader that knows no media queries draws light."""
+"""The light ground, unless the viewer asks for the dark one. A viewer without media queries draws the light one."""
 
 _HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -64,7 +64,7 @@ _HATCH = (
 
 
 def document(parts: list[str], width: float, height: float, title: str, doc: str) -> str:
-    """The whole file; width and height in px. ``doc`` becomes its description."""
+    """The whole file. width, height: px. doc: becomes the description of the drawing."""
     size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',

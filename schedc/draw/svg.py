@@ -1,4 +1,4 @@
-"""A schedule in time as one self-contained SVG, in the visual language of the DualPipe figures."""
+"""A schedule over time as one self-contained SVG, in the visual language of the DualPipe figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
 
 LIMIT = 2_000_000
-"""Bytes of the largest drawing: beyond, viewers and browsers get slow."""
+"""Bytes of the largest drawing: with more, viewers and browsers get slow."""
 
 _LONGEST_DOC = 20_000
 """Characters of documentation that a drawing carries as its description."""
 
 
 class Picture(NamedTuple):
-    """A drawing as text, and what it leaves out, in words; empty where it shows everything."""
+    """A drawing, and a note on what it leaves out; the note is empty if the drawing shows everything."""
 
     text: str
     note: str = ""
@@ -40,12 +40,12 @@ def draw_svg(
 def picture(
     schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
 ) -> Picture:
-    """The drawing: a lane per rank with its cells at their times, and what the rank holds below.
+    """The drawing: a lane per rank with its cells at their times, and below it the memory of the rank.
 
-    The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are
-    strips without numerals; above `layout.LANES` ranks, or where strips are too large, edges are rounded more and
-    lanes left out. The drawing says so. ``title`` stands in for the schedule's name. width: in px, at least
-    `layout.NARROWEST`; default: as wide as the cells need.
+    The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are strips
+    without numerals. Above `layout.LANES` ranks, or where strips are too large, edges are rounded more and lanes left
+    out. The drawing says so.
+    title: replaces the schedule's name. width: px, at least `layout.NARROWEST`; by default, as many as the cells need.
     """
     cells = cells_of(schedule, timeline, memory)
     detail: Detail | None = first_detail(cells)
@@ -59,7 +59,7 @@ def picture(
 
 
 def _drawn(
-    cells: CellColumns, timeline: Timeline, memory: Memory, name: str, detail: Detail, given: float | None
+    cells: CellColumns, timeline: Timeline, memory: Memory, name: str, detail: Detail, wanted: float | None
 ) -> Picture:
     schedule = cells.schedule
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
@@ -67,7 +67,7 @@ def _drawn(
     stages = frame.stage_texts(cells)
     left = MARGIN + (GUTTER if detail.strips else frame.gutter_width(stages))
     around = left + GUTTER + MARGIN
-    scale, plot_width = plot_size(cells, detail.strips, None if given is None else given - around)
+    scale, plot_width = plot_size(cells, detail.strips, None if wanted is None else wanted - around)
     width = around + plot_width
 
     head, y = frame.header(name, first_sentence(schedule.doc), _header_facts(schedule, timeline, memory), width)
@@ -91,10 +91,10 @@ def _drawn(
 
 
 def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:
-    told = figures(schedule, timeline, memory)
-    stages = f"{told['stages']} stage{'s' * (schedule.stages != 1)}"
-    if "pipes" in told:
-        stages += f" in {told['pipes']} pipes"
+    values = figures(schedule, timeline, memory)
+    stages = f"{values['stages']} stage{'s' * (schedule.stages != 1)}"
+    if "pipes" in values:
+        stages += f" in {values['pipes']} pipes"
     chosen = ("makespan", "bubble per rank", "bubble ratio", "peak activations", "peak memory")
-    facts = [sizes(schedule), stages, *(f"{what} {told[what]}" for what in chosen if what in told)]
+    facts = [sizes(schedule), stages, *(f"{name} {values[name]}" for name in chosen if name in values)]
     return [fact for fact in facts if fact]

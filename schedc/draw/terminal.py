@@ -1,4 +1,4 @@
-"""A schedule in time for the terminal: one line per rank, coloured blocks, or letters where there is no colour."""
+"""A schedule over time as text: one line per rank, in coloured blocks, or in letters where there is no colour."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.ir.schedule import Int64
 
 _WIDEST_CELL = 8
-"""Columns of the shortest cell at most: a tiny schedule need not fill a wide screen."""
+"""Most columns of the shortest cell, since a tiny schedule need not fill a wide screen."""
 _NARROWEST = 10
 _FACTS = ("makespan", "bubble ratio", "span bubble ratio", "peak activations", "peak memory")
-"""The figures above the lanes; a chart has the last where its costs give activations a size."""
+"""The figures above the lanes. A chart has the last one if its costs give activations a size."""
 
 _OVER = -1 - len(CLASSES)
-"""Sample of a time after the makespan. Idle time of class i is -1 - i, work is the row of its op."""
+"""The sample of a time after the makespan. Idle time of class i has the sample -1 - i, work the row of its op."""
 
 _IDLE = {WARM_UP: "··", COOLDOWN: "··", DEPENDENCY: "░:", MESSAGE: "≈~", IMBALANCE: "▒%"}
-"""How idle time of each class looks, in blocks and in ASCII."""
+"""Characters for idle time of each class: in coloured drawings, and in ASCII."""
 _ASCII_REST = "."
 
 _FAINT = Style(faint=True)
@@ -38,7 +38,7 @@ _BOLD = Style(bold=True)
 
 @dataclass(frozen=True)
 class CharacterGrid:
-    """Columns of the common time axis, columns per time, and whether figures stand right of it."""
+    """Columns of the common time axis, columns per time unit, and whether figures stand right of the axis."""
 
     columns: int
     scale: float
@@ -46,10 +46,10 @@ class CharacterGrid:
 
 
 def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) -> str:
-    """The charts, one above the other on one time axis, in lines of at most ``width`` characters (from 24).
+    """The charts above each other on one time axis, in lines of at most ``width`` characters (from 24).
 
-    colours: `ansi.PLAIN`, `CUBE` or `TRUE`. A column shows what runs in the middle of it (with colours: of each of
-    its halves), so that a cell shorter than that may be missing. Numerals are microbatches, where they fit.
+    colours: `ansi.PLAIN`, `CUBE` or `TRUE`. A column shows the op that runs in the middle of it; with colours, in the
+    middle of each of its halves. Shorter cells may therefore be missing. Numerals are microbatches, where they fit.
     """
     left = max(len(_rank_name(chart.schedule.ranks - 1)) for chart in charts) + 1
     figures = [_figures(chart) for chart in charts]
@@ -77,14 +77,14 @@ def _rank_name(rank: int) -> str:
 
 
 def _unit(name: str, value: str) -> str:
-    """What stands behind the value of a fact whose unit is not that of the time axis."""
+    """The unit of a figure, where it is not the unit of the time axis."""
     if name == "peak activations":
         return " chunk" if value == "1" else " chunks"
     return " in the unit of the costs" if name == "peak memory" else ""
 
 
 def _figures(chart: Chart) -> list[str]:
-    """Heading and one row per rank of the figures right of the lanes, equally wide; the facts above tell units."""
+    """Heading and one row per rank of the figures right of the lanes, equally wide. Units stand above the lanes."""
     heading, peaks = "peak", chart.memory.peak_activations.astype(np.float64)
     if chart.weighted:
         heading, peaks = "peak memory", chart.memory.peak_memory
@@ -99,7 +99,7 @@ def _figures(chart: Chart) -> list[str]:
 
 
 def _grid(charts: Sequence[Chart], room: int, figures: int) -> CharacterGrid:
-    """Whole columns for the shortest cell where that fits, so that equal cells look equal."""
+    """The grid, with whole columns for the shortest cell where they fit, so that equal cells look equal."""
     shown = room - figures >= 2 * _NARROWEST
     most = max(_NARROWEST, room - figures if shown else room)
     whole = longest(charts)
@@ -113,18 +113,18 @@ def _grid(charts: Sequence[Chart], room: int, figures: int) -> CharacterGrid:
 
 
 def _axis(grid: CharacterGrid) -> str:
-    """Times over the columns where they are, in steps of 1, 2 or 5 times a power of ten."""
+    """Times above their columns, in steps of 1, 2 or 5 times a power of ten."""
     row = [" "] * grid.columns
     step = tick_step(grid.scale, 8) if grid.scale else 0.0
     for i in range(int(grid.columns / (step * grid.scale)) + 1 if step else 0):
-        text, at = quantity(i * step), round(i * step * grid.scale)
-        if at + len(text) <= grid.columns:
-            row[at : at + len(text)] = text
+        text, column = quantity(i * step), round(i * step * grid.scale)
+        if column + len(text) <= grid.columns:
+            row[column : column + len(text)] = text
     return "".join(row)
 
 
 def _samples(chart: Chart, rank: int, grid: CharacterGrid, per_column: int) -> Int64:
-    """[columns * per_column] what the rank does in the middle of each part of a column; see `_OVER`."""
+    """[columns * per_column] The op of the rank in the middle of each part of a column, or idle time; see `_OVER`."""
     count = grid.columns * per_column
     if not grid.scale:
         return np.full(count, _OVER)
@@ -132,16 +132,16 @@ def _samples(chart: Chart, rank: int, grid: CharacterGrid, per_column: int) -> I
     result = np.where(times < chart.timeline.makespan, _idle_class(chart, rank, times), _OVER)
     cells, of_rank = chart.cells, chart.cells.of_rank(rank)
     start, end = cells.start[of_rank], cells.end[of_rank]
-    at = np.searchsorted(start, times, side="right") - 1
-    running = np.flatnonzero((at >= 0) & (times < end[np.maximum(at, 0)]) if start.size else at > 0)
-    cell = at[running] + of_rank.start
+    latest = np.searchsorted(start, times, side="right") - 1
+    running = np.flatnonzero((latest >= 0) & (times < end[np.maximum(latest, 0)]) if start.size else latest > 0)
+    cell = latest[running] + of_rank.start
     in_second = times[running] >= cells.middle[cell]
     result[running] = np.where(in_second & (cells.second[cell] >= 0), cells.second[cell], cells.first[cell])
     return result
 
 
 def _idle_class(chart: Chart, rank: int, times: npt.NDArray[np.floating[Any]]) -> Int64:
-    """[times] -1 - class of the idle time there, if the rank is idle there at all."""
+    """[times] -1 - class of the idle time. Where the rank is busy, the value has no meaning."""
     bubbles = chart.bubbles
     mine = bubbles.rank == rank
     parts = bubbles.parts[:, mine]
@@ -158,7 +158,7 @@ def _runs(samples: Int64) -> Iterator[tuple[int, int, int]]:
 
 
 def _letters(chart: Chart, rank: int, grid: CharacterGrid) -> list[StyledText]:
-    """``F0--B0----`` in ASCII: letter (lower case: odd chunk) and microbatch where it fits."""
+    """A lane in ASCII, as ``F0--B0----``: the letter (lower case: odd chunk), and the microbatch where it fits."""
     parts = []
     for first, end, value in _runs(_samples(chart, rank, grid, 1)):
         width = end - first
@@ -178,7 +178,7 @@ def _idle_letter(idle: int) -> str:
 
 
 def _coloured(chart: Chart, rank: int, grid: CharacterGrid) -> list[StyledText]:
-    """Blocks in the colours of `palette`, half a column fine, with the microbatch where it fits."""
+    """A lane of blocks in the colours of `palette`, half a column fine, with the microbatch where it fits."""
     samples = _samples(chart, rank, grid, 2)
     glyphs = [_block(chart, left, right) for left, right in samples.reshape(-1, 2).tolist()]
     for first, end, value in _runs(samples):
@@ -194,7 +194,7 @@ def _coloured(chart: Chart, rank: int, grid: CharacterGrid) -> list[StyledText]:
 
 
 def _block(chart: Chart, left: int, right: int) -> StyledText:
-    """One column with this on its left and on its right half."""
+    """One column whose halves have the samples left and right."""
     if left < 0 and right < 0:
         return StyledText(" " if left == _OVER else _IDLE[-1 - left][0], _FAINT)
     if left == right:
@@ -212,7 +212,7 @@ def _style(chart: Chart, row: int) -> Style:
 
 
 def _legend(charts: Sequence[Chart], width: int, colours: int) -> list[str]:
-    """What the letters, colours and dots mean, in lines of at most ``width`` characters."""
+    """The meaning of letters, colours and dots, in lines of at most ``width`` characters."""
     kinds = {int(kind) for chart in charts for kind in np.unique(chart.schedule.kind)}
     chunks = min(2, max(chart.schedule.placement.chunks for chart in charts))
     items: list[list[StyledText]] = []
