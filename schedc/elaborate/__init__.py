@@ -1,4 +1,4 @@
-"""From the tree of a schedule and its sizes to a `Schedule`, over all ranks and iterations at once."""
+"""Makes a `Schedule` from the tree of a schedule and its sizes, over all ranks and iterations at once."""
 
 from schedc.elaborate.schedule import elaborate
 

@@ -1,4 +1,4 @@
-"""The ranks' clock: what every op takes, when its outputs arrive, and whom they wake."""
+"""Keeps time while ranks run ops: how long each op takes, when its outputs arrive, and at which ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
 CellRows = tuple[int, ...]
-"""The row of an op, or the two rows of a pair."""
+"""The row of an op in the schedule, or the two rows of a pair."""
 
 
 class RankClock:
-    """What has arrived where, and how long things take."""
+    """Times of one run of a schedule, all in the time unit of the costs.
+
+    time: [kinds][stages] duration of an op.
+    forward: [stages * microbatches] when the output of a forward reaches the next stage; inf before it has started.
+    backward: [stages * microbatches] when the input gradient reaches the previous stage; inf before it has started.
+    split: [stages * microbatches] whether the backward has run as an I.
+    sent: after `start`, the arrivals at other ranks that it caused: (time, rank).
+    """
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
@@ -27,7 +34,6 @@ class RankClock:
         self.last, self.count = schedule.stages - 1, schedule.microbatches
         pipe = schedule.placement.pipe_of_microbatch(np.arange(self.count, dtype=np.int32)).tolist()
         self.holder = [schedule.placement.rank_of_stage.tolist()[p] for p in pipe]
-        # of every stage and microbatch: when its output reaches the stage after, its gradient the stage before
         self.forward = [inf] * (schedule.stages * self.count)
         self.backward = [inf] * (schedule.stages * self.count)
         self.split = [False] * (schedule.stages * self.count)
@@ -35,23 +41,23 @@ class RankClock:
         self.sent: list[tuple[float, int]] = []
 
     def ready(self, row: int, now: float) -> bool:
-        """Whether all that an op needs is there."""
+        """Whether all inputs of an op have arrived at time ``now``."""
         return self.arrival(row) <= now
 
     def arrival(self, row: int) -> float:
-        """When all that an op needs is there, as far as it is known: inf where some of it has not been started."""
+        """The time at which all inputs of an op have arrived; inf if one of them is not yet being computed."""
         kind, stage = self.kind[row], self.stage[row]
-        at = stage * self.count + self.microbatch[row]
+        slot = stage * self.count + self.microbatch[row]
         if kind == OpKind.F:
-            return 0.0 if stage == 0 else self.forward[at - self.count]
+            return 0.0 if stage == 0 else self.forward[slot - self.count]
         if kind == OpKind.W:
-            return 0.0 if self.split[at] else inf
-        if self.forward[at] == inf:
+            return 0.0 if self.split[slot] else inf
+        if self.forward[slot] == inf:
             return inf
-        return 0.0 if stage == self.last or kind == OpKind.R else self.backward[at + self.count]
+        return 0.0 if stage == self.last or kind == OpKind.R else self.backward[slot + self.count]
 
     def start(self, cell: CellRows, rank: int, now: float) -> float:
-        """Note what a cell gives to others, in ``sent`` whom it wakes, and return when it ends."""
+        """Start an op or a pair on ``rank`` at time ``now``: record its outputs and ``sent``; return when it ends."""
         kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
         time: float = self.time[kinds[0]][stages[0]]
         if len(cell) == 2:
@@ -59,19 +65,19 @@ class RankClock:
         end = now + time
         self.sent = []
         for row, kind, stage in zip(cell, kinds, stages, strict=True):
-            at = stage * self.count + self.microbatch[row]
-            self.split[at] |= kind == OpKind.I
+            slot = stage * self.count + self.microbatch[row]
+            self.split[slot] |= kind == OpKind.I
             if kind in (OpKind.W, OpKind.R):
                 continue
             table, taker = (self.forward, stage + 1) if kind == OpKind.F else (self.backward, stage - 1)
             to = self.holder[self.microbatch[row]][taker] if 0 <= taker <= self.last else rank
-            table[at] = end + self.costs.p2p * (to != rank)
+            table[slot] = end + self.costs.p2p * (to != rank)
             if to != rank:
-                self.sent.append((table[at], to))
+                self.sent.append((table[slot], to))
         return end
 
     def _pair(self, forward: int, backward: int, full: bool) -> float:
-        """The time of a pair, which is asked for once per pair of stages."""
+        """Duration of a pair of these stages; computed the first time only. full: the backward is a B, not an I."""
         key = forward, backward, full
         if key not in self.pair_times:
             self.pair_times[key] = float(self.costs.pair(forward, backward, full))

@@ -1,4 +1,4 @@
-"""Orders that are computed: `timed` blocks sorted by slot, and what `fill` and `policy` ask of the dispatcher."""
+"""Expands computed orders: sorts `timed` blocks by slot, and reads the rules of `fill` and `policy`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from schedc.syntax import tree as t
 
 @dataclass
 class ComputedExpander(Expander):
-    """An expander that also knows computed orders. ``choice``: which choice of a policy is expanded.
+    """An expander that also knows computed orders.
 
-    rule: afterwards, how the ops of the computed order find their places; None if they stand as written.
+    choice: index of the choice of a policy that is expanded.
+    rule: after expansion, the rule that orders the ops of the computed order; None if their order is as written.
     """
 
     choice: int = 0
     rule: Rule | None = None
     _slots: bool = False
-    """Whether the rows made are the slots of ops, and not the ops."""
+    """Whether expansion gives the slots of the ops instead of the ops."""
 
     def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[InstanceOps]:
         match statement:
@@ -34,7 +35,7 @@ class ComputedExpander(Expander):
                 if not self._slots:
                     return [self._op(op, scope, phase, 0)]
                 value = self.evaluator.value(slot, scope)
-                return [InstanceOps(np.full(scope.lanes, value, np.int64) if isinstance(value, int) else value, 1)]
+                return [InstanceOps(np.full(scope.instances, value, np.int64) if isinstance(value, int) else value, 1)]
             case t.Timed():
                 return [self._timed(statement, scope, phase)]
             case t.Policy():
@@ -45,41 +46,46 @@ class ComputedExpander(Expander):
     # ---- slots
 
     def _timed(self, timed: t.Timed, scope: Scope, phase: str) -> InstanceOps:
-        """The ops of every rank by slot; where they are filled up, a W behind every I for the dispatcher to move."""
+        """The ops of every rank in the order of their slots. With `fill`, a W follows every I until it is moved."""
         self.computed = timed.fill is not None
         rows = self.body(timed.body, scope.inside(), phase)
         self.computed, self._slots = False, True
         slots = self.body(timed.body, scope.inside(), phase).codes
         self._slots = False
-        counts = rows.per_lane(scope.lanes)
-        if slots.size != rows.codes.size:  # an op or a slot has no value, which is among the findings
+        counts = rows.per_instance(scope.instances)
+        if slots.size != rows.codes.size:  # an op or a slot has no value: the findings say so
             return InstanceOps(rows.codes, counts)
-        lane = repeat(np.arange(scope.lanes), counts)
-        order = np.lexsort((slots, lane))
-        self._collisions(rows.codes[order], slots[order], lane)
+        instance = repeat(np.arange(scope.instances), counts)
+        order = np.lexsort((slots, instance))
+        self._collisions(rows.codes[order], slots[order], instance)
         codes = rows.codes[order]
         if timed.fill is None:
             return InstanceOps(codes, counts)
         within = None if timed.fill.within is None else self.evaluator.value(timed.fill.within, scope)
         self.rule = InTurn(timed.fill.span, None if within is None else _per_rank(within, scope))
-        return self._with_weights(codes, counts, lane, ExpandedItem(OpKind.W, phase, timed.fill.span, 0, computed=True))
+        return self._with_weights(
+            codes, counts, instance, ExpandedItem(OpKind.W, phase, timed.fill.span, 0, computed=True)
+        )
 
-    def _with_weights(self, codes: Int64, counts: Int64, lane: Int64, weight: ExpandedItem) -> InstanceOps:
-        """A W of the same chunk and microbatch behind every I."""
+    def _with_weights(self, codes: Int64, counts: Int64, instance: Int64, weight: ExpandedItem) -> InstanceOps:
+        """The ops with a W of the same chunk and microbatch behind every I. codes, instance: [ops]."""
         self.items.append(weight)
         kinds = np.array([item.kind for item in self.items])
         split = np.flatnonzero(kinds[unpack(codes)[0]] == OpKind.I)
-        added = bincount(lane[split], minlength=counts.size)
+        added = bincount(instance[split], minlength=counts.size)
         filled = np.insert(codes, split + 1, pack_like(codes[split], len(self.items) - 1))
-        self.rows += split.size
+        self.ops += split.size
         return InstanceOps(filled, counts + added)
 
-    def _collisions(self, codes: Int64, slots: Int64, lane: Int64) -> None:
-        """Refuse two ops of one rank in one slot; reported at the second, for the first slot that has two."""
-        same = np.flatnonzero((slots[1:] == slots[:-1]) & (lane[1:] == lane[:-1]))
+    def _collisions(self, codes: Int64, slots: Int64, instance: Int64) -> None:
+        """Refuse (S127) two ops of one rank in one slot, at the second op of the first such slot.
+
+        codes, slots, instance: [ops] in the order of ranks and slots.
+        """
+        same = np.flatnonzero((slots[1:] == slots[:-1]) & (instance[1:] == instance[:-1]))
         if same.size:
             first, second = (self.items[item] for item in unpack(codes[same[0] : same[0] + 2])[0].tolist())
-            slot, rank = int(slots[same[0]]), int(lane[same[0]])
+            slot, rank = int(slots[same[0]]), int(instance[same[0]])
             message = f"{first.kind.name} and {second.kind.name} are both in slot {slot}"
             help = "an op takes its slot alone; shift one of them"
             self.evaluator.fail("S127", message, second.span, help=help, rank=rank)
@@ -91,23 +97,23 @@ class ComputedExpander(Expander):
         if choice.search is not None:
             self.rule = self._search(choice.search, scope)
         elif choice.prefer or choice.fill or choice.caps:
-            wishes = tuple(self._wish(wish, scope) for wish in choice.prefer)
+            preferences = tuple(self._preference(item, scope) for item in choice.prefer)
             limits = tuple(
                 Limit(
-                    self._mark(cap.counted, scope),
-                    None if cap.freed is None else self._mark(cap.freed, scope),
+                    self._pattern(cap.counted, scope),
+                    None if cap.freed is None else self._pattern(cap.freed, scope),
                     _per_rank(self.evaluator.value(cap.most, scope), scope),
                 )
                 for cap in choice.caps
             )
-            self.rule = Preferred(policy.span, wishes, limits, choice.fill is not None)
+            self.rule = Preferred(policy.span, preferences, limits, choice.fill is not None)
         self.computed = self.rule is not None
         rows = self.body(choice.body, scope.inside(), phase)
         self.computed = False
         return rows
 
     def _search(self, search: t.Search, scope: Scope) -> Searched:
-        """The limit of each rank, and how much of an activation is kept, which is the same on all ranks."""
+        """The rule of a `search`: the limit of each rank, and the part of an activation that its W needs."""
         most = _per_rank(self.evaluator.value(search.within, scope), scope)
         if search.kept is None or search.whole is None:
             return Searched(search.span, most, 1, 1)
@@ -117,17 +123,17 @@ class ComputedExpander(Expander):
             self.evaluator.fail("S126", message, search.span, help="write for example keep 3 of 8")
         return Searched(search.span, most, min(kept), min(whole))
 
-    def _wish(self, wish: t.OpItem | t.PairItem, scope: Scope) -> tuple[OpPattern, ...]:
-        """One preferred op, or the forward and the backward of a pair."""
-        ops: Sequence[t.OpItem] = (wish,) if isinstance(wish, t.OpItem) else (wish.first, wish.second)
-        return tuple(self._mark(op, scope) for op in sorted(ops, key=lambda op: op.kind != "F"))
+    def _preference(self, item: t.OpItem | t.PairItem, scope: Scope) -> tuple[OpPattern, ...]:
+        """The pattern of a preferred op, or the patterns of the forward and the backward of a pair."""
+        ops: Sequence[t.OpItem] = (item,) if isinstance(item, t.OpItem) else (item.first, item.second)
+        return tuple(self._pattern(op, scope) for op in sorted(ops, key=lambda op: op.kind != "F"))
 
-    def _mark(self, op: t.OpItem, scope: Scope) -> OpPattern:
+    def _pattern(self, op: t.OpItem, scope: Scope) -> OpPattern:
         chunk = None if op.chunk is None else _per_rank(self._chunk(op, scope), scope)
         return OpPattern(OpKind[op.kind], chunk)
 
 
 def _per_rank(value: Value, scope: Scope) -> tuple[int, ...]:
-    """The value for each rank; the lanes at the top of a rank block are the ranks in order."""
+    """[ranks] the value on each rank. At the top of a rank block the instances are the ranks in order."""
     ranks = np.asarray(scope.lookup(RANK))
     return tuple(np.broadcast_to(np.asarray(value, np.int64), ranks.shape).tolist())

@@ -1,4 +1,8 @@
-"""Values of expressions over lanes: one integer per lane, a lane being a rank or one iteration of a loop on a rank."""
+"""Evaluates expressions on many instances at once.
+
+An *instance* is one execution of a statement: on one rank, in one iteration of the loops around the statement. A value
+is one integer per instance, or one integer for all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,35 @@ from schedc.syntax import tree as t
 from schedc.syntax.words import BUILTINS
 
 Value = int | Int64
-"""The same value on every lane, or [lanes] one for each."""
+"""One integer for all instances, or [instances] one for each."""
 
 MAX_VALUE = 2**31 - 1
+"""Largest absolute value of any expression, intermediate values included."""
 MAX_WORK = 500_000_000
-"""Bound on operations times lanes of one elaboration: a few seconds."""
+"""Bound on operations times instances of one elaboration: a few seconds."""
 _WORK_OF_CALL = 500
-"""What an operation costs before its first lane, in lanes."""
+"""Fixed cost of one operation, counted in instances."""
 
 RANK = "rank"
-"""The name under which a scope holds the rank of each lane; a keyword, so that no file can use it."""
+"""The name under which a scope holds the rank of each instance. It is a keyword, so no file can define it."""
 
 
 @dataclass(eq=False)
 class Scope:
-    """The names that are visible on ``lanes`` lanes.
+    """The names that are visible to a statement.
 
-    ``index()`` gives for each lane the lane of ``parent`` that it came from; None if they are the same lanes.
-    It is called only when a name of the parent is first used.
+    instances: number of instances that run the statement.
+    index: function that gives, for each instance, the instance of ``parent`` that it came from. None: both have the
+        same instances. Called only when a name of the parent is first used.
     """
 
-    lanes: int
+    instances: int
     names: dict[str, Value]
     parent: Scope | None = None
     index: Callable[[], Int64] | None = None
 
     def lookup(self, name: str) -> Value:
-        """The value of ``name`` on these lanes. `check` has made sure that it exists."""
+        """The value of ``name`` on these instances. `check` guarantees that the name exists."""
         if name in self.names:
             return self.names[name]
         if self.parent is None:
@@ -56,21 +62,21 @@ class Scope:
 
     def _index(self) -> Int64:
         assert self.index is not None
-        found = self.index()
-        self.index = lambda: found
-        return found
+        index = self.index()
+        self.index = lambda: index
+        return index
 
     def inside(self, names: dict[str, Value] | None = None) -> Scope:
-        """A scope on the same lanes that may hold names of its own."""
-        return Scope(self.lanes, names or {}, self)
+        """A nested scope on the same instances, for names of its own."""
+        return Scope(self.instances, names or {}, self)
 
-    def only(self, lanes: Int64) -> Scope:
-        """The scope of some of the lanes."""
-        return Scope(int(lanes.size), {}, self, lambda: lanes)
+    def only(self, instances: Int64) -> Scope:
+        """A nested scope on some of the instances. instances: [n] their numbers."""
+        return Scope(int(instances.size), {}, self, lambda: instances)
 
     def repeated(self, times: Value, total: int, names: dict[str, Value] | None = None) -> Scope:
-        """Each lane ``times`` times, ``total`` in all."""
-        return Scope(total, names or {}, self, lambda: repeat(np.arange(self.lanes, dtype=np.int64), times))
+        """A nested scope with ``times`` copies of each instance, ``total`` in all."""
+        return Scope(total, names or {}, self, lambda: repeat(np.arange(self.instances, dtype=np.int64), times))
 
     def has(self, name: str) -> bool:
         return name in self.names or (self.parent is not None and self.parent.has(name))
@@ -78,7 +84,11 @@ class Scope:
 
 @dataclass
 class Evaluator:
-    """Evaluates expressions of one schedule. ``sizes`` are named in messages; ``functions`` are those of the file."""
+    """Evaluates the expressions of one schedule.
+
+    sizes: value of each size, named in messages. functions: functions of the schedule by name.
+    work: operations times instances so far.
+    """
 
     source: Source
     sizes: Mapping[str, int]
@@ -86,8 +96,8 @@ class Evaluator:
     work: int = 0
 
     def value(self, expr: t.Expr, scope: Scope) -> Value:
-        """The value of ``expr`` on the lanes of ``scope``; every step is bounded by `MAX_VALUE`."""
-        self.spend(scope.lanes, expr.span)
+        """The value of ``expr`` on the instances of ``scope``. Every intermediate value is within `MAX_VALUE`."""
+        self.spend(scope.instances, expr.span)
         match expr:
             case t.Int(value=value):
                 return int(value)
@@ -109,15 +119,15 @@ class Evaluator:
             case _:
                 raise CompilerBug("evaluate", f"`{type(expr).__name__}` outside of a claim was not refused")
 
-    def spend(self, lanes: int, span: Span) -> None:
-        """Account for one operation on ``lanes`` lanes."""
-        self.work += lanes + _WORK_OF_CALL
+    def spend(self, instances: int, span: Span) -> None:
+        """Count one operation on ``instances`` instances; refuse (S120) beyond `MAX_WORK`."""
+        self.work += instances + _WORK_OF_CALL
         if self.work > MAX_WORK:
             message = "this schedule takes too many steps to elaborate"
             self.fail("S120", message, span, help="use smaller sizes, or call fewer functions inside functions")
 
     def _logic(self, expr: t.Binary, scope: Scope) -> Value:
-        """``and`` and ``or`` look at their right side only on the lanes where the left side does not decide."""
+        """Evaluate ``and`` or ``or``: the right side only on the instances where the left side does not decide."""
         left = _truth(self.value(expr.left, scope), True)
 
         def right(inner: Scope) -> Value:
@@ -130,13 +140,13 @@ class Evaluator:
     def _choose(
         self, chosen: Value, then: Callable[[Scope], Value], otherwise: Callable[[Scope], Value], scope: Scope
     ) -> Value:
-        """``then`` on the lanes where ``chosen`` is 1 and ``otherwise`` on the others."""
+        """Evaluate ``then`` on the instances where ``chosen`` is 1, and ``otherwise`` on the others."""
         if isinstance(chosen, int):
             return then(scope) if chosen else otherwise(scope)
-        result = np.empty(scope.lanes, np.int64)
-        for branch, lanes in ((then, np.flatnonzero(chosen)), (otherwise, np.flatnonzero(chosen == 0))):
-            if lanes.size:
-                result[lanes] = branch(scope.only(lanes))
+        result = np.empty(scope.instances, np.int64)
+        for branch, instances in ((then, np.flatnonzero(chosen)), (otherwise, np.flatnonzero(chosen == 0))):
+            if instances.size:
+                result[instances] = branch(scope.only(instances))
         return result
 
     def _binary(self, op: str, a: Value, b: Value, span: Span, scope: Scope) -> Value:
@@ -180,31 +190,35 @@ class Evaluator:
         scope: Scope,
         help: str = "",
     ) -> None:
-        """Fail on the first lane where ``good`` is false. ``message`` may name values there: ``at(value)``."""
-        lane = _first_false(good)
-        if lane is None:
+        """Fail on the first instance where ``good`` is false.
+
+        message: a text, or a function that is given ``at``; ``at(value)`` is a value on that instance.
+        """
+        instance = _first_false(good)
+        if instance is None:
             return
 
         def at(value: Value) -> int:
-            return int(value[lane]) if isinstance(value, np.ndarray) else value
+            return int(value[instance]) if isinstance(value, np.ndarray) else value
 
-        said = message if isinstance(message, str) else message(at)
+        text = message if isinstance(message, str) else message(at)
         rank = at(scope.lookup(RANK)) if scope.has(RANK) else None
-        self.fail(code, said, span, help=help, rank=rank)
+        self.fail(code, text, span, help=help, rank=rank)
 
     def where(self, rank: int | None = None) -> str:
-        """The sizes, and the rank if there is one, as messages name them: ``rank 3, P = 4, M = 7``."""
+        """The rank, if any, and the sizes, as messages name them: ``rank 3, P = 4, M = 7``."""
         sizes = [f"{name} = {value}" for name, value in self.sizes.items()]
         return ", ".join([*([f"rank {rank}"] if rank is not None else []), *sizes])
 
     def fail(self, code: str, message: str, span: Span, *, help: str = "", rank: int | None = None) -> NoReturn:
+        """Raise `DiagnosticError` with one finding, whose message ends with the rank and the sizes."""
         where = self.where(rank)
-        said = f"{message} for {where}" if where else message
-        raise DiagnosticError([Diagnostic(code, said, Label(span), help=help, source=self.source)])
+        text = f"{message} for {where}" if where else message
+        raise DiagnosticError([Diagnostic(code, text, Label(span), help=help, source=self.source)])
 
 
 def _first_false(good: Any) -> int | None:
-    """The first lane where ``good`` does not hold; 0 stands for all lanes of a scalar."""
+    """The first instance where ``good`` does not hold, or None. For a scalar, which holds everywhere or nowhere, 0."""
     if isinstance(good, np.ndarray):
         return None if good.all() else int(np.argmin(good))
     return None if good else 0
@@ -219,7 +233,7 @@ def _truth(value: Value, wanted: bool) -> Value:
 
 
 def _as_value(result: Any) -> Value:
-    """What an operator made, truth values and numpy scalars included, as a `Value`."""
+    """The result of an operator as a `Value`: truth values and numpy scalars become integers."""
     if not isinstance(result, np.ndarray) or not result.ndim:
         return int(result)
     array: Int64 = result.astype(np.int64, copy=False)
@@ -246,4 +260,4 @@ _BUILTINS: dict[str, Callable[[Any, Any], Any]] = {
     "max": np.maximum,
     "ceildiv": lambda a, b: -(-a // b),
 }
-"""The functions of two and more arguments; `abs` is the one of one."""
+"""The functions of two or more arguments. `abs`, with one argument, is apart."""

@@ -1,7 +1,8 @@
-"""The body of a rank block to the rows of all ranks at once: loops multiply lanes, never run.
+"""Expands the body of a rank block to the ops of all ranks at once: a loop multiplies instances and never runs.
 
-A *lane* is a rank, or one iteration of the loops around a statement on a rank. A statement gives every lane some
-rows; a row is one number that packs the op in the text, its chunk and its explicit microbatch.
+An *instance* is one execution of a statement: on one rank, in one iteration of the loops around the statement. A
+statement gives every instance some ops. An op is one integer, its *code*, which packs the op of the text (its item),
+the chunk and the microbatch that the text names.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from schedc.source import Span
 from schedc.syntax import tree as t
 
 MAX_OPS = 20_000_000
-"""Ops of a schedule, over all ranks; also the iterations of one loop."""
+"""Most ops of a schedule, over all ranks; also most iterations of one loop."""
 
 MAX_FINDINGS = 10
+"""Most findings of one kind that are reported."""
 
 _CHUNK_SHIFT, _MICROBATCH_SHIFT = 20, 36
 _ITEM_MASK = (1 << _CHUNK_SHIFT) - 1
@@ -33,9 +35,10 @@ _CHUNK_MASK = (1 << (_MICROBATCH_SHIFT - _CHUNK_SHIFT)) - 1
 
 @dataclass(frozen=True)
 class ExpandedItem:
-    """One op of the text. ``half``: 1 the first op of a pair, 2 the second, 0 a single op.
+    """One op of the text.
 
-    computed: whether it stands in a computed order, so that its place in the text is not where it runs.
+    half: 1 for the forward of a pair, 2 for its backward, 0 for a single op.
+    computed: whether the op is in a computed order, where its place in the text is not its place in the order.
     """
 
     kind: OpKind
@@ -47,65 +50,73 @@ class ExpandedItem:
 
 @dataclass(frozen=True)
 class InstanceOps:
-    """Rows of some lanes, lane by lane; ``counts`` is the number of rows of each lane, or of every lane."""
+    """The ops of some instances.
+
+    codes: [ops] codes of the ops, instance by instance.
+    counts: [instances] number of ops of each instance, or one number for all of them.
+    """
 
     codes: Int64
     counts: Value
 
-    def per_lane(self, lanes: int) -> Int64:
-        spread: Int64 = np.broadcast_to(np.asarray(self.counts, np.int64), (lanes,))
-        return spread
+    def per_instance(self, instances: int) -> Int64:
+        """[instances] number of ops of each instance."""
+        counts: Int64 = np.broadcast_to(np.asarray(self.counts, np.int64), (instances,))
+        return counts
 
 
 def pack_like(codes: Int64, item: int) -> Int64:
-    """Rows of another item, each with the chunk and the microbatch of one of ``codes``."""
+    """[ops] codes of another item, with the chunks and the microbatches of ``codes`` ([ops])."""
     return (codes & ~_ITEM_MASK) | item
 
 
 def unpack(codes: Int64) -> tuple[Int64, Int64, Int64]:
-    """Item, chunk and microbatch of each row; -1 for a chunk or a microbatch that was not written."""
+    """Item, chunk and microbatch of each code, [ops] each; -1 for a chunk or microbatch that the text does not name."""
     return codes & _ITEM_MASK, ((codes >> _CHUNK_SHIFT) & _CHUNK_MASK) - 1, (codes >> _MICROBATCH_SHIFT) - 1
 
 
 @dataclass
 class Expander:
-    """Expands statements. ``items`` grows with the ops of the text; ``rows`` counts the ops made so far."""
+    """Expands statements.
+
+    items: the ops of the text that were expanded so far. ops: number of ops so far, over all instances.
+    findings: faults so far. Expansion goes on after a fault, to report others in the same run.
+    computed: whether the statement that is expanded is in a computed order.
+    """
 
     evaluator: Evaluator
     placement: Placement
     items: list[ExpandedItem] = field(default_factory=list)
-    rows: int = 0
+    ops: int = 0
     findings: list[Diagnostic] = field(default_factory=list)
-    """Faults found so far; what follows a fault is still looked at."""
     computed: bool = False
-    """Whether the statement being expanded is in a computed order."""
 
     def __post_init__(self) -> None:
-        held = (self.placement.stage_of_chunk >= 0).sum(axis=1).astype(np.int64)
-        self.held: Value = int(held[0]) if (held == held[0]).all() else held
-        """Chunks of every rank, or of each."""
+        chunks = (self.placement.stage_of_chunk >= 0).sum(axis=1).astype(np.int64)
+        self.chunks: Value = int(chunks[0]) if (chunks == chunks[0]).all() else chunks
+        """[ranks] number of chunks of each rank, or one number for all ranks."""
 
     def body(self, statements: Sequence[t.Statement], scope: Scope, phase: str) -> InstanceOps:
-        """The rows of a sequence of statements; each lane runs them in order."""
+        """The ops of a sequence of statements, which each instance runs in order."""
         parts: list[InstanceOps] = []
-        for statement in statements if scope.lanes else ():
+        for statement in statements if scope.instances else ():
             try:
                 parts += self._statement(statement, scope, phase)
             except DiagnosticError as error:
                 self.findings += error.diagnostics
                 fatal = isinstance(statement, t.Let) or any(d.code == "S120" for d in error.diagnostics)
-                if fatal or len(self.findings) >= MAX_FINDINGS:  # else look for more faults in what follows
+                if fatal or len(self.findings) >= MAX_FINDINGS:  # otherwise, look for faults in what follows
                     raise DiagnosticError(self._unique()) from None
-        return in_sequence(parts, scope.lanes)
+        return in_sequence(parts, scope.instances)
 
     def _unique(self) -> list[Diagnostic]:
-        """Every finding once: a fault inside of loops is found again by each that holds it."""
-        found, self.findings = list(dict.fromkeys(self.findings)), []
-        return found
+        """Take all findings, without repetitions: every loop around a fault adds the fault anew."""
+        findings, self.findings = list(dict.fromkeys(self.findings)), []
+        return findings
 
     def _statement(self, statement: t.Statement, scope: Scope, phase: str) -> list[InstanceOps]:
         value = self.evaluator.value
-        self.evaluator.spend(scope.lanes, statement.span)
+        self.evaluator.spend(scope.instances, statement.span)
         match statement:
             case t.Let(name=name, value=expr):
                 scope.names[name] = value(expr, scope)
@@ -128,8 +139,9 @@ class Expander:
                 raise CompilerBug("expand", f"{type(statement).__name__} outside of a rank block's computed order")
 
     def _op(self, op: t.OpItem, scope: Scope, phase: str, half: int) -> InstanceOps:
-        self.rows += scope.lanes
-        if self.rows > MAX_OPS:
+        """One op of the text on every instance. half: as in `ExpandedItem`."""
+        self.ops += scope.instances
+        if self.ops > MAX_OPS:
             message = f"the schedule has more than {MAX_OPS:,} ops"
             self.evaluator.fail("S120", message, op.span, help="use smaller sizes")
         code: Value = len(self.items)
@@ -137,23 +149,23 @@ class Expander:
         code = code + ((self._chunk(op, scope) + 1) << _CHUNK_SHIFT)
         if op.microbatch is not None:
             code = code + ((self._microbatch(op, op.microbatch, scope) + 1) << _MICROBATCH_SHIFT)
-        return InstanceOps(np.full(scope.lanes, code, np.int64) if isinstance(code, int) else code, 1)
+        return InstanceOps(np.full(scope.instances, code, np.int64) if isinstance(code, int) else code, 1)
 
     def _chunk(self, op: t.OpItem, scope: Scope) -> Value:
-        """The chunk of an op; -1 only for a W that takes the oldest of any chunk."""
-        held = self.held if isinstance(self.held, int) else self.held[scope.lookup(RANK)]
+        """The chunk of an op; -1 only for a W that takes the oldest pending one of any chunk."""
+        chunks = self.chunks if isinstance(self.chunks, int) else self.chunks[scope.lookup(RANK)]
         if op.chunk is None:
             if op.kind == "W" and op.microbatch is None:
                 return -1
             message = "a rank with several chunks, and none is named"
             help = f"say which: {op.kind}0, {op.kind}1 or {op.kind}[expression]"
-            self.evaluator.require_all(held == 1, "S110", message, op.span, scope, help)
+            self.evaluator.require_all(chunks == 1, "S110", message, op.span, scope, help)
             return 0
         chunk = self.evaluator.value(op.chunk, scope)
         self.evaluator.require_all(
-            _within(chunk, held),
+            _within(chunk, chunks),
             "S117",
-            lambda at: f"chunk {at(chunk)} of a rank with {at(held)} (numbered from 0)",
+            lambda at: f"chunk {at(chunk)} of a rank with {at(chunks)} (numbered from 0)",
             op.chunk.span,
             scope,
             "a digit or [expression] after an op is its chunk; `@` names a microbatch",
@@ -161,7 +173,7 @@ class Expander:
         return chunk
 
     def _microbatch(self, op: t.OpItem, expr: t.Expr, scope: Scope) -> Value:
-        """The microbatch that ``@`` names, of those of the chunk's pipe."""
+        """The microbatch that ``@`` names, counted within the pipe of the chunk."""
         microbatch = self.evaluator.value(expr, scope)
         count = self.placement.microbatches
         message = lambda at: f"microbatch {at(microbatch)} of {count} (numbered from 0)"  # noqa: E731
@@ -177,25 +189,29 @@ class Expander:
         scope: Scope,
         phase: str,
     ) -> InstanceOps:
-        """``times`` copies of each lane, one per iteration, that run ``body``; with ``first``, of a counting loop."""
+        """The ops of a loop.
+
+        times: iterations of each instance; each becomes an instance of ``body``. first: value of the loop variable in
+        the first iteration, None for a `repeat`.
+        """
         total = self._iterations(loop, times, scope)
         names: dict[str, Value] = {}
         if isinstance(loop, t.For) and first is not None:
-            names[loop.name] = _counted(first, times, total, scope.lanes)
+            names[loop.name] = _counted(first, times, total, scope.instances)
         rows = self.body(body, scope.repeated(times, total, names), phase)
         if isinstance(rows.counts, int):
             return InstanceOps(rows.codes, times * rows.counts)
         ends = np.concatenate([[0], np.cumsum(rows.counts)])
-        lanes = np.concatenate([[0], np.cumsum(np.broadcast_to(times, (scope.lanes,)))])
-        return InstanceOps(rows.codes, np.diff(ends[lanes]))
+        instances = np.concatenate([[0], np.cumsum(np.broadcast_to(times, (scope.instances,)))])
+        return InstanceOps(rows.codes, np.diff(ends[instances]))
 
     def _iterations(self, loop: t.Repeat | t.For, times: Value, scope: Scope) -> int:
-        """How often the body runs over all lanes, refused before anything is made if it is too often."""
+        """Iterations of a loop over all instances; too many are refused (S120) before memory is needed for them."""
         span = loop.count.span if isinstance(loop, t.Repeat) else loop.span
-        said = "repeat is" if isinstance(loop, t.Repeat) else "the length of the range is"
+        subject = "repeat is" if isinstance(loop, t.Repeat) else "the length of the range is"
         help = "clip it with max(0, ...), or state the sizes it needs with `require`"
-        self.evaluator.require_all(times >= 0, "S115", lambda at: f"{said} {at(times)}", span, scope, help)
-        total = int(times.sum()) if isinstance(times, np.ndarray) else times * scope.lanes
+        self.evaluator.require_all(times >= 0, "S115", lambda at: f"{subject} {at(times)}", span, scope, help)
+        total = int(times.sum()) if isinstance(times, np.ndarray) else times * scope.instances
         if total > MAX_OPS:
             message = f"this loop runs {total:,} times, more than the {MAX_OPS:,} ops a schedule may have"
             self.evaluator.fail("S120", message, span, help="use smaller sizes")
@@ -206,43 +222,43 @@ class Expander:
         if isinstance(condition, int):
             return self.body(statement.then if condition else statement.otherwise, scope.inside(), phase)
         parts: list[InstanceOps] = []
-        for lanes, body in (
+        for instances, body in (
             (np.flatnonzero(condition), statement.then),
             (np.flatnonzero(condition == 0), statement.otherwise),
         ):
-            rows = self.body(body, scope.only(lanes), phase)
-            counts = np.zeros(scope.lanes, np.int64)
-            counts[lanes] = rows.counts
+            rows = self.body(body, scope.only(instances), phase)
+            counts = np.zeros(scope.instances, np.int64)
+            counts[instances] = rows.counts
             parts.append(InstanceOps(rows.codes, counts))
-        return in_sequence(parts, scope.lanes)
+        return in_sequence(parts, scope.instances)
 
 
 def _within(value: Value, count: Value) -> Any:
-    """Whether 0 <= value < count, on every lane."""
+    """[instances] whether 0 <= value < count."""
     return np.logical_and(np.greater_equal(value, 0), np.less(value, count))
 
 
-def _counted(first: Value, times: Value, total: int, lanes: int) -> Int64:
-    """The loop variable of each iteration: ``first``, ``first + 1``, ... on every lane."""
+def _counted(first: Value, times: Value, total: int, instances: int) -> Int64:
+    """[total] the loop variable of each iteration: ``first``, ``first + 1``, ... on every instance."""
     if isinstance(times, int) and isinstance(first, int):
-        return np.tile(np.arange(first, first + times, dtype=np.int64), lanes)
-    each = np.broadcast_to(np.asarray(times, np.int64), (lanes,))
+        return np.tile(np.arange(first, first + times, dtype=np.int64), instances)
+    each = np.broadcast_to(np.asarray(times, np.int64), (instances,))
     begin = np.cumsum(each) - each
     counted: Int64 = np.arange(total, dtype=np.int64) + repeat(first - begin, each)
     return counted
 
 
-def in_sequence(parts: Sequence[InstanceOps], lanes: int) -> InstanceOps:
-    """The rows of ``parts`` one after the other on every lane."""
-    if not parts or not lanes:
+def in_sequence(parts: Sequence[InstanceOps], instances: int) -> InstanceOps:
+    """The ops of ``parts`` one after the other on every instance."""
+    if not parts or not instances:
         return InstanceOps(np.empty(0, np.int64), 0)
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part.counts, int) for part in parts):
-        blocks = [part.codes.reshape(lanes, -1) for part in parts if part.codes.size]
+        blocks = [part.codes.reshape(instances, -1) for part in parts if part.codes.size]
         total = sum(int(part.counts) for part in parts)
         return InstanceOps(np.concatenate(blocks, axis=1).ravel() if blocks else np.empty(0, np.int64), total)
-    counts = np.stack([part.per_lane(lanes) for part in parts])
+    counts = np.stack([part.per_instance(instances) for part in parts])
     rows = int(counts.sum())
     if counts.size * 16 < rows:
         return InstanceOps(_by_slices(parts, counts), counts.sum(axis=0))
@@ -250,18 +266,22 @@ def in_sequence(parts: Sequence[InstanceOps], lanes: int) -> InstanceOps:
 
 
 def _by_slices(parts: Sequence[InstanceOps], counts: Int64) -> Int64:
-    """Join by copying whole runs: for few, long runs."""
+    """Join by copying whole runs of ops: fast for few, long runs. counts: [parts, instances]."""
     ends = np.cumsum(counts, axis=1)
     starts = ends - counts
     return np.concatenate(
-        [part.codes[starts[j, lane] : ends[j, lane]] for lane in range(counts.shape[1]) for j, part in enumerate(parts)]
+        [
+            part.codes[starts[j, instance] : ends[j, instance]]
+            for instance in range(counts.shape[1])
+            for j, part in enumerate(parts)
+        ]
     )
 
 
 def _by_scatter(parts: Sequence[InstanceOps], counts: Int64, rows: int) -> Int64:
-    """Join by computing where each row goes: for many short runs."""
-    by_lane = counts.T.ravel()
-    begin = (np.cumsum(by_lane) - by_lane).reshape(counts.shape[::-1]).T
+    """Join by computing where each op goes: fast for many short runs. counts: [parts, instances]; rows: their sum."""
+    by_instance = counts.T.ravel()
+    begin = (np.cumsum(by_instance) - by_instance).reshape(counts.shape[::-1]).T
     joined = np.empty(rows, np.int64)
     for j, part in enumerate(parts):
         own = np.cumsum(counts[j]) - counts[j]

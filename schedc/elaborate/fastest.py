@@ -1,4 +1,4 @@
-"""Of the ways in which a computed order can be placed, the one that takes the least time."""
+"""Chooses the fastest of the orders that a schedule with a computed order allows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from schedc.source import Source
 from schedc.syntax import tree as t
 
 MAX_COMPUTED = 4_000_000
-"""Ops of a computed order, over all its choices, times the chunks of a rank: some seconds."""
+"""Most ops of a computed order, summed over its choices, times the chunks of a rank: some seconds of work."""
 
 
 @dataclass(frozen=True)
 class WrittenOrder:
-    """The ops as they stand in the text. Those of the ``computed`` items ([spans]) go by ``rule``, if there is one."""
+    """The ops in the order of the text.
+
+    rule: orders the ops of the computed order; None if they run as written.
+    computed: [spans] whether the ops of an item of the text belong to the computed order.
+    """
 
     schedule: Schedule
     rule: Rule | None
@@ -32,13 +36,13 @@ class WrittenOrder:
 
 
 def number_of_choices(block: t.RankBlock) -> int:
-    """The choices of the `policy` of a rank block; 1 where there is none."""
+    """Number of choices of the `policy` of a rank block; 1 if it has no policy."""
     policy = _policy(block)
     return 1 if policy is None else len(policy.choices)
 
 
 def aim_of(block: t.RankBlock) -> str:
-    """Which time the policy of a rank block makes least: a field of `SimulatedOrder`."""
+    """The time that the policy of a rank block minimizes: a name in `AIMS` and a field of `SimulatedOrder`."""
     policy = _policy(block)
     return AIMS[0] if policy is None or policy.aim is None else policy.aim.id
 
@@ -55,10 +59,12 @@ def _policy(block: t.RankBlock) -> t.Policy | None:
 
 
 def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source, aim: str = AIMS[0]) -> Schedule:
-    """The order that runs in the least time under ``costs``; of several the first. aim: which time, of `AIMS`.
+    """The first of the orders that take the least time under ``costs``.
 
-    An order that cannot run is left out. If none can, the first is given back as written where the fault is in the
-    text, for `verify` to say which; where it is the rule's, that is S128.
+    aim: the time that counts, of `AIMS`, in the time unit of the costs.
+    An order that deadlocks is left out. If all of them do and the first deadlocks even as written, it is returned as
+    written, and `verify` reports the fault. Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if
+    a `search` cannot order these ops.
     """
     if len(orders) == 1 and orders[0].rule is None:
         return orders[0].schedule
@@ -76,7 +82,10 @@ def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source,
 
 
 def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
-    """Refuse (S120) what would take too long to compute, before the other choices are expanded."""
+    """Refuse (S120) orders that would take too long to compute, before further choices are expanded.
+
+    orders: those expanded so far. choices: number of choices of the policy.
+    """
     computed = choices > 1 or any(order.rule is not None for order in orders)
     work = sum(len(order.schedule) * order.schedule.placement.chunks * _ways(order.rule) for order in orders)
     if computed and work > MAX_COMPUTED:
@@ -87,7 +96,7 @@ def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source
 
 
 def _ways(rule: Rule | None) -> int:
-    """How many orders are run to find one."""
+    """Number of orders that are simulated to find one."""
     return WAYS if isinstance(rule, Searched) else 1
 
 
@@ -111,7 +120,7 @@ def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> SimulatedOrder
 
 
 def _stuck(order: WrittenOrder, ran: SimulatedOrder, source: Source) -> Diagnostic:
-    """What to say of a rule under which all ranks come to wait."""
+    """The finding (S128) for a rule under which all ranks wait for each other. ran: the order up to there."""
     assert order.rule is not None
     left = set(range(len(order.schedule))) - {row for rank in ran.cells for cell in rank for row in cell}
     where = ", ".join(f"{name} = {value}" for name, value in order.schedule.sizes.items())

@@ -1,7 +1,7 @@
-"""Deterministic list scheduling: runs a schedule under given costs, ranks choosing among the ops that are ready.
+"""Orders ops by list scheduling: simulates the ranks, each of which starts one of its ready ops by a rule.
 
-What a rank does next depends on when the others finish, so that this goes op by op, unlike the rest of elaboration;
-only computed orders pay for it.
+The next op of a rank depends on when other ranks finish. So this goes op by op, unlike the rest of elaboration. Only
+computed orders need it. Equal inputs give equal orders.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from schedc.ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class SimulatedOrder:
-    """The cells of each rank as they ran, the time, and whether all of them could run.
+    """The order that a simulation gives, and its times in the time unit of the costs.
 
-    span: the longest time from a rank's first op to the end of its last.
+    cells: [ranks] ops and pairs of each rank in the order of their start.
+    makespan: when the last op ends. span: longest time from a rank's first op to the end of its last.
+    complete: whether all ops ran; otherwise the ranks deadlock.
     """
 
     cells: list[list[CellRows]]
@@ -34,9 +36,10 @@ class SimulatedOrder:
 
 
 def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, costs: Costs) -> SimulatedOrder:
-    """Run a schedule whose ``computed`` rows ([ops]) go by ``rule`` and whose others run as written.
+    """Simulate a schedule: ops of the computed order start by ``rule``, the others in the order of the schedule.
 
-    The computed rows of a rank are consecutive. Times are those of ``costs``; a `timed` block has unit slots.
+    computed: [ops] whether an op belongs to the computed order. Those of a rank are consecutive.
+    costs: durations; a `timed` block always takes unit costs.
     """
     clock = RankClock(schedule, Costs() if isinstance(rule, InTurn) else costs)
     ranks = [_RankQueue(clock, rank, computed, rule) for rank in range(schedule.ranks)]
@@ -49,7 +52,7 @@ def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | Non
         now, rank = heappop(events)
         cell = ranks[rank].next(now) if free[rank] <= now else None
         if cell is None:
-            continue  # the rank is woken again when it is free, and when something arrives
+            continue  # an event follows when the rank is free, and one for each arrival
         first[rank] = first[rank] if cells[rank] else now
         cells[rank].append(cell)
         free[rank] = clock.start(cell, rank, now)
@@ -62,7 +65,7 @@ def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | Non
 
 
 def in_run_order(schedule: Schedule, ran: SimulatedOrder) -> Schedule:
-    """The schedule in the order in which it ran."""
+    """The schedule with its ops in the order in which they ran."""
     cells = [cell for rank in ran.cells for cell in rank]
     rows = np.array([row for cell in cells for row in cell], np.int64)
     numbers = [number if len(cell) > 1 else -1 for number, cell in enumerate(cells) for _ in cell]
@@ -73,7 +76,7 @@ def in_run_order(schedule: Schedule, ran: SimulatedOrder) -> Schedule:
 
 
 class _RankQueue:
-    """What a rank has still to do: cells before the computed order, that, and cells after it."""
+    """The ops that a rank has not started: those before its computed order, the computed order, and those after it."""
 
     def __init__(self, clock: RankClock, rank: int, computed: Sequence[bool], rule: Rule | None) -> None:
         self.clock = clock
@@ -89,7 +92,7 @@ class _RankQueue:
             self.pool = PreferencePool(clock, rank, pool, rule)
 
     def next(self, now: float) -> CellRows | None:
-        """The cell that the rank starts now; None if it has to wait."""
+        """Take the op or pair that the rank starts at time ``now``; None if it has to wait."""
         if not self.before and self.pool is not None and self.pool.left:
             cell = self.pool.choose(now)
         else:
@@ -102,7 +105,7 @@ class _RankQueue:
 
 
 def _cells(schedule: Schedule, start: int, stop: int) -> Iterator[CellRows]:
-    """The cells of consecutive rows of one rank."""
+    """The ops and pairs in the rows from ``start`` to ``stop``, which are of one rank."""
     pair = schedule.pair[start:stop].tolist()
     row = start
     while row < stop:

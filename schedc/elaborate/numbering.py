@@ -1,4 +1,4 @@
-"""Which microbatch each op takes: first in first out on its chunk, unless the text names one."""
+"""Numbers microbatches: each op takes the next one on its chunk, first in first out, unless the text names one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from schedc.ir.ops import TURN, OpKind
 from schedc.ir.schedule import Int8, Int64
 
 _QUEUES = int(TURN.max()) + 1
-"""Ops are numbered apart by their `TURN`."""
-_BY_BACKWARD = np.array([False, True, False, True, True])
-"""By op kind: whether ops of it are counted in the order of the backwards."""
+"""Number of queues on a chunk: ops of each `TURN` are numbered on their own."""
+_BY_BACKWARD = np.array([kind in (OpKind.I, OpKind.B, OpKind.R) for kind in OpKind])
+"""[kinds] whether ops of a kind take the segments of a microbatch in the order of its backwards."""
 
 
 @dataclass(frozen=True)
 class RankOps:
-    """The rows of one rank: kind, chunk (-1: a W of any chunk), and explicit microbatch or -1.
+    """The ops of one rank, in order.
 
-    segments: consecutive microbatches that are segments of one; backwards, and R like them, take those of each last
-        first.
+    kind: [ops]. chunk: [ops], -1 for a W of any chunk. explicit: [ops] microbatch that the text names, or -1.
+    segments: number of segments of a microbatch, which are consecutive microbatches here. Backwards and R take the
+        segments of a microbatch from last to first.
     """
 
     kind: Int8
@@ -35,7 +36,11 @@ class RankOps:
 
 @dataclass(frozen=True)
 class NumberedOps:
-    """``chunk`` and ``microbatch`` (counted within the pipe) of each row; ``starved``: W rows with nothing pending."""
+    """Chunks and microbatches of the ops of one rank.
+
+    chunk: [ops]. microbatch: [ops] counted within the pipe.
+    starved: [n] rows of the W for which no input gradient is pending.
+    """
 
     chunk: Int64
     microbatch: Int64
@@ -45,12 +50,12 @@ class NumberedOps:
 def number_microbatches(rows: RankOps) -> NumberedOps:
     """Number the ops of one rank.
 
-    An op without an explicit microbatch takes the lowest one that no earlier op of its queue has taken; without any
-    ``@`` on the queue that is the count of the earlier ones. A W takes the oldest pending input gradient: of its
-    chunk, or of the rank.
+    An op without an explicit microbatch takes the lowest one that no earlier op of its queue has taken. If no op of the
+    queue has an ``@``, this is the number of earlier ops. A W takes the oldest pending input gradient of its chunk, or
+    of the rank if it names no chunk.
     """
     backward, named = _BY_BACKWARD[rows.kind], rows.explicit >= 0
-    if rows.segments > 1:  # backwards are counted by their turn, which `@` does not speak of
+    if rows.segments > 1:  # backwards are counted in the order in which they run; `@` names the segment
         turn = np.where(backward & named, reversed_segments(rows.explicit, rows.segments), rows.explicit)
         rows = replace(rows, explicit=turn)
     microbatch = _count_up(rows)
@@ -75,30 +80,33 @@ def number_microbatches(rows: RankOps) -> NumberedOps:
 
 
 def reversed_segments(microbatch: Int64, segments: int) -> Int64:
-    """The turn of each segment's backward, the last of a microbatch first; also the segment whose turn it is."""
+    """Microbatches with the segments of each in reverse order: segment j of k becomes segment k - 1 - j.
+
+    Maps a segment to the turn of its backward, and a turn to its segment. microbatch: any shape.
+    """
     within = microbatch % segments
     return np.asarray(microbatch - within + (segments - 1 - within), np.int64)
 
 
 def _count_up(rows: RankOps) -> Int64:
-    """How many earlier rows each row has in its queue on its chunk."""
+    """[ops] number of earlier ops in the queue of each op."""
     return occurrences_before((rows.chunk + 1) * _QUEUES + TURN[rows.kind])
 
 
 def occurrences_before(keys: Int64) -> Int64:
-    """How often the key of each element has come before it."""
+    """[n] how often the key of each element occurs before it. keys: [n], not negative."""
     small: npt.NDArray[np.uint16] | Int64 = keys.astype(np.uint16) if keys.size and keys.max() < 1 << 16 else keys
-    order = np.argsort(small, kind="stable")  # of 16 bits: a radix sort, linear
+    order = np.argsort(small, kind="stable")  # with 16 bits numpy takes a radix sort, which is linear
     ordered = small[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if keys.size else np.empty(0, int)
     lengths = np.diff(np.append(starts, keys.size))
-    counted = np.empty(keys.size, np.int64)
-    counted[order] = np.arange(keys.size) - repeat(starts, lengths)
-    return counted
+    counts = np.empty(keys.size, np.int64)
+    counts[order] = np.arange(keys.size) - repeat(starts, lengths)
+    return counts
 
 
 def _respect_named(rows: RankOps, named: npt.NDArray[np.bool_], microbatch: Int64) -> None:
-    """Renumber, in place, the queues that ``@`` takes part in."""
+    """Renumber in place the queues in which ``@`` names a microbatch."""
     keys = rows.chunk * _QUEUES + TURN[rows.kind]
     for key in np.unique(keys[named]):
         queue = np.flatnonzero(keys == key)
@@ -109,7 +117,7 @@ def _respect_named(rows: RankOps, named: npt.NDArray[np.bool_], microbatch: Int6
 
 
 def _lowest_free(explicit: Sequence[int]) -> list[int]:
-    """The explicit numbers, and for each -1 the lowest number that none before it has taken."""
+    """The explicit numbers; each -1 becomes the lowest number that no earlier element has taken."""
     taken: set[int] = set()
     numbers: list[int] = []
     lowest = 0
@@ -123,7 +131,10 @@ def _lowest_free(explicit: Sequence[int]) -> list[int]:
 
 
 def _match_oldest(weights: Int64, inputs: Int64) -> tuple[Int64, Int64]:
-    """The k-th W of the rank takes the k-th I, which must come before it."""
+    """The k-th W of the rank takes the k-th I, which must come before it.
+
+    weights, inputs: rows of the W and the I. Returns for each W the row of its I or -1, and the rows of starved W.
+    """
     source = np.full(weights.size, -1, np.int64)
     both = min(weights.size, inputs.size)
     source[:both] = np.where(inputs[:both] < weights[:both], inputs[:both], -1)
@@ -131,7 +142,7 @@ def _match_oldest(weights: Int64, inputs: Int64) -> tuple[Int64, Int64]:
 
 
 def _match_by_chunk(rows: RankOps, weights: Int64) -> tuple[Int64, Int64]:
-    """The k-th W of a chunk takes the k-th I of that chunk, which must come before it."""
+    """The k-th W of a chunk takes the k-th I of that chunk, which must come before it. Returns as `_match_oldest`."""
     inputs = np.flatnonzero(rows.kind == OpKind.I)
     inputs = inputs[np.argsort(rows.chunk[inputs], kind="stable")]
     chunk_of_input, chunk_of_weight = rows.chunk[inputs], rows.chunk[weights]
@@ -144,7 +155,7 @@ def _match_by_chunk(rows: RankOps, weights: Int64) -> tuple[Int64, Int64]:
 
 
 def _match_one_by_one(rows: RankOps, microbatch: Int64) -> tuple[Int64, Int64]:
-    """The general case: some W name a chunk or a microbatch and some do not."""
+    """The general case, in which some W name a chunk or a microbatch. Returns as `_match_oldest`."""
     pending: dict[int, OrderedDict[int, int]] = {}  # by chunk: microbatch -> row of its input gradient, oldest first
     source: list[int] = []
     starved: list[int] = []
@@ -160,7 +171,7 @@ def _match_one_by_one(rows: RankOps, microbatch: Int64) -> tuple[Int64, Int64]:
 
 
 def _take(pending: dict[int, OrderedDict[int, int]], chunk: int, explicit: int) -> int:
-    """Remove and give the row of the pending input gradient that a W takes; -1 if there is none."""
+    """Take the row of the pending input gradient that a W uses; -1 if there is none."""
     queues = [q for q in (pending.values() if chunk < 0 else [pending.get(chunk)]) if q]
     if not queues:
         return -1

@@ -1,4 +1,4 @@
-"""The `place` line of a schedule and its sizes to a `Placement`, within the limits."""
+"""Builds the `Placement` from the `place` line of a schedule and its sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_STAGES = 16_384
 
 
 def build_placement(place: t.Place, ranks: int, microbatches: int, evaluator: Evaluator, scope: Scope) -> Placement:
-    """The placement that ``place`` describes; faults are S123."""
+    """The placement that ``place`` describes. Raises `DiagnosticError` (S123) for faults."""
     arguments = [_scalar(evaluator.value(argument, scope)) for argument in place.arguments]
     stages = _stages(place.form, arguments, ranks)
     if not 0 < stages <= MAX_STAGES or (place.form == "map" and stages < ranks):
@@ -54,27 +54,27 @@ def _stages(form: str, arguments: list[int], ranks: int) -> int:
 def _routed(
     place: t.Place, stages: int, ranks: int, microbatches: int, evaluator: Evaluator, scope: Scope
 ) -> Placement:
-    """`map` and `pipes`: each route says where the stages of a pipe lie, and which share of the microbatches it has."""
+    """The placement of `map` and `pipes`: a route gives the ranks of a pipe's stages and its share of microbatches."""
     routes, shares = [], []
     for pipe in place.pipes:
         routes.append(_route(pipe, stages, ranks, evaluator, scope))
-        own = microbatches if pipe.microbatches is None else _scalar(evaluator.value(pipe.microbatches, scope))
-        if own < 1:
-            evaluator.fail("S123", f"pipe `{pipe.name}` has {own} microbatches", pipe.span)
-        shares.append(own)
+        share = microbatches if pipe.microbatches is None else _scalar(evaluator.value(pipe.microbatches, scope))
+        if share < 1:
+            evaluator.fail("S123", f"pipe `{pipe.name}` has {share} microbatches", pipe.span)
+        shares.append(share)
     if sum(shares) != microbatches:
-        said = " + ".join(map(str, shares))
-        evaluator.fail("S123", f"the pipes have {said} microbatches, not {microbatches}", place.span)
+        total = " + ".join(map(str, shares))
+        evaluator.fail("S123", f"the pipes have {total} microbatches, not {microbatches}", place.span)
     built = Placement(np.stack(routes), (0, *np.cumsum(shares).tolist()), ranks)
-    held = bincount(built.rank_of_stage.ravel(), minlength=ranks)
-    if not held.all():
-        evaluator.fail("S123", f"rank {int(np.argmin(held))} holds no stage", place.span)
+    stages_of_rank = bincount(built.rank_of_stage.ravel(), minlength=ranks)
+    if not stages_of_rank.all():
+        evaluator.fail("S123", f"rank {int(np.argmin(stages_of_rank))} holds no stage", place.span)
     return built
 
 
 def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, scope: Scope) -> IntArray:
-    """[stages] the rank of each stage of one pipe."""
-    inner = Scope(stages, {pipe.variable: np.arange(stages, dtype=np.int64)}, scope, lambda: _no_lanes(pipe.span))
+    """[stages] rank of each stage of one pipe."""
+    inner = Scope(stages, {pipe.variable: np.arange(stages, dtype=np.int64)}, scope, lambda: _no_instances(pipe.span))
     value: Any = np.broadcast_to(np.asarray(evaluator.value(pipe.rank, inner), np.int64), (stages,))
     wrong = np.flatnonzero((value < 0) | (value >= ranks))
     if wrong.size:
@@ -85,11 +85,11 @@ def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, sco
     return np.asarray(value, np.int32)
 
 
-def _no_lanes(span: Span) -> Any:
-    raise CompilerBug("place", f"lanes are visible where stages are placed, at {span}")
+def _no_instances(span: Span) -> Any:
+    raise CompilerBug("place", f"instances are visible where stages are placed, at {span}")
 
 
 def _scalar(value: Value) -> int:
     if not isinstance(value, int):
-        raise CompilerBug("place", "lanes are known before the rank block")
+        raise CompilerBug("place", "instances are known before the rank block")
     return value

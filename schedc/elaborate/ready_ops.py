@@ -1,4 +1,4 @@
-"""What is left of a computed order on one rank, and which of it runs next by each rule."""
+"""Chooses the next op of a rank among those of its computed order that have not run, by each rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from schedc.ir.ops import OpKind
 
 @dataclass
 class OpPool(ABC):
-    """The rows of a computed order that have not run. ``left`` counts them."""
+    """The ops of a rank's computed order.
+
+    rows: all of them, as rows of the schedule, in the order of the text. left: how many of them have not run.
+    """
 
     clock: RankClock
     rank: int
@@ -26,22 +29,25 @@ class OpPool(ABC):
 
     @abstractmethod
     def choose(self, now: float) -> CellRows | None:
-        """The cell to start at ``now``, or None to wait."""
+        """Take the op or pair to start at time ``now``; None to wait."""
 
     @abstractmethod
     def note(self, cell: CellRows) -> None:
-        """``cell`` has been started: its rows are no longer left."""
+        """Count an op or pair of the rank that has started, whether of the computed order or not."""
 
 
 @dataclass
 class InTurnPool(OpPool):
-    """`InTurn` on one rank."""
+    """The rule `InTurn` on one rank.
+
+    held: activations that the rank holds: forwards less W. in_flight: forwards less I.
+    weights: rows of the pending weight gradients, oldest first.
+    """
 
     rule: InTurn
     held: int = 0
-    flying: int = 0
+    in_flight: int = 0
     weights: deque[int] = field(default_factory=deque)
-    """Rows of the pending weight gradients, oldest first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,28 +79,29 @@ class InTurnPool(OpPool):
         return room and self.clock.ready(row, now)
 
     def _overtakes(self, first: int, second: int, now: float) -> bool:
+        """Whether the op behind the next one may run before it."""
         kind, stage = self.clock.kind, self.clock.stage
         if (kind[first], stage[first]) == (kind[second], stage[second]):
             return False
-        room = kind[second] != OpKind.F or self.flying + (kind[first] == OpKind.F) < self.most
+        room = kind[second] != OpKind.F or self.in_flight + (kind[first] == OpKind.F) < self.most
         return room and self._runs(second, now)
 
     def note(self, cell: CellRows) -> None:
         for row in cell:
             kind = self.clock.kind[row]
             self.held += (kind == OpKind.F) - (kind in (OpKind.W, OpKind.B))
-            self.flying += (kind == OpKind.F) - (kind in (OpKind.I, OpKind.B))
+            self.in_flight += (kind == OpKind.F) - (kind in (OpKind.I, OpKind.B))
             if kind == OpKind.I:
                 self.weights.append(self.weight_of[self.clock.stage[row], self.clock.microbatch[row]])
 
 
 _Key = tuple[int, int]
-"""Kind and stage: ops with the same key run in the order of the text."""
+"""Kind and stage of an op. Ops with the same key run in the order of the text."""
 
 
 @dataclass
 class PreferencePool(OpPool):
-    """`Preferred` on one rank."""
+    """The rule `Preferred` on one rank."""
 
     rule: Preferred
 
@@ -104,9 +111,9 @@ class PreferencePool(OpPool):
         for row in self.rows:
             self.queues.setdefault((self.clock.kind[row], self.clock.stage[row]), []).append(row)
         self.head = dict.fromkeys(self.queues, 0)
-        self.wishes = [[self._keys(mark) for mark in wish] for wish in self.rule.wishes]
+        self.preferences = [[self._keys(pattern) for pattern in patterns] for patterns in self.rule.preferences]
         fillers = [key for key in self.queues if self.rule.fill and key[0] == OpKind.W]
-        self.wishes.append([[key for key in self.queues if key not in fillers]])
+        self.preferences.append([[key for key in self.queues if key not in fillers]])
         self.fillers = fillers
         self.limits = [
             (set(self._keys(limit.counted)), set(self._keys(limit.freed)), limit.most[self.rank])
@@ -114,19 +121,19 @@ class PreferencePool(OpPool):
         ]
         self.count = [0] * len(self.limits)
 
-    def _keys(self, mark: OpPattern | None) -> list[_Key]:
-        if mark is None:
+    def _keys(self, pattern: OpPattern | None) -> list[_Key]:
+        if pattern is None:
             return []
         stages = self.clock.schedule.placement.stage_of_chunk[self.rank].tolist()
-        chosen = stages if mark.chunk is None else [stages[mark.chunk[self.rank]]]
-        keys = [(int(mark.kind), stage) for stage in chosen if stage >= 0]
+        chosen = stages if pattern.chunk is None else [stages[pattern.chunk[self.rank]]]
+        keys = [(int(pattern.kind), stage) for stage in chosen if stage >= 0]
         return [key for key in keys if key in self.queues]
 
     def choose(self, now: float) -> CellRows | None:
-        for wish in self.wishes:
-            rows = [self._first(keys, now) for keys in wish]
+        for keys_of_ops in self.preferences:
+            rows = [self._first(keys, now) for keys in keys_of_ops]
             cell = tuple(row for row in rows if row is not None)
-            if len(cell) == len(wish):
+            if len(cell) == len(keys_of_ops):
                 return self._taken(cell)
         filler = self._first(self.fillers, now)
         if filler is None or self._soonest() < now + self.clock.time[OpKind.W][self.clock.stage[filler]]:
@@ -140,22 +147,23 @@ class PreferencePool(OpPool):
         return cell
 
     def _soonest(self) -> float:
-        """When the first of the ops that no W may delay arrives, of those that are on their way."""
+        """The earliest arrival of an op that is within the limits and is no filler; inf if none is on its way."""
         heads = self._heads([key for key in self.queues if key not in self.fillers])
         return min((self.clock.arrival(row) for row in heads if self._within(row)), default=inf)
 
     def _heads(self, keys: list[_Key]) -> list[int]:
-        """The next op with each of these keys."""
+        """The next row of each of these keys."""
         return [queue[self.head[key]] for key in keys if self.head[key] < len(queue := self.queues[key])]
 
     def _first(self, keys: list[_Key], now: float) -> int | None:
-        """Of the ops with these keys that may run, the first in the text."""
+        """The first row in the text with one of these keys that may run at time ``now``."""
         for row in sorted(self._heads(keys)):
             if self.clock.ready(row, now) and self._within(row):
                 return row
         return None
 
     def _within(self, row: int) -> bool:
+        """Whether an op may start under every limit."""
         key = self.clock.kind[row], self.clock.stage[row]
         return all(
             count + self._overtaken(row, counted) < most
@@ -164,7 +172,7 @@ class PreferencePool(OpPool):
         )
 
     def _overtaken(self, row: int, keys: set[_Key]) -> int:
-        """How many ops with these keys the text has before ``row`` that have not run."""
+        """How many ops with these keys stand before ``row`` in the text and have not run."""
         return sum(
             bisect_left(queue, row, self.head[key]) - self.head[key]
             for key, queue in self.queues.items()

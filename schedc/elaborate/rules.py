@@ -1,4 +1,4 @@
-"""Rules by which a computed order is found; `pools` follows them."""
+"""The rules by which ranks choose their next op in a computed order. `ready_ops` and `zero_bubble` follow them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedc.source import Span
 
 @dataclass(frozen=True)
 class OpPattern:
-    """Ops of a kind: of any chunk, or of one chunk of each rank."""
+    """The ops of one kind. chunk: [ranks] the chunk of each rank that is meant; None: any chunk."""
 
     kind: OpKind
     chunk: tuple[int, ...] | None
@@ -18,7 +18,10 @@ class OpPattern:
 
 @dataclass(frozen=True)
 class Limit:
-    """A counted op runs only where at most ``most`` (by rank) more of them than of the freed ones have then run."""
+    """`cap counted - freed <= most`: bounds how many more counted ops than freed ops a rank has started.
+
+    A counted op starts only if the difference is then at most ``most`` ([ranks]).
+    """
 
     counted: OpPattern
     freed: OpPattern | None
@@ -27,11 +30,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class InTurn:
-    """`fill W within most`: ops run in their turn; where the next one must wait, the oldest pending W does, and if
-    there is none the op behind the next one.
+    """`fill W within most`: ops run in the order of their slots, and a W fills the time while the next op must wait.
 
-    A forward runs only where at most ``most`` activations are then held (F less W); out of turn it also leaves room
-    for the forward that it overtakes, W put aside (F less I).
+    It is the oldest pending W. If no W is pending, the op behind the next one may run first.
+    A forward runs only if the rank then holds at most ``most`` ([ranks]) activations: forwards minus W. A forward
+    that overtakes another one leaves room for it: forwards minus I are at most ``most``, too.
     """
 
     span: Span
@@ -40,28 +43,32 @@ class InTurn:
 
 @dataclass(frozen=True)
 class Preferred:
-    """`prefer ... cap ...`: of the ops that are ready and within every limit the most preferred, and of those the first
-    in the text. Ops that no wish names come last. A rank never waits while one is ready.
+    """`prefer ... cap ...`: a rank starts the most preferred op that is ready and within every limit.
 
-    wishes: one mark, or two: a forward and a backward that are both ready run as a pair.
-    An op that overtakes counted ones of the text leaves room for them, so that a text that keeps within the limits
-    is one way to run what is left, and the ranks never stand still.
-    fill: a W comes after all others, and only where none of them is on its way to arrive before the W would end: the
-    gaps that are filled in the zero-bubble paper's heuristic (arXiv 2401.10241, section 3.1) are at least as long.
+    Among equals it starts the first in the text. Ops that no preference names come last. A rank never waits while an
+    op is ready and within the limits.
+    An op that overtakes counted ops of the text leaves room for them. If the text keeps within the limits, its order
+    then remains possible for the ops that are left, so the ranks cannot deadlock.
+
+    preferences: most preferred first. One pattern, or two: a forward and a backward, which run as a pair if both are
+        ready.
+    fill: a W comes after all other ops. It starts only if no other op will arrive before the W would end. The
+        heuristic of the zero-bubble paper fills gaps at least as long (arXiv 2401.10241, section 3.1).
     """
 
     span: Span
-    wishes: tuple[tuple[OpPattern, ...], ...]
+    preferences: tuple[tuple[OpPattern, ...], ...]
     limits: tuple[Limit, ...]
     fill: bool = False
 
 
 @dataclass(frozen=True)
 class Searched:
-    """`search within most keep kept of whole`: see `schedc.elaborate.zero_bubble`.
+    """`search within most keep kept of whole`: `schedc.elaborate.zero_bubble` finds the order.
 
-    most: activations that a rank has memory for, by rank. An activation takes ``whole`` until its I, and of that
-    ``kept`` until its W: 1 <= kept <= whole, in one unit that is the user's.
+    most: [ranks] activations for which a rank has memory.
+    whole, kept: memory of one activation until its I, and the part of it until its W. 1 <= kept <= whole, in a unit
+        that the user chooses.
     """
 
     span: Span

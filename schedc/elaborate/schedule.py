@@ -1,4 +1,4 @@
-"""`elaborate`: the tree of a schedule and its sizes to the `Schedule`, by array arithmetic."""
+"""`elaborate` makes a `Schedule` from the tree of a schedule and its sizes, by array arithmetic."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from schedc.syntax import tree as t
 
 
 def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
-    """The order of every rank at ``sizes`` (missing ones take their defaults).
+    """The order of every rank.
 
-    costs: what a `policy` orders by; no other order depends on them. Default: unit costs.
-    Raises `DiagnosticError` with codes S1. Whether the order is complete and runs is for `verify` to say.
+    sizes: value of each size; a missing one takes its default.
+    costs: the costs under which a `policy` chooses; no other order depends on them. Default: unit costs.
+    Raises `DiagnosticError` with codes S1. `verify` then checks that the order is complete and does not deadlock.
     """
     if findings := check(tree):
         raise DiagnosticError(findings)
@@ -60,14 +61,14 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | Non
 def _written(
     tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, scope: Scope, choice: int
 ) -> WrittenOrder:
-    """The ops as they stand in the text, with one choice of a `policy`, and what is to be computed of them."""
+    """The ops in the order of the text, with one choice of a `policy`, and the rule of its computed order."""
     block, ranks = tree.ranks[0], placement.ranks
     every = np.arange(ranks, dtype=np.int64)
     expander = ComputedExpander(evaluator, placement, choice=choice)
     rows = expander.body(block.body, Scope(ranks, {block.variable: every, RANK: every}, scope), "")
     if expander.findings:
         raise DiagnosticError(expander.findings[:MAX_FINDINGS])
-    starts = np.concatenate([[0], np.cumsum(rows.per_lane(ranks))]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(rows.per_instance(ranks))]).astype(np.int64)
     written_for = _written_for(tree, evaluator, placement, scope)
     expanded = ExpandedOrder(expander.items, rows.codes, starts)
     schedule = assemble(tree, evaluator, written_for or placement, expanded)
@@ -76,7 +77,7 @@ def _written(
 
 
 def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, int]) -> Scope:
-    """The sizes and the values of the `let`s outside of the rank block, the `require`s tested on the way."""
+    """The sizes and the values of the `let`s outside of the rank block. Raises (S114) if a `require` fails."""
     scope = Scope(1, dict(sizes))
     failed: list[Diagnostic] = []
     for item in lets_and_requires(tree):
@@ -84,7 +85,7 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
             if not evaluator.value(item.condition, scope):
                 failed.append(unmet_requirement(tree, item, sizes))
         elif failed:
-            break  # a let may rely on what was required above it, and what follows on the let
+            break  # a let, and all that follows it, may rely on the requirements above it
         else:
             scope.names[item.name] = evaluator.value(item.value, scope)
     if failed:
@@ -93,7 +94,7 @@ def _file_scope(tree: t.ScheduleTree, evaluator: Evaluator, sizes: Mapping[str, 
 
 
 def _written_for(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, scope: Scope) -> Placement | None:
-    """The placement with the microbatches that ``order for`` gives each pipe; None if there is no such line."""
+    """The placement with the microbatches that ``order for`` gives each pipe; None if the text has no such line."""
     for order in tree.orders:
         parts = segments_per_microbatch(tree, evaluator.sizes)
         count = int(evaluator.value(order.microbatches, scope))
@@ -107,7 +108,10 @@ def _written_for(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placemen
 
 
 def _without_the_missing(schedule: Schedule, placement: Placement) -> Schedule:
-    """The order without the ops of microbatches that ``placement`` does not have; a pair may leave one op alone."""
+    """The order without the ops of microbatches that ``placement`` does not have.
+
+    An op whose partner is removed becomes a single op.
+    """
     written = schedule.placement
     pipe = written.pipe_of_microbatch(schedule.microbatch)
     local = schedule.microbatch - np.asarray(written.first_microbatch)[pipe]

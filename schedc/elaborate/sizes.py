@@ -1,4 +1,4 @@
-"""The sizes of a schedule: from the caller, from defaults, within bounds, and what to try when a `require` fails."""
+"""Binds the sizes of a schedule, the caller's or the defaults, and proposes others when a `require` fails."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "segments": (1, 64),
     "count": (0, MAX_VALUE),
 }
-"""Least and largest value of a size, by its role."""
+"""By role of a size: its least and its largest value."""
 
 _TRIES = 256
+"""Values of one size, on each side of the one that fails, among which a hint is sought."""
 
 
 def parameter_of_role(tree: t.ScheduleTree, wanted: str) -> t.SizeParameter:
-    """The one parameter with that role (`check` has made sure of ranks and microbatches)."""
+    """The parameter with a role. `check` guarantees that there is one for ranks and one for microbatches."""
     return next(parameter for parameter in tree.parameters if parameter.role == wanted)
 
 
 def segments_per_microbatch(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> int:
-    """The segments of each microbatch; 1 where no size has that role."""
+    """Number of segments of each microbatch; 1 where no size has the role `segments`."""
     return next((sizes[parameter.name] for parameter in tree.parameters if parameter.role == "segments"), 1)
 
 
 def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]:
-    """Every parameter with its value.
+    """Every parameter with its value. given: the sizes that the caller gave.
 
-    Raises `DiagnosticError` with all unknown, missing and illegal sizes (S111, S112, S113): `RequestError` unless a
-    default of the file is one of them.
+    Raises `DiagnosticError` with all unknown, missing and illegal sizes (S111, S112, S113). It is a `RequestError`
+    if no default of the file is among them.
     """
-    found = unknown_sizes(tree, given)
-    asked = True
+    findings = unknown_sizes(tree, given)
+    by_request = True
     bound: dict[str, int] = {}
     for parameter in tree.parameters:
         value = given.get(parameter.name, parameter.default)
@@ -49,22 +50,22 @@ def bind_sizes(tree: t.ScheduleTree, given: Mapping[str, int]) -> dict[str, int]
         if value is None:
             message = f"the size `{parameter.name}` has no default and was not given"
             help = f"give it: -D {parameter.name}={least if parameter.role != 'ranks' else 4}"
-            found.append(Diagnostic("S112", message, label, help=help, source=tree.source))
+            findings.append(Diagnostic("S112", message, label, help=help, source=tree.source))
         elif not least <= value <= largest:
-            asked = asked and parameter.name in given
+            by_request = by_request and parameter.name in given
             message = f"{parameter.name} = {value} is not between {least} and {largest:,}"
-            found.append(Diagnostic("S113", message, label, source=tree.source))
+            findings.append(Diagnostic("S113", message, label, source=tree.source))
         else:
             bound[parameter.name] = int(value)
-    if not found:
-        found, asked = _too_many_segments(tree, bound), differ_from_defaults(tree, bound)
-    if found:
-        raise (RequestError if asked else DiagnosticError)(found)
+    if not findings:
+        findings, by_request = _too_many_segments(tree, bound), differ_from_defaults(tree, bound)
+    if findings:
+        raise (RequestError if by_request else DiagnosticError)(findings)
     return bound
 
 
 def unknown_sizes(tree: t.ScheduleTree, given: Iterable[str]) -> list[Diagnostic]:
-    """A finding (S111) for each name that is none of a size of ``tree``."""
+    """A finding (S111) for each name that is not a size of ``tree``."""
     names = [parameter.name for parameter in tree.parameters]
     return [
         Diagnostic(
@@ -80,12 +81,12 @@ def unknown_sizes(tree: t.ScheduleTree, given: Iterable[str]) -> list[Diagnostic
 
 
 def differ_from_defaults(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
-    """Whether these sizes are other than the defaults of the file: what fails at them is then no fault of the file."""
+    """Whether some size is not the default of the file. A failure is then the request's fault, not the file's."""
     return any(sizes[parameter.name] != parameter.default for parameter in tree.parameters)
 
 
 def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[Diagnostic]:
-    """Whether the segments of all microbatches are more than there may be microbatches."""
+    """A finding (S113) if the segments of all microbatches are more than `MAX_MICROBATCHES`."""
     total = sizes[parameter_of_role(tree, "microbatches").name] * segments_per_microbatch(tree, sizes)
     if total <= MAX_MICROBATCHES:
         return []
@@ -95,7 +96,7 @@ def _too_many_segments(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> list[D
 
 
 def unmet_requirement(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[str, int]) -> Diagnostic:
-    """What to say of a `require` that does not hold."""
+    """The finding (S114) for a `require` that does not hold, with the nearest sizes that meet it."""
     where = ", ".join(f"{name} = {value}" for name, value in sizes.items())
     message = f"`{tree.name}` requires {require.text}, which does not hold for {where}"
     hints = (_hint(tree, sizes, parameter) for parameter in _most_easily_changed(tree))
@@ -104,7 +105,7 @@ def unmet_requirement(tree: t.ScheduleTree, require: t.Require, sizes: Mapping[s
 
 
 def lets_and_requires(tree: t.ScheduleTree) -> list[t.Let | t.Require]:
-    """The `let`s and `require`s of the schedule as written: each may rely on those above it."""
+    """The `let`s and `require`s of the schedule in the order of the text: each may use the ones above it."""
     items: list[t.Let | t.Require] = [*tree.lets, *tree.requires]
     return sorted(items, key=lambda item: item.span)
 
@@ -115,7 +116,7 @@ def _most_easily_changed(tree: t.ScheduleTree) -> Iterator[t.SizeParameter]:
 
 
 def _hint(tree: t.ScheduleTree, sizes: Mapping[str, int], parameter: t.SizeParameter) -> str:
-    """The nearest larger, else the nearest smaller value of one size with which every `require` holds."""
+    """The nearest larger value of one size, or else the nearest smaller, with which every `require` holds."""
     value, (least, largest) = sizes[parameter.name], BOUNDS[parameter.role]
     for word, candidates in (
         ("smallest", range(value + 1, min(largest, value + _TRIES) + 1)),
@@ -136,9 +137,9 @@ def _meets_or_fails(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
 
 
 def meets_requirements(tree: t.ScheduleTree, sizes: Mapping[str, int]) -> bool:
-    """Whether every `require` holds, much faster than elaborating to be refused in words.
+    """Whether every `require` holds. Much faster than an elaboration that is refused.
 
-    Raises `DiagnosticError` where a `let` or a condition above the first that does not hold has no value.
+    Raises `DiagnosticError` if a `let` or a condition has no value, unless a `require` above it fails.
     """
     evaluator = Evaluator(tree.source, sizes, {function.name: function for function in tree.functions})
     scope = Scope(1, dict(sizes))

@@ -1,4 +1,4 @@
-"""`search`: the zero-bubble paper's heuristic, tried with every setting of its three switches."""
+"""`search` runs the heuristic of the zero-bubble paper with every setting of its three switches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
 WAYS = 8
-"""Orders that are tried: one per setting of the switches."""
+"""Number of orders that are tried: one per setting of the switches."""
 
 _F, _I, _W = (int(kind) for kind in (OpKind.F, OpKind.I, OpKind.W))
 
 
 @dataclass(frozen=True)
 class Switches:
-    """What the heuristic leaves open.
+    """The decisions that the heuristic leaves open.
 
-    fit: in the warm-up a rank adds a forward only if that does not put off its first I; else as long as it is idle.
-    skip: a rank that is two forwards ahead of the next may leave one out where that makes no bubble larger.
-    fill: a gap shorter than a W is filled with one even where the rank's bubble would stay below the largest.
+    fit: during warmup a rank adds a forward only if it does not delay the rank's first I. Otherwise it adds forwards
+        as long as it is idle.
+    skip: a rank that is two forwards ahead of the next rank may leave one out, if the largest bubble does not grow.
+    fill: a rank fills a gap with a W that is longer than the gap, even if its bubble would stay below the largest.
     """
 
     fit: bool
@@ -37,33 +38,33 @@ class Switches:
 
 
 SETTINGS = tuple(Switches(*flags) for flags in product((True, False), repeat=3))
-"""In the order in which they are tried; of equals the first is taken."""
+"""All settings, in the order in which they are tried. The first of equally good ones is taken."""
 
 
 def searchable(schedule: Schedule) -> bool:
-    """Whether the ranks hold one stage each, in order, and have an F, an I and a W of every microbatch, and no more."""
+    """Whether rank r holds stage r only, and runs exactly F, I and W of every microbatch, without pairs."""
     ranks, count = schedule.ranks, schedule.microbatches
-    place = schedule.placement
-    if place.pipes > 1 or not np.array_equal(place.rank_of_stage[0], np.arange(ranks)):
+    placement = schedule.placement
+    if placement.pipes > 1 or not np.array_equal(placement.rank_of_stage[0], np.arange(ranks)):
         return False
     ids = (schedule.stage.astype(np.int64) * count + schedule.microbatch) * len(OpKind) + schedule.kind
-    wanted = (np.arange(ranks * count)[:, None] * len(OpKind) + [_F, _I, _W]).ravel()
-    return np.array_equal(np.sort(ids), np.sort(wanted)) and not (schedule.pair >= 0).any()
+    expected = (np.arange(ranks * count)[:, None] * len(OpKind) + [_F, _I, _W]).ravel()
+    return np.array_equal(np.sort(ids), np.sort(expected)) and not (schedule.pair >= 0).any()
 
 
 def search(schedule: Schedule, rule: Searched, costs: Costs) -> SimulatedOrder:
     """The order of least span that the heuristic finds for a `searchable` schedule.
 
-    It is incomplete if the memory does not hold the forwards that every setting begins with.
-    Source: Qi et al., arXiv 2401.10241, section 3.1, as the authors' implementation has it (zb.py).
+    Incomplete, without any op, if no setting finds an order within the memory of ``rule``.
+    Source: Qi et al., arXiv 2401.10241, section 3.1, as in the authors' implementation (zb.py).
     """
     table = costs.resolved(schedule.stages)
     times = [np.asarray(getattr(table, kind), np.float64).tolist() for kind in "FIW"]
-    tried = [_Ranks(schedule.microbatches, times, table.p2p, rule) for _ in SETTINGS]
-    done = [ranks for ranks, switches in zip(tried, SETTINGS, strict=True) if ranks.run(switches)]
-    if not done:
+    attempts = [_Ranks(schedule.microbatches, times, table.p2p, rule) for _ in SETTINGS]
+    complete = [ranks for ranks, switches in zip(attempts, SETTINGS, strict=True) if ranks.run(switches)]
+    if not complete:
         return SimulatedOrder([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
-    best = min(done, key=lambda ranks: ranks.span)
+    best = min(complete, key=lambda ranks: ranks.span)
     rows = np.zeros((len(OpKind), schedule.stages, schedule.microbatches), np.int64)
     rows[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
     cells = [list(_cells(rows[:, rank].tolist(), order)) for rank, order in enumerate(best.order)]
@@ -71,7 +72,7 @@ def search(schedule: Schedule, rule: Searched, costs: Costs) -> SimulatedOrder:
 
 
 def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[CellRows]:
-    """The rows of one rank's ops: ``order`` says of which kind, each takes the next microbatch."""
+    """The rows of one rank's ops. rows: [kinds][microbatches]. order: kind of each op."""
     taken = [0] * len(rows)
     for kind in order:
         yield (rows[kind][taken[kind]],)
@@ -79,7 +80,13 @@ def _cells(rows: list[list[int]], order: Sequence[int]) -> Iterator[CellRows]:
 
 
 class _Ranks:
-    """The ranks while one order is made, all at their own time: an op starts once what it needs has arrived."""
+    """The state of all ranks while one order is built. Each rank has its own clock.
+
+    time: by kind, [ranks] duration of an op. order: [ranks] kinds of the ops so far. done: by kind, [ranks] ops so far.
+    ends: by kind F and I, [ranks][ops] end of each. free: [ranks] end of the last op. first: [ranks] start of the
+    first op. bubble: [ranks] idle time since then. largest: largest bubble so far.
+    takes: by kind, memory that an op takes; held, most: [ranks] memory in use and limit, in units of the rule.
+    """
 
     def __init__(self, microbatches: int, times: list[list[float]], p2p: float, rule: Searched) -> None:
         self.count, self.p2p = microbatches, p2p
@@ -97,11 +104,11 @@ class _Ranks:
 
     @property
     def span(self) -> float:
-        """The longest time from a rank's first op to the end of its last."""
+        """Longest time from a rank's first op to the end of its last."""
         return max(free - first for free, first in zip(self.free, self.first, strict=True))
 
     def run(self, switches: Switches) -> bool:
-        """Make the whole order; False if it does not fit into memory."""
+        """Build the whole order; False if it does not fit into memory."""
         if min(most - self.takes[_F] for most in self.most) < 0:
             return False
         self._warmup(switches.fit)
@@ -120,7 +127,7 @@ class _Ranks:
         return True
 
     def _put(self, rank: int, kind: int) -> None:
-        """Run the next op of this kind."""
+        """Append the next op of this kind to the order of a rank."""
         free = self.free[rank]
         start = max(free, self._arrival(rank, kind)) if kind != _W else free
         if not self.order[rank]:
@@ -136,27 +143,29 @@ class _Ranks:
             self.ends[kind][rank].append(self.free[rank])
 
     def _arrival(self, rank: int, kind: int) -> float:
-        """When the input of the rank's next op of this kind is there; -inf if no other rank gives it."""
-        giver = rank - 1 if kind == _F else rank + 1
-        if not 0 <= giver <= self.last:
+        """When the input of the rank's next op of this kind arrives; -inf if it comes from no other rank."""
+        sender = rank - 1 if kind == _F else rank + 1
+        if not 0 <= sender <= self.last:
             return -inf
-        return self.ends[kind][giver][self.done[kind][rank]] + self.p2p
+        return self.ends[kind][sender][self.done[kind][rank]] + self.p2p
 
     def _pending(self, rank: int) -> bool:
+        """Whether a weight gradient of the rank is pending."""
         return self.done[_W][rank] < self.done[_I][rank]
 
     def _weights(self, rank: int, until: int) -> None:
+        """Append W until the rank has run ``until`` of them."""
         while self.done[_W][rank] < until:
             self._put(rank, _W)
 
     # ---- what runs when
 
     def _warmup(self, fit: bool) -> None:
-        """A forward of every rank, more where they fit before the first I, and that I."""
+        """Append to every rank one forward, more forwards that fit before its first I, and this I."""
         for rank in self.every:
             self._put(rank, _F)
         extra = self._before_first(fit)
-        for rank in self.every[1:]:  # a rank is one forward ahead of the next at least, until it has run them all
+        for rank in self.every[1:]:  # a rank is at least one forward ahead of the next, until it has run them all
             if extra[rank] >= extra[rank - 1] and 1 + extra[rank - 1] < self.count:
                 extra[rank] = max(0, extra[rank - 1] - 1)
         for rank in self.every:
@@ -166,7 +175,7 @@ class _Ranks:
             self._put(rank, _I)
 
     def _before_first(self, fit: bool) -> list[int]:
-        """How many more forwards each rank has time and memory for until its first I can start."""
+        """[ranks] how many more forwards each rank has time and memory for until its first I can start."""
         extra = [0] * len(self.every)
         ended = self.free[self.last] + self.time[_I][self.last]
         for rank in reversed(self.every[:-1]):
@@ -179,17 +188,17 @@ class _Ranks:
         return extra
 
     def _ahead(self, skip: bool) -> list[bool]:
-        """Which ranks run a forward before their next I: none behind a rank that runs none."""
-        wanted = [
+        """[ranks] whether a rank runs a forward before its next I. It does so only if the next rank does."""
+        runs = [
             self.done[_F][rank] < self.count and not (skip and rank < self.last and self._skips(rank))
             for rank in self.every
         ]
         for rank in reversed(self.every[:-1]):
-            wanted[rank] = wanted[rank] and wanted[rank + 1]
-        return wanted
+            runs[rank] = runs[rank] and runs[rank + 1]
+        return runs
 
     def _skips(self, rank: int) -> bool:
-        """Whether a rank leaves out a forward: it is two ahead, and its I can come first without a larger bubble."""
+        """Whether a rank leaves out a forward: it is two ahead, and its I can run first without a larger bubble."""
         if self.done[_F][rank] < self.done[_F][rank + 1] + 2:
             return False
         following = self.free[rank + 1] + self.time[_F][rank + 1] + self.time[_I][rank + 1] + self.p2p
@@ -202,7 +211,7 @@ class _Ranks:
         return following - self.free[rank] <= self.largest - self.bubble[rank]
 
     def _forward(self, rank: int, fill: bool) -> bool:
-        """A forward, behind the weight gradients that make room for it; False if that room cannot be made."""
+        """Append the W that make room for a forward, and the forward; False if memory does not suffice."""
         while self.held[rank] + self.takes[_F] > self.most[rank]:
             if not self._pending(rank):
                 return False
@@ -212,7 +221,7 @@ class _Ranks:
         return True
 
     def _fill(self, rank: int, kind: int, fill: bool) -> None:
-        """Weight gradients until the input of the next op arrives; one that is longer than the gap by its bubble."""
+        """Append W until the input of the next op arrives. One that is longer than the gap depends on the bubbles."""
         arrival = self._arrival(rank, kind)
         while self._pending(rank) and self.free[rank] + self.time[_W][rank] <= arrival:
             self._put(rank, _W)
