@@ -53,7 +53,7 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.stages import new_stage, stages_on
-from schedc_runtime.ranks.mesh import Mesh, neighbours
+from schedc_runtime.ranks.mesh import Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import TorchTransport
@@ -251,7 +251,7 @@ def rank_of_steps(
 ) -> dict[str, list[float]]:
     """Of every policy: the shortest step of this process in seconds, and the bytes that it sent in one."""
     options = {"exponent": exponent, "microbatches": microbatches, "layers": layers, "unit": unit}
-    near = neighbours(Mesh(1, RANKS), Mesh(1, RANKS).place(rank), 60.0)
+    near = peer_groups(Mesh(1, RANKS), Mesh(1, RANKS).coordinate(rank), 60.0)
     transport = TorchTransport(dist.new_group([rank], use_local_synchronization=True), 60.0)
     variants = {name: Variant(policy, near, transport, options) for name, policy in POLICIES.items()}
     steps: dict[str, list[tuple[float, int]]] = {name: [] for name in variants}

@@ -71,16 +71,16 @@ MEAN_ROWS = ROWS * TOKENS * ROUTING.k
 
 DROPPING = Capacity(1.25, Drop.PROBS)
 LENT = Hot(2, 1.2)
-AGAIN = (Recompute(Level.MEDIUM),) * 2 * RANKS
+RECOMPUTE = (Recompute(Level.MEDIUM),) * 2 * RANKS
 VARIANTS: dict[str, Attachments] = {
     "off": Attachments(),
     "overlap": Attachments(overlap=True),
     "alltoall": Attachments(method=Method.AUTO),
     "capacity": Attachments(capacity=DROPPING),
     "hot": Attachments(hot=LENT),
-    "recompute": Attachments(recompute=AGAIN),
-    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=AGAIN),
-    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=AGAIN),
+    "recompute": Attachments(recompute=RECOMPUTE),
+    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=RECOMPUTE),
+    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=RECOMPUTE),
 }
 REORDERED = ("hot", "all but capacity")
 """Those that drop nothing, but add up in another order."""

@@ -71,7 +71,7 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.stages import new_stage, stages_on
-from schedc_runtime.ranks.mesh import Mesh, neighbours
+from schedc_runtime.ranks.mesh import Mesh, peer_groups
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
@@ -161,9 +161,9 @@ def emulated(
     messages: str = "inside",
 ) -> dict[str, Any]:
     """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
-    place = mesh.place(rank)
+    place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
-    near = neighbours(mesh, place, 60.0)
+    near = peer_groups(mesh, place, 60.0)
     torch.manual_seed(0)
     parts = partition(model_of(layers * program.stages), program.stages, placement=program.placement)
     tokens = torch.randint(0, 32, (program.microbatches, 1, 8))

@@ -110,7 +110,7 @@ class Counter:
         self.counted = Counted([], [], [])
         for place in self.pipe.places:
             (stage,) = self.pipe.held(place)
-            stage.recompute(recompute, count=True)
+            stage.set_recomputation(recompute, count=True)
             self._watch(stage)
 
     def _watch(self, stage: Any) -> None:

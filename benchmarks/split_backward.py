@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schedc_runtime.models.gpt import Block, GPTConfig
+from schedc_runtime.models.gpt import GptBlock, GPTConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.stage.stage import Stage
@@ -102,7 +102,7 @@ def make(width: int, tokens: int) -> tuple[Split, Plain]:
     """Stage 1 of 3, and a copy of its blocks."""
     torch.manual_seed(0)
     config = GPTConfig(width=width, heads=4)
-    parts = partition(nn.Sequential(*[Block(config) for _ in range(3 * BLOCKS)]), 3)
+    parts = partition(nn.Sequential(*[GptBlock(config) for _ in range(3 * BLOCKS)]), 3)
     x, grad = torch.randn(2, BATCH, tokens // BATCH, width)
     boundaries = infer_boundaries(parts, (x,))
     plain = nn.Sequential(*copy.deepcopy(list(parts.modules[1].children())))

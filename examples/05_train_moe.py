@@ -46,7 +46,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.learning_rate)
 
     process = dist.get_rank() if dist.is_initialized() else 0
-    replica = mesh.place(process).replica
+    replica = mesh.coordinate(process).replica
     rows = options.rows * options.microbatches
     for step in range(1, options.steps + 1):
         batch, targets = text(rows, options.tokens, seed=step * mesh.replicas + replica)

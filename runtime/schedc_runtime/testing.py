@@ -48,7 +48,7 @@ class CaseFailed(AssertionError):
         super().__init__(f"{case} failed on rank {', '.join(str(e.rank) for e in errors)}\n{details}")
 
 
-class Pool:
+class RankPool:
     """``world_size`` worker processes joined by gloo. A case that kills or hangs a worker costs a new start."""
 
     def __init__(self, world_size: int) -> None:
@@ -138,9 +138,9 @@ class Pool:
 
 
 @cache
-def pool(world_size: int) -> Pool:
+def pool(world_size: int) -> RankPool:
     """The pool of this size that all tests of the process share; ended when the process ends."""
-    shared = Pool(world_size)
+    shared = RankPool(world_size)
     atexit.register(shared.close)
     return shared
 

@@ -118,14 +118,14 @@ def disagreements(rank: int, world_size: int) -> list[str]:
     mesh = Mesh(2, 1, 2)
     model = small_gpt()
     with torch.no_grad():
-        model.head.weight[0, 0] += mesh.place(rank).replica
+        model.head.weight[0, 0] += mesh.coordinate(rank).replica
     for attempt in (model, small_gpt()):
         try:
             pipe = Pipeline(attempt, program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
             pipe.step(*tokens(2 * (1 + pipe.replica)))
         except Exception as error:
             found.append(str(error).splitlines()[0])
-    late = mesh.place(rank).replica
+    late = mesh.coordinate(rank).replica
     routings = Routing(4, 2), Routing(4, 2, balance=0.1 * late)
     for routing, plan in (routings[0], Attachments(hot=Hot(1, 1.1 + late))), (routings[1], Attachments()):
         try:
@@ -140,7 +140,7 @@ def a_replica_fails(rank: int, world_size: int) -> list[str]:
     mesh = Mesh(2, 2)
 
     def loss_fn(output: Tensor, targets: Tensor) -> Tensor:
-        if mesh.place(rank).replica == 1:
+        if mesh.coordinate(rank).replica == 1:
             raise ValueError("no such target")
         return next_token_loss(output, targets)
 

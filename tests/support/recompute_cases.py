@@ -73,12 +73,12 @@ def two_steps(
             rows, target = batch(10 * step + m)
             values: Any = (rows,)
             for stage in stages:
-                values = stage.forward(m, values, target, 1 / 3, again=m in ahead)
+                values = stage.forward(m, values, target, 1 / 3, recompute_later=m in ahead)
         for m in reversed(range(3)):
             gradients: Any = ()
             for stage in reversed(stages):
                 if m in ahead:
-                    stage.again(m)
+                    stage.recompute(m)
                 gradients = stage.backward(m, gradients, defer=True)
                 stage.weight(m)
         losses += [loss for _, loss in sorted(stages[-1].take_losses().items())]
@@ -154,7 +154,7 @@ def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recomput
     spec = TensorSpec((tokens, width), torch.float32, True)
     edges = (pytree.tree_structure((0,)), ("x",)), (pytree.tree_structure(0), ("y",))
     stage.bind(*[Boundary((spec,), *edge) for edge in edges])
-    stage.recompute(plan, count=True)
+    stage.set_recomputation(plan, count=True)
     return stage
 
 

@@ -31,7 +31,7 @@ from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.apply_plan import recompute_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.ranks.exchange import Exchange
-from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place, in_process_neighbours, neighbours
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, peer_groups
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
 from support.runtime_cases import next_token_loss, tokens
@@ -117,7 +117,7 @@ class Ranks:
         self,
         model: nn.Module,
         program: Program,
-        places: Mapping[Place, tuple[Neighbours, Transport]],
+        places: Mapping[Coordinate, tuple[PeerGroups, Transport]],
         cells: CellSource,
         method: Method = "flat",
     ) -> None:
@@ -125,8 +125,8 @@ class Ranks:
         self.program, self.count = program, program.microbatches
         one = tokens(1)[0]
         boundaries = infer_boundaries(parts, (one,))
-        self.stages: dict[Place, dict[int, SegmentedStage]] = {}
-        self.executors: dict[Place, Executor] = {}
+        self.stages: dict[Coordinate, dict[int, SegmentedStage]] = {}
+        self.executors: dict[Coordinate, Executor] = {}
         for place, (near, transport) in places.items():
             modules = copy.deepcopy({index: parts.modules[index] for index in stages_on(program, place.pipeline)})
             held: dict[int, Any] = {}
@@ -156,7 +156,7 @@ class Ranks:
             for stage in self.stages[place].values():
                 stage.check_empty()
 
-    def results(self) -> dict[Place, dict[str, Tensor]]:
+    def results(self) -> dict[Coordinate, dict[str, Tensor]]:
         """Gradients by name and losses, of every place."""
         found = {}
         for place, held in self.stages.items():
@@ -168,7 +168,7 @@ class Ranks:
 
 def together(mesh: Mesh, model: nn.Module, program: Program, cells: CellSource, method: Method = "flat") -> Ranks:
     """All ranks of a mesh in this process."""
-    near = in_process_neighbours(mesh)
+    near = in_process_peer_groups(mesh)
     networks = [InProcessNetwork(mesh.pipeline) for _ in range(mesh.replicas)]
     places = {place: (near[place], networks[place.replica].transport(place.pipeline)) for place in near}
     return Ranks(model, program, places, cells, method)
@@ -188,9 +188,9 @@ def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], exp
 
     program = compile_schedule(schedule, **sizes)
     mesh = Mesh(program.ranks, experts, per_node=1 if method != "flat" else 0)
-    place = mesh.place(rank)
+    place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
-    near = neighbours(mesh, place, 30.0)
+    near = peer_groups(mesh, place, 30.0)
     transport = TorchTransport(groups[place.replica], 30.0)
     mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method)
     mine.step()

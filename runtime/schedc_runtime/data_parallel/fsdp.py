@@ -27,7 +27,7 @@ from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import Call, Code
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.collectives import ordered_sum
 from schedc_runtime.transport.process_groups import join_groups
@@ -101,7 +101,7 @@ class DenseShards:
 class DenseSharding:
     """The dense parts of all stages of a process; see `Mesh`, ``shard_dense``."""
 
-    def __init__(self, program: Program, mesh: Mesh, places: Sequence[Place], in_process: bool) -> None:
+    def __init__(self, program: Program, mesh: Mesh, places: Sequence[Coordinate], in_process: bool) -> None:
         refusals = [
             (in_process, "all ranks are in this process", "start one process per rank"),
             (mesh.replicas == 1, "the mesh has one replica", "give a mesh with experts= or data="),
@@ -118,12 +118,12 @@ class DenseSharding:
         self._shards: dict[int, DenseShards] = {}
         """By the id of a stage's module."""
 
-    def take(self, place: Place, modules: Sequence[nn.Module], device: torch.device) -> None:
+    def take(self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device) -> None:
         """Spread the dense parameters of a place's modules over its replicas, who call this too.
 
         Experts stay as they are, and so do parameters of several stages of the place. All are whole until `shard`.
         """
-        parts = [self.mesh.replicas_of(Place(rank, 0)) for rank in range(self.mesh.pipeline)]
+        parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
         group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
         across = DeviceMesh.from_group(group, device.type)
         uses = Counter(parameter for module in modules for parameter in set(module.parameters()))

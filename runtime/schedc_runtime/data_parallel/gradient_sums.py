@@ -22,7 +22,7 @@ from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
 if TYPE_CHECKING:
-    from schedc_runtime.ranks.mesh import Neighbours
+    from schedc_runtime.ranks.mesh import PeerGroups
     from schedc_runtime.transport.collectives import Communicator
 
 BUCKET_BYTES = 25 << 20
@@ -53,7 +53,7 @@ class ReplicaSum(NamedTuple):
             parameter.grad = part.clone()
 
 
-def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple[Bucket, ...]:
+def buckets(parameters: Iterable[nn.Parameter], peer_groups: PeerGroups) -> tuple[Bucket, ...]:
     """The trainable ``parameters``, each in one bucket; those of experts travel among the ranks that hold them."""
     shared: list[nn.Parameter] = []
     own: list[nn.Parameter] = []
@@ -62,7 +62,7 @@ def buckets(parameters: Iterable[nn.Parameter], neighbours: Neighbours) -> tuple
             (own if is_expert(parameter) else shared).append(parameter)
     return tuple(
         Bucket(communicator, part)
-        for communicator, travelling in ((neighbours.replicas, shared), (neighbours.same_experts, own))
+        for communicator, travelling in ((peer_groups.replicas, shared), (peer_groups.same_experts, own))
         if communicator.size > 1
         for group in by_dtype(travelling)
         for part in _filled(group)
@@ -98,13 +98,13 @@ def start_sum(bucket: Bucket) -> ReplicaSum:
     return ReplicaSum(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
 
 
-def with_sums(code: Code, stages: Mapping[int, Stage], neighbours: Neighbours) -> Code:
+def with_sums(code: Code, stages: Mapping[int, Stage], peer_groups: PeerGroups) -> Code:
     """The code of a place with a call behind the last weight gradients of each stage that starts the stage's sums.
 
     stages: those of the place, by index. A stage with a second copy, whose gradients a REDUCE brings together first,
     is summed when the stream has ended.
     """
-    if neighbours.replicas.size == 1:
+    if peer_groups.replicas.size == 1:
         return code
     last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
     copied: set[int] = set()
@@ -121,7 +121,7 @@ def with_sums(code: Code, stages: Mapping[int, Stage], neighbours: Neighbours) -
         parameters = [p for p in stages[stage].module.parameters() if id(p) not in claimed]
         claimed.update(map(id, parameters))
         calls = final if stage in copied else after.setdefault(position, [])
-        calls.append((start_sums, buckets(parameters, neighbours)))
+        calls.append((start_sums, buckets(parameters, peer_groups)))
     return replace(code.woven({}, after), final=tuple(final))
 
 

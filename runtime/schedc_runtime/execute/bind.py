@@ -144,8 +144,8 @@ class _Binder:
             read = self.slot(Channel.GRADIENT, stage + 1, microbatch) if stage < last else -1
             write = self.slot(Channel.GRADIENT, stage, microbatch) if stage > 0 else -1
         probes = probes_of([spec.dtype for spec in self.boundaries[stage + 1].tensors]) if kind is OpKind.F else ()
-        again = (stage, microbatch) in self.recomputed
-        return ComputeOperands(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes, again)
+        recomputed = (stage, microbatch) in self.recomputed
+        return ComputeOperands(self.stages[stage], microbatch, read, write, kind is OpKind.I, probes, recomputed)
 
     def batch(self, batch: Sequence[Instruction]) -> tuple[MessageOperands, ...]:
         """The messages that are posted together."""

@@ -63,11 +63,11 @@ def segmented(stage: object) -> SegmentedStage:
     return stage
 
 
-def shape_of(stage: SegmentedStage, kind: str, again: bool) -> StageShape:
-    """The graph of a stage as the backward of a cell of ``kind`` has it. again: whether its microbatch has an R."""
+def shape_of(stage: SegmentedStage, kind: str, recomputed: bool) -> StageShape:
+    """The graph of a stage as the backward of a ``kind`` cell has it. recomputed: whether its microbatch has an R."""
     if kind == "R":
-        return stage.remaking.shape
-    return stage.shape.ready if again else stage.shape
+        return stage.graph_with_r.shape
+    return stage.shape.ready if recomputed else stage.shape
 
 
 def shapes_of(
@@ -76,7 +76,7 @@ def shapes_of(
     """The graphs of both halves of an instruction."""
     return (
         None if forward is None else segmented(forward.stage).shape,
-        None if backward is None else shape_of(segmented(backward.stage), kind, backward.again),
+        None if backward is None else shape_of(segmented(backward.stage), kind, backward.recomputed),
     )
 
 

@@ -35,7 +35,7 @@ from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflatten
 def forward(registers: Registers, op: ComputeOperands) -> None:
     """F: the stage's outputs for one microbatch."""
     inputs, target = registers.take(op.read), registers.targets[op.microbatch]
-    outputs = op.stage.forward(op.microbatch, inputs, target, registers.loss_scale, again=op.again)
+    outputs = op.stage.forward(op.microbatch, inputs, target, registers.loss_scale, recompute_later=op.recomputed)
     keep_outputs(registers, op, outputs)
 
 
@@ -62,7 +62,7 @@ def weight(registers: Registers, op: ComputeOperands) -> None:
 
 def recompute(registers: Registers, op: ComputeOperands) -> None:
     """R: what the forward did not keep for the backward."""
-    op.stage.again(op.microbatch)
+    op.stage.recompute(op.microbatch)
 
 
 def cell(registers: Registers, op: PairOperands) -> None:

@@ -35,7 +35,7 @@ class MicroStep(NamedTuple):
 
 def _begin(registers: Registers, op: ComputeOperands) -> None:
     inputs, target = registers.take(op.read), registers.targets[op.microbatch]
-    segmented(op.stage).begin(op.microbatch, inputs, target, registers.loss_scale, again=op.again)
+    segmented(op.stage).begin(op.microbatch, inputs, target, registers.loss_scale, recompute_later=op.recomputed)
 
 
 def _outputs(registers: Registers, op: ComputeOperands) -> None:
@@ -62,9 +62,9 @@ def _on_stage(act: Callable[[SegmentedStage, int], None]) -> Handler:
 
 
 _end_backward = _on_stage(SegmentedStage.end_backward)
-_begin_again = _on_stage(SegmentedStage.begin_again)
-_rest_again = _on_stage(SegmentedStage.rest_again)
-_end_again = _on_stage(SegmentedStage.end_again)
+_begin_recompute = _on_stage(SegmentedStage.begin_recompute)
+_recompute_rest = _on_stage(SegmentedStage.recompute_rest)
+_end_recompute = _on_stage(SegmentedStage.end_recompute)
 
 
 def _on_node(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
@@ -98,9 +98,9 @@ MICRO: dict[tuple[Half, Action], Handler] = {
     (Half.BACKWARD, Action.START): _on_node(SegmentedStage.start_backward),
     (Half.BACKWARD, Action.WAIT): _when_ready(SegmentedStage.ready, SegmentedStage.wait_backward),
     (Half.WEIGHT, Action.RUN): _on_node(SegmentedStage.run_weight),
-    (Half.RECOMPUTE, Action.RUN): _on_node(SegmentedStage.run_again),
-    (Half.RECOMPUTE, Action.START): _on_node(SegmentedStage.start_again),
-    (Half.RECOMPUTE, Action.WAIT): _when_ready(SegmentedStage.ready_again, SegmentedStage.wait_again),
+    (Half.RECOMPUTE, Action.RUN): _on_node(SegmentedStage.run_recompute),
+    (Half.RECOMPUTE, Action.START): _on_node(SegmentedStage.start_recompute),
+    (Half.RECOMPUTE, Action.WAIT): _when_ready(SegmentedStage.ready_recompute, SegmentedStage.wait_recompute),
 }
 """The handler of each micro-step on a node."""
 
@@ -114,8 +114,8 @@ EDGES: dict[Edge, Handler] = {
 
 _WORDS: dict[Handler, str] = {
     _begin: "begin", _outputs: "outputs", _begin_backward: "begin backward", _gradients: "input gradients",
-    _end_backward: "end", _begin_again: "begin again", _rest_again: "the rest again",
-    _end_again: "end again",
+    _end_backward: "end", _begin_recompute: "begin again", _recompute_rest: "the rest again",
+    _end_recompute: "end again",
     **{MICRO[key]: f"{key[1]} {key[0]}" for key in MICRO},
 }  # fmt: skip
 
@@ -159,7 +159,7 @@ def _recomputing(calls: list[Call | MovedMessage], op: ComputeOperands | None) -
     """The micro-steps of an R: regions outside its cell program are recomputed before its first wait."""
     waits = MICRO[Half.RECOMPUTE, Action.WAIT]
     first = next((i for i, call in enumerate(calls) if call[0] is waits), len(calls))
-    return [(_begin_again, op), *calls[:first], (_rest_again, op), *calls[first:], (_end_again, op)]
+    return [(_begin_recompute, op), *calls[:first], (_recompute_rest, op), *calls[first:], (_end_recompute, op)]
 
 
 def _on_graph(step: Step, op: ComputeOperands) -> Call:

@@ -17,7 +17,7 @@ class ComputeStage(Protocol):
     index: int
 
     def forward(
-        self, microbatch: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, *, again: bool
+        self, microbatch: int, inputs: Sequence[Tensor], target: Any, loss_scale: float, *, recompute_later: bool
     ) -> tuple[Tensor, ...]: ...
 
     def backward(
@@ -26,7 +26,7 @@ class ComputeStage(Protocol):
 
     def weight(self, microbatch: int) -> None: ...
 
-    def again(self, microbatch: int) -> None: ...
+    def recompute(self, microbatch: int) -> None: ...
 
 
 class ComputeOperands(NamedTuple):
@@ -36,7 +36,7 @@ class ComputeOperands(NamedTuple):
     write: slot of the value produced: the outputs of a forward, the gradients of the inputs of a backward; -1 for none.
     defer: whether a backward leaves the weight gradients to a W.
     probes: of a forward: positions of its floating outputs, and in which dtype to sum each (`probes_of`).
-    again: whether the microbatch has an R between its forward and its backward.
+    recomputed: whether the microbatch has an R between its forward and its backward.
     """
 
     stage: ComputeStage
@@ -45,7 +45,7 @@ class ComputeOperands(NamedTuple):
     write: int
     defer: bool
     probes: tuple[tuple[int, torch.dtype | None], ...] = ()
-    again: bool = False
+    recomputed: bool = False
 
 
 class PairOperands(NamedTuple):

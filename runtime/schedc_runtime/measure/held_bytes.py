@@ -10,8 +10,8 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.recompute.regions import Given, Held, Made, Recorder
-from schedc_runtime.segments.in_flight import Flight
+from schedc_runtime.recompute.regions import Recorder, RegionInner, RegionOutput, SavedTensor
+from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
@@ -37,37 +37,41 @@ class Bytes:
 def held(stage: Stage, microbatch: int) -> Bytes:
     """Bytes of a microbatch between its forward and its backward; ahead of an R of the whole stage its inputs.
 
-    The stage must recompute something, or have been told to count: ``stage.recompute(Recompute(), count=True)``.
+    The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
     if (kept := stage.kept.get(microbatch)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
-    flight = stage._flights.get(microbatch) if isinstance(stage, SegmentedStage) else None
-    recorder: Recorder | None = stage.recomputation.counted if flight is None else flight.recorder
+    state = stage._states.get(microbatch) if isinstance(stage, SegmentedStage) else None
+    recorder: Recorder | None = stage.recomputation.counted if state is None else state.recorder
     if recorder is None:
-        raise StageError(f"stage {stage.index} does not count", "stage.recompute(Recompute(), count=True)")
+        raise StageError(f"stage {stage.index} does not count", "stage.set_recomputation(Recompute(), count=True)")
     seen = {_key(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}
     names = stage.graph.shape.names if isinstance(stage, SegmentedStage) else ()
     saved = {}
     for node in sorted(recorder.saved):
         storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
         saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
-    runtime = 0 if flight is None else _new((x.untyped_storage() for x in _of(flight)), seen)
-    made = recorder.restored() if flight is None or flight.again is None else [*recorder.restored(), *flight.again.made]
+    runtime = 0 if state is None else _new((x.untyped_storage() for x in _of(state)), seen)
+    made = (
+        recorder.restored()
+        if state is None or state.recompute is None
+        else [*recorder.restored(), *state.recompute.made]
+    )
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(made)), seen))
 
 
-def _of(flight: Flight) -> Iterator[Tensor]:
+def _of(state: MicrobatchState) -> Iterator[Tensor]:
     """The tensors that the runtime itself refers to."""
-    yield from _tensors(list(flight.values.values()))
-    yield from flight.sent
-    yield from (leaf for _, leaves in flight.leaving for leaf in leaves)
-    for done in flight.done.values():
+    yield from _tensors(list(state.values.values()))
+    yield from state.sent
+    yield from (leaf for _, leaves in state.leaving for leaf in leaves)
+    for done in state.done.values():
         yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
         yield from _tensors(getattr(done, "route", None))
-    if flight.recorder is not None:
-        yield from _tensors(flight.recorder.decisions())
-    if flight.again is not None:
-        yield from (note.tensor for note in _notes(flight.again.held) if isinstance(note, Held))
+    if state.recorder is not None:
+        yield from _tensors(state.recorder.decisions())
+    if state.recompute is not None:
+        yield from (note.tensor for note in _notes(state.recompute.held) if isinstance(note, SavedTensor))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -81,7 +85,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _notes(values: Any) -> list[Any]:
-    return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, (Held, Given, Made)))
+    return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, (SavedTensor, RegionOutput, RegionInner)))
 
 
 def _alive(weak: Any) -> UntypedStorage | None:

@@ -22,7 +22,7 @@ class GPTConfig:
     tied: bool = False
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """Attention and MLP, each after a norm and around a residual connection. [batch, tokens, width] to the same."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -59,7 +59,7 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(config.vocab, config.width)
         self.position_embedding = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList([Block(config) for _ in range(config.blocks)])
+        self.blocks = nn.ModuleList([GptBlock(config) for _ in range(config.blocks)])
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         if config.tied:

@@ -98,7 +98,7 @@ def turn(x: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-class Block(nn.Module):
+class MoeBlock(nn.Module):
     """Attention and a dense MLP or a `MoELayer`, each after a norm and around a residual connection."""
 
     def __init__(self, config: MoEConfig, *, dense: bool) -> None:
@@ -134,7 +134,7 @@ class MultiToken(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.width)
         self.token_norm = nn.RMSNorm(config.width)
         self.join = nn.Linear(2 * config.width, config.width, bias=False)
-        self.block = Block(config, dense=False)
+        self.block = MoeBlock(config, dense=False)
         self.norm = nn.RMSNorm(config.width)
 
     def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class MoETransformer(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.width)
         kinds = [True] * config.dense_blocks + [False] * config.moe_blocks
-        self.blocks = nn.ModuleList([Block(config, dense=dense) for dense in kinds])
+        self.blocks = nn.ModuleList([MoeBlock(config, dense=dense) for dense in kinds])
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.multi_token = MultiToken(config) if config.multi_token else None

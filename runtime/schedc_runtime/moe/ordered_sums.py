@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Level:
+class SumLevel:
     """Which of ``small`` rows each copy is of.
 
     of: [copies] rows. at: [copies] where each copy lies on the larger side; None: in order. bounds: where chunks of
@@ -45,7 +45,7 @@ class Tree:
     direct: [leaves] the row of the trunk that each leaf is a copy of. blank: leaves that are padding, zero.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[SumLevel, ...]
     direct: Tensor
     blank: Tensor | None = None
 
@@ -94,9 +94,9 @@ def bounds(chunks: Ints, count: int) -> tuple[int, ...]:
 
 
 def tree(levels: Sequence[tuple[Ints, Ints | None, tuple[int, ...], int]], direct: Ints, laid: Places) -> Tree:
-    """A tree from the columns of its `Level`s; ``direct`` has an entry for each leaf that is not padding."""
+    """A tree from the columns of its `SumLevel`s; ``direct`` has an entry for each leaf that is not padding."""
     made = [
-        Level(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
+        SumLevel(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
         for of, at, cuts, small in levels
     ]
     # A level of one copy per row, in order, adds nothing; the last stays, so that a sum always begins from zero.
@@ -122,7 +122,7 @@ def simple_tree(of: Ints, laid: Places, cuts: tuple[int, ...], small: int) -> Tr
 def on(device: torch.device, value: Tree) -> Tree:
     """The same tree with its indices on another device."""
     levels = tuple(
-        Level(x.of.to(device), None if x.at is None else x.at.to(device), x.bounds, x.small) for x in value.levels
+        SumLevel(x.of.to(device), None if x.at is None else x.at.to(device), x.bounds, x.small) for x in value.levels
     )
     return Tree(levels, value.direct.to(device), None if value.blank is None else value.blank.to(device))
 

@@ -85,9 +85,9 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, p
     for held in stages:
         for index, stage in held.items():
             if plan.recompute:
-                stage.recompute(plan.recompute_of(index))
+                stage.set_recomputation(plan.recompute_of(index))
             if index in ahead:
-                stage.recompute_ahead()
+                stage.prepare_recompute()
 
 
 def check_plan(plan: Attachments, program: Program, mesh: Mesh) -> None:

@@ -30,7 +30,7 @@ from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.stages import StagesByIndex, copied_stages, device_of, layout_of, stages_of_places
-from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.stage.stage import LossFunction, Stage
 
@@ -71,7 +71,7 @@ class Assembly:
     partition: Partition = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
     shards: DenseSharding | None = None
-    stages: dict[Place, StagesByIndex] = field(init=False)
+    stages: dict[Coordinate, StagesByIndex] = field(init=False)
     copied: list[Stage] = field(init=False)
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)
@@ -83,7 +83,7 @@ class Assembly:
         return self.settings.program
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[Coordinate]:
         """The places of the mesh that are in this process."""
         return self.network.local
 
@@ -151,8 +151,8 @@ def make_stages(assembly: Assembly) -> None:
 
         assembly.shards = DenseSharding(program, assembly.mesh, assembly.places, network.in_process)
 
-    def spread(place: Place, modules: Iterable[nn.Module]) -> None:
-        modules, near = list(modules), network.neighbours[place]
+    def spread(place: Coordinate, modules: Iterable[nn.Module]) -> None:
+        modules, near = list(modules), network.peer_groups[place]
         attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas)
         if assembly.shards is not None:
             assembly.shards.take(place, modules, assembly.device)
@@ -164,7 +164,7 @@ def make_stages(assembly: Assembly) -> None:
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
 
 
-def _copied(assembly: Assembly, place: Place) -> list[Stage]:
+def _copied(assembly: Assembly, place: Coordinate) -> list[Stage]:
     """The stages of a place that another rank holds, too: as their second copy, or in another replica."""
     held = assembly.stages[place]
     if assembly.mesh.replicas > 1:
@@ -180,7 +180,7 @@ def order_cells(assembly: Assembly) -> None:
     for place in assembly.places:
         if place.replica == assembly.places[0].replica:
             listed = cells_on_rank(program, place.pipeline, assembly.stages[place], source)
-            check_cells(program, place.pipeline, listed, network.neighbours[place].experts)
+            check_cells(program, place.pipeline, listed, network.peer_groups[place].experts)
             assembly.cells |= listed
 
 

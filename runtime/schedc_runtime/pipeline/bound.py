@@ -17,7 +17,7 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
 from schedc_runtime.pipeline.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class BoundCode:
     def __init__(
         self,
         partition: Partition,
-        stages: Mapping[Place, StagesByIndex],
+        stages: Mapping[Coordinate, StagesByIndex],
         mesh: Mesh,
         device: torch.device,
         cells: CellSource,
@@ -43,20 +43,20 @@ class BoundCode:
         self.mesh, self.shards = mesh, shards
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] of the signature asked for last."""
-        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Place, Executor]]] = OrderedDict()
+        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]] = OrderedDict()
 
     def executors(
         self,
         program: Program,
         call: str,
         signature: Any,
-        transports: Mapping[Place, Transport],
-        neighbours: Mapping[Place, Neighbours],
-    ) -> dict[Place, Executor]:
+        transports: Mapping[Coordinate, Transport],
+        peer_groups: Mapping[Coordinate, PeerGroups],
+    ) -> dict[Coordinate, Executor]:
         """Those of ``program`` for a batch of this signature, one per place here; ``call`` tells programs apart."""
         key = f"{call} {signature}"
         if key not in self._bound:
-            self._bound[key] = self._bind(program, signature, transports, neighbours)
+            self._bound[key] = self._bind(program, signature, transports, peer_groups)
             while len(self._bound) > _KEPT:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
@@ -79,13 +79,15 @@ class BoundCode:
         self,
         program: Program,
         signature: Any,
-        transports: Mapping[Place, Transport],
-        neighbours: Mapping[Place, Neighbours],
-    ) -> tuple[tuple[Boundary, ...], dict[Place, Executor]]:
+        transports: Mapping[Coordinate, Transport],
+        peer_groups: Mapping[Coordinate, PeerGroups],
+    ) -> tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         boundaries = infer_boundaries(self.partition, args, kwargs)
         codes = {
-            place: with_sums(bind(program, place.pipeline, held, boundaries, cells=self.cells), held, neighbours[place])
+            place: with_sums(
+                bind(program, place.pipeline, held, boundaries, cells=self.cells), held, peer_groups[place]
+            )
             for place, held in self.stages.items()
         }
         if self.shards is not None:

@@ -12,7 +12,7 @@ from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.batch import BatchRefused
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.losses import NonFiniteLoss
-from schedc_runtime.ranks.control import Control
+from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.ranks.progress import Position
 from schedc_runtime.stage.stage import Stage
@@ -38,7 +38,7 @@ class FailureGuard:
         self._programs: dict[int, Program] = {}
         self._broken = ""
         self._activity, self.between = "", "between steps, before the first"
-        self.control = Control(network.store, network.process, network.names, timeout, self._describe)
+        self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
 
     def ready(self) -> None:
         """The pipeline is built: what comes next is the trainer's."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.ranks.control import Control
+from schedc_runtime.ranks.control import ControlPlane
 
 
 class NonFiniteLoss(RuntimeFault):
@@ -34,7 +34,11 @@ class Leftovers(Exception):
 
 
 def share_loss(
-    control: Control, losses: Mapping[int, Tensor], executors: Sequence[Executor], replicas: int, check_finite: bool
+    control: ControlPlane,
+    losses: Mapping[int, Tensor],
+    executors: Sequence[Executor],
+    replicas: int,
+    check_finite: bool,
 ) -> Tensor:
     """The mean of all ranks' ``losses``, on the CPU; the same bits on every rank.
 
@@ -59,7 +63,7 @@ def share_loss(
     return mean
 
 
-def _culprit(control: Control, losses: Mapping[int, float], executors: Sequence[Executor]) -> tuple[int, int]:
+def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequence[Executor]) -> tuple[int, int]:
     """The smallest microbatch that is not finite, and of its stages the first; the number of stages for the loss."""
     mine = [
         (forward.microbatch, forward.stage.index)

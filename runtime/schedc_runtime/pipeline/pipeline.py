@@ -25,7 +25,7 @@ from schedc_runtime.pipeline.losses import Leftovers, share_loss
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.state import gather_state, load_state
-from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 
@@ -99,11 +99,11 @@ class Pipeline:
         return self._local[0].replica
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Coordinate, ...]:
         """The places of the mesh that are in this process: one, or with ``in_process`` all."""
         return tuple(self._local)
 
-    def held(self, place: Place) -> tuple[Stage, ...]:
+    def held(self, place: Coordinate) -> tuple[Stage, ...]:
         """The stages of a place here."""
         return tuple(self._stages[place].values())
 
@@ -217,7 +217,7 @@ class Pipeline:
             batches, wanted = self._own(batch), self._own(targets)
             signature = self._agree(call, batches[0], wanted[0], scale)
             placed = self._bound_code.executors(
-                program, call, signature, self._network.transports, self._network.neighbours
+                program, call, signature, self._network.transports, self._network.peer_groups
             )
             executors = list(placed.values())
             parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]

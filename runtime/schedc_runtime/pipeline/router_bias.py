@@ -9,12 +9,12 @@ import torch
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Place
+from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.transport import Transfer
 
 
-def update_biases(program: Program, stages: Mapping[Place, StagesByIndex], network: Network) -> None:
+def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], network: Network) -> None:
     """`MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
 
     A layer's own load is that of its expert group. A collective of all ranks: everything is started before anything is
@@ -26,7 +26,7 @@ def update_biases(program: Program, stages: Mapping[Place, StagesByIndex], netwo
         for index, stage in sorted(held.items())
         for _, layer in moe_layers(stage.module)
     ]
-    replicas = [network.neighbours[place].same_experts for place, _, _ in layers]
+    replicas = [network.peer_groups[place].same_experts for place, _, _ in layers]
     sums = [group.sum(layer.loads.chosen, "router load") for group, (_, _, layer) in zip(replicas, layers, strict=True)]
     loads = [group.wait(handle) for group, handle in zip(replicas, sums, strict=True)]
     peers = {place: _peers(program, place) for place in stages}
@@ -44,7 +44,7 @@ def update_biases(program: Program, stages: Mapping[Place, StagesByIndex], netwo
         layer.update_bias(lambda _, total=total: total)  # type: ignore[misc]
 
 
-def _peers(program: Program, place: Place) -> dict[int, int]:
+def _peers(program: Program, place: Coordinate) -> dict[int, int]:
     """The rank with the other copy of each stage of a place that has one."""
     found = (item for item in program.instructions(place.pipeline) if item.kind is InstructionKind.REDUCE)
     return {item.stage: item.peer for item in found}

@@ -14,7 +14,7 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.ranks.mesh import Place
+from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
 
@@ -39,18 +39,18 @@ def stages_on(program: Program, rank: int) -> list[int]:
 def stages_of_places(
     parts: Partition,
     program: Program,
-    places: Iterable[Place],
+    places: Iterable[Coordinate],
     loss_fn: LossFunction,
     *,
-    attach: Callable[[Place, Iterable[nn.Module]], None],
+    attach: Callable[[Coordinate, Iterable[nn.Module]], None],
     segmented: bool = False,
-) -> dict[Place, StagesByIndex]:
+) -> dict[Coordinate, StagesByIndex]:
     """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
 
     attach: spreads the experts of a place's modules. segmented: see `new_stage`.
     """
     taken: set[int] = set()
-    own: dict[Place, dict[int, nn.Module]] = {}
+    own: dict[Coordinate, dict[int, nn.Module]] = {}
     for place in places:
         own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.

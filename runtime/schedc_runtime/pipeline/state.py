@@ -10,7 +10,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.shards import full_state_dict, join_shards, local_state
 from schedc_runtime.pipeline.assemble import Assembly
 from schedc_runtime.pipeline.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Place
+from schedc_runtime.ranks.mesh import Coordinate
 
 
 def load_state(assembly: Assembly, state: Mapping[str, Tensor], strict: bool) -> None:
@@ -56,7 +56,7 @@ def _whole_state(assembly: Assembly) -> dict[str, Tensor]:
     return assembly.shards.whole(mine) if assembly.shards else mine
 
 
-def _joined_state(stages: Mapping[Place, StagesByIndex], experts: int) -> dict[str, Tensor]:
+def _joined_state(stages: Mapping[Coordinate, StagesByIndex], experts: int) -> dict[str, Tensor]:
     """The state of the first replica, all ranks being in one process, with the experts of ``experts`` ranks joined."""
     joined: dict[str, Tensor] = {}
     for place, held in stages.items():

@@ -31,7 +31,7 @@ _LOST = "null lost"
 _Answer = TypeVar("_Answer")
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """What stopped a step, the likeliest cause first: an error of a rank, a rank or connection lost, a long wait."""
 
     ERROR = "error"
@@ -39,28 +39,28 @@ class Kind(StrEnum):
     TIMEOUT = "timeout"
 
 
-_LIKELIEST = list(Kind)
+_LIKELIEST = list(FailureKind)
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     """One report in the store. rank: who failed. reporter: who says so, and lists where everyone stands."""
 
-    kind: Kind
+    kind: FailureKind
     rank: str
     reporter: str
     text: str
 
 
-def told_by(failure: Failure, name: str) -> RuntimeFault:
+def as_error(failure: RankFailure, name: str) -> RuntimeFault:
     """What another rank's report means to rank ``name``; of a connection that broke, the other end is its peer."""
-    if failure.kind is Kind.ERROR:
+    if failure.kind is FailureKind.ERROR:
         return PeerFailure(failure.rank, f"{failure.rank} failed, and with it the step:\n{failure.text}")
     text = f"{failure.text}\nthe error of {failure.reporter} lists where every rank stood"
     rank = failure.reporter if failure.rank == name else failure.rank
-    return PeerFailure(rank, text) if failure.kind is Kind.PEER else StepTimeout(text)
+    return PeerFailure(rank, text) if failure.kind is FailureKind.PEER else StepTimeout(text)
 
 
-class Control:
+class ControlPlane:
     """One rank's end.
 
     store: a torch.distributed Store (its type stub lacks half of its methods) for this pipeline alone, or None for a
@@ -111,13 +111,13 @@ class Control:
             self.presence.read.append(f"round/{self._round - 1}/{self.process}")
         if _LOST.encode() in answers:
             lost = self.names[answers.index(_LOST.encode())]
-            failure = self._failure(wait=_CAUSE) or Failure(Kind.ERROR, lost, lost, "it has not said why")
-            raise told_by(failure, self.name)
+            failure = self._failure(wait=_CAUSE) or RankFailure(FailureKind.ERROR, lost, lost, "it has not said why")
+            raise as_error(failure, self.name)
         return [json.loads(answer) for answer in answers]
 
     def publish(self, text: str) -> None:
         """Tell the others that this rank has failed by itself."""
-        self._tell(Failure(Kind.ERROR, self.name, self.name, text))
+        self._tell(RankFailure(FailureKind.ERROR, self.name, self.name, text))
 
     def leave(self) -> None:
         """Wake the ranks that wait for this one's next answer: it will not come."""
@@ -132,29 +132,29 @@ class Control:
         If several ranks come here, one of them looks at all ranks and reports in its error; the others refer to it.
         """
         if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
-            return told_by(failure, self.name)
+            return as_error(failure, self.name)
         first = self._ask(lambda store: store.add("reporters", 1) == 1, True)
         if not first and (failure := self._failure(wait=_REPORT + 3 * self._interval, even_if_dead=True)) is not None:
-            return told_by(failure, self.name)
+            return as_error(failure, self.name)
         gone = self.presence.ended()
         troubles = self.presence.troubles()
         text = "\n".join(troubles) or view
         if gone:
-            failure = Failure(Kind.PEER, self.names[gone[0]], self.name, text)
+            failure = RankFailure(FailureKind.PEER, self.names[gone[0]], self.name, text)
         elif broken:
-            failure = Failure(Kind.PEER, peer, self.name, text)
+            failure = RankFailure(FailureKind.PEER, peer, self.name, text)
         else:
-            failure = Failure(Kind.TIMEOUT, "", self.name, text)
+            failure = RankFailure(FailureKind.TIMEOUT, "", self.name, text)
         lines = [f"  {line}" for line in self.presence.lines()] if self._store is not None else []
         self._tell(failure)
         whole = "\n".join([*troubles, view, "where every rank stands:", *lines])
-        return PeerFailure(failure.rank, whole) if failure.kind is Kind.PEER else StepTimeout(whole)
+        return PeerFailure(failure.rank, whole) if failure.kind is FailureKind.PEER else StepTimeout(whole)
 
     def close(self) -> None:
         """Stop reporting where this rank stands."""
         self.presence.close()
 
-    def _failure(self, wait: float, *, even_if_dead: bool = False) -> Failure | None:
+    def _failure(self, wait: float, *, even_if_dead: bool = False) -> RankFailure | None:
         """The likeliest cause that any rank has published, the first of its kind.
 
         Waits for one up to ``wait`` seconds; not ``even_if_dead``, only until a rank is seen to be dead.
@@ -163,14 +163,14 @@ class Control:
         while True:
             # Before the look into the store: who is dead has said what it had to say.
             gone = not even_if_dead and bool(self.presence.ended())
-            nothing: list[Failure] = []
+            nothing: list[RankFailure] = []
             if failures := self._ask(_published, nothing):
                 return min(failures, key=lambda failure: _LIKELIEST.index(failure.kind))
             if gone or time.monotonic() >= deadline:
                 return None
             time.sleep(0.02)
 
-    def _tell(self, failure: Failure) -> None:
+    def _tell(self, failure: RankFailure) -> None:
         def tell(store: Any) -> None:
             store.set(f"failure/{store.add('failures', 1)}", json.dumps(failure))
 
@@ -194,7 +194,7 @@ class Control:
             except dist.DistStoreError:
                 late = [process for process, key in enumerate(keys) if not self._store.check([key])]
                 if (failure := self._failure(wait=0.0)) is not None:
-                    raise told_by(failure, self.name) from None
+                    raise as_error(failure, self.name) from None
                 names = ", ".join(self.names[process] for process in late)
                 if set(late) & set(self.presence.ended()):
                     raise self.diagnose(f"{self.name} waited for {names} at {what}", broken=True) from None
@@ -203,8 +203,8 @@ class Control:
                     raise self.diagnose(view, broken=False) from None
 
 
-def _published(store: Any) -> list[Failure]:
+def _published(store: Any) -> list[RankFailure]:
     """All failures in the store, in the order in which they were told."""
     keys = [f"failure/{number}" for number in range(1, store.add("failures", 0) + 1)]
     texts = [store.get(key) for key in keys if store.check([key])]
-    return [Failure(Kind(kind), *rest) for kind, *rest in map(json.loads, texts)]
+    return [RankFailure(FailureKind(kind), *rest) for kind, *rest in map(json.loads, texts)]

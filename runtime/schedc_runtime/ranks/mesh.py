@@ -18,7 +18,7 @@ from schedc_runtime.transport.collectives import (
 from schedc_runtime.transport.process_groups import join_groups
 
 
-class Place(NamedTuple):
+class Coordinate(NamedTuple):
     """Where a process sits: its rank in its pipeline, and which replica of the pipeline that is."""
 
     pipeline: int
@@ -81,45 +81,46 @@ class Mesh:
         """Number of processes."""
         return self.pipeline * self.replicas
 
-    def process(self, place: Place) -> int:
+    def process(self, place: Coordinate) -> int:
         """The rank in the world of the process that sits there."""
         return place.pipeline * self.replicas + place.replica
 
-    def place(self, process: int) -> Place:
+    def coordinate(self, process: int) -> Coordinate:
         """Where a process of the world sits."""
-        return Place(*divmod(process, self.replicas))
+        return Coordinate(*divmod(process, self.replicas))
 
-    def name(self, place: Place) -> str:
+    def name(self, place: Coordinate) -> str:
         """What errors call the rank that sits there: ``rank 0``, and with replicas ``rank 0 of replica 1``."""
         return f"rank {place.pipeline}" + (f" of replica {place.replica}" if self.replicas > 1 else "")
 
     @property
     def names(self) -> list[str]:
         """Of its processes, in order."""
-        return [self.name(self.place(process)) for process in range(self.size)]
+        return [self.name(self.coordinate(process)) for process in range(self.size)]
 
     def pipelines(self) -> Iterator[list[int]]:
         """The processes of each pipeline, by replica."""
         return (
-            [self.process(Place(rank, replica)) for rank in range(self.pipeline)] for replica in range(self.replicas)
+            [self.process(Coordinate(rank, replica)) for rank in range(self.pipeline)]
+            for replica in range(self.replicas)
         )
 
-    def replicas_of(self, place: Place) -> list[int]:
+    def replicas_of(self, place: Coordinate) -> list[int]:
         """The processes that hold the same stages, in order of replica: ``place`` among them."""
-        return [self.process(Place(place.pipeline, replica)) for replica in range(self.replicas)]
+        return [self.process(Coordinate(place.pipeline, replica)) for replica in range(self.replicas)]
 
-    def sharing(self, place: Place) -> list[int]:
+    def sharing(self, place: Coordinate) -> list[int]:
         """The processes that share the experts of ``place``, in order."""
         first = place.replica - place.replica % self.experts
         return self.replicas_of(place)[first : first + self.experts]
 
-    def holding_the_same(self, place: Place) -> list[int]:
+    def holding_the_same(self, place: Coordinate) -> list[int]:
         """The processes that hold the same part of the experts as ``place``, in order."""
         return self.replicas_of(place)[place.replica % self.experts :: self.experts]
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class PeerGroups:
     """Whom the stages of one place speak to beside their pipeline.
 
     experts: those that share its experts. replicas: all that hold the same stages; same_experts: those of them that
@@ -137,21 +138,21 @@ class Neighbours:
             communicator.close()
 
 
-def alone() -> Neighbours:
+def no_peers() -> PeerGroups:
     """The neighbours of a pipeline without replicas: none."""
-    return Neighbours(ExpertGroup.solo(), SoloCommunicator("replicas"), SoloCommunicator("same experts"))
+    return PeerGroups(ExpertGroup.solo(), SoloCommunicator("replicas"), SoloCommunicator("same experts"))
 
 
-def neighbours(mesh: Mesh, place: Place, timeout: float) -> Neighbours:
+def peer_groups(mesh: Mesh, place: Coordinate, timeout: float) -> PeerGroups:
     """The neighbours of this process, over torch.distributed. A collective over all processes of the mesh."""
-    places = [mesh.place(process) for process in range(mesh.size)]
+    places = [mesh.coordinate(process) for process in range(mesh.size)]
     sharing, replicas, same = (
         list(dict.fromkeys(tuple(among(each)) for each in places))
         for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
     )
     per_node = mesh.per_node or mesh.experts
     experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout)
-    return Neighbours(
+    return PeerGroups(
         experts, _communicator("replicas", replicas, timeout), _communicator("same experts", same, timeout)
     )
 
@@ -161,16 +162,16 @@ def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float) -> 
     return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
 
 
-def in_process_neighbours(mesh: Mesh) -> dict[Place, Neighbours]:
+def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
     """The neighbours of every place, all in this process."""
-    found: dict[Place, Neighbours] = {}
+    found: dict[Coordinate, PeerGroups] = {}
     for rank in range(mesh.pipeline):
-        places = [Place(rank, replica) for replica in range(mesh.replicas)]
+        places = [Coordinate(rank, replica) for replica in range(mesh.replicas)]
         everyone = InProcessCommunicators(mesh.replicas, "replicas")
         same = [InProcessCommunicators(mesh.data, "same experts") for _ in range(mesh.experts)]
         for first in range(0, mesh.replicas, mesh.experts):
             sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts)
             for place, group in zip(places[first : first + mesh.experts], sharing, strict=True):
                 part = same[place.replica % mesh.experts].member(place.replica // mesh.experts)
-                found[place] = Neighbours(group, everyone.member(place.replica), part)
+                found[place] = PeerGroups(group, everyone.member(place.replica), part)
     return found

@@ -13,7 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.join import meet
-from schedc_runtime.ranks.mesh import Mesh, Neighbours, Place, alone, in_process_neighbours, neighbours
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, no_peers, peer_groups
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer, Transport
 
 
@@ -38,20 +38,20 @@ class Network:
         self.mesh, self.ranks = mesh, mesh.pipeline
         self.in_process = in_process or (mesh.size == 1 and group is None)
         self.store: Store | None = None
-        self.transports: dict[Place, Transport] = {}
-        self.neighbours: dict[Place, Neighbours] = {}
+        self.transports: dict[Coordinate, Transport] = {}
+        self.peer_groups: dict[Coordinate, PeerGroups] = {}
         self._own: dist.ProcessGroup | None = None
         if self.in_process:
             places = product(range(mesh.replicas), range(mesh.pipeline))
-            self.local = [Place(rank, replica) for replica, rank in places]
+            self.local = [Coordinate(rank, replica) for replica, rank in places]
             self.names, self.process = ["this process"], 0
-            self.neighbours = in_process_neighbours(mesh)
+            self.peer_groups = in_process_peer_groups(mesh)
             self.reconnect()
             return
         self._check_size(group)
         backend = _backend_for(device, group)
         self.names = mesh.names
-        place = Place(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.place(dist.get_rank())
+        place = Coordinate(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.coordinate(dist.get_rank())
         self.local, self.process = [place], mesh.process(place)
         # Groups of other ranks may bear the same name.
         among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
@@ -61,7 +61,7 @@ class Network:
             groups = [dist.new_group(ranks, backend=dist.get_backend(), timeout=limit) for ranks in mesh.pipelines()]
             group = self._own = groups[place.replica]
         self.transports[place] = TorchTransport(group, timeout, coalesce=backend == "nccl")
-        self.neighbours[place] = neighbours(mesh, place, timeout) if mesh.replicas > 1 else alone()
+        self.peer_groups[place] = peer_groups(mesh, place, timeout) if mesh.replicas > 1 else no_peers()
 
     def _check_size(self, group: dist.ProcessGroup | None) -> None:
         if group is not None and self.mesh.replicas > 1:
@@ -89,7 +89,7 @@ class Network:
 
     def reconnect(self) -> None:
         """In one process: new channels, without the messages of a step that failed."""
-        for each in self.neighbours.values():
+        for each in self.peer_groups.values():
             each.close()
         networks = [InProcessNetwork(self.ranks) for _ in range(self.mesh.replicas)]
         self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
@@ -103,7 +103,7 @@ class Network:
     def close(self) -> None:
         """Leave the groups made for this pipeline."""
         if not self.in_process:
-            for each in self.neighbours.values():
+            for each in self.peer_groups.values():
                 each.close()
         if self._own is not None:
             for transport in self.transports.values():

@@ -32,7 +32,7 @@ class _Peer(NamedTuple):
 class Presence:
     """All ranks of a pipeline, as one of them sees the others.
 
-    store: as `Control`'s; a thread reports there every ``interval`` seconds where this rank stands.
+    store: as `ControlPlane`'s; a thread reports there every ``interval`` seconds where this rank stands.
     process: which of ``names`` this rank is. describe: a position in words.
     """
 

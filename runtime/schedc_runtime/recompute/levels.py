@@ -34,7 +34,7 @@ class Recomputation:
         self.active = count or plan.level is not Level.NONE
         self.counted: MicrobatchRecorder | None = None
         self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
-        self.again, self.replayed = _again(plan, shape)
+        self.recomputed, self.replayed = _recomputed(plan, shape)
 
     def recorder(self) -> MicrobatchRecorder:
         """Of one microbatch."""
@@ -93,10 +93,10 @@ class MicrobatchRecorder(Recorder):
         return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.level)
 
 
-def _again(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
+def _recomputed(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
     """The nodes that may run once more, with how much of each, and those of them that are called as a whole."""
-    again = recomputed_nodes_of(plan, shape) if shape is not None else {}
-    return again, frozenset(at for at in again if shape is not None and shape.nodes[at].role in REPLAYED)
+    recomputed = recomputed_nodes_of(plan, shape) if shape is not None else {}
+    return recomputed, frozenset(at for at in recomputed if shape is not None and shape.nodes[at].role in REPLAYED)
 
 
 def install(module: nn.Module) -> None:

@@ -56,7 +56,7 @@ def keep(function: Callable[..., Any], *args: Any) -> Any:
 
 def replaying() -> bool:
     """Whether the call is one that repeats another: whoever counts has counted it."""
-    return isinstance(_active, _Again)
+    return isinstance(_active, _Replay)
 
 
 def recorder() -> Recorder | None:
@@ -64,11 +64,11 @@ def recorder() -> Recorder | None:
     return _active if isinstance(_active, Recorder) else None
 
 
-_active: Recorder | _Again | None = None
+_active: Recorder | _Replay | None = None
 
 
 @contextmanager
-def _acting(what: Recorder | _Again) -> Iterator[None]:
+def _acting(what: Recorder | _Replay) -> Iterator[None]:
     global _active
     before, _active = _active, what
     try:
@@ -77,7 +77,7 @@ def _acting(what: Recorder | _Again) -> Iterator[None]:
         _active = before
 
 
-class _Again:
+class _Replay:
     """In the place of a recorder while something is repeated: hands out the decisions of the first time."""
 
     def __init__(self, kept: Sequence[Any]) -> None:
@@ -89,11 +89,11 @@ class _Again:
 
 def repeat(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)`` once more, with the decisions ``kept`` of the first time."""
-    with _acting(_Again(kept)):
+    with _acting(_Replay(kept)):
         return function(*args)
 
 
-class Held(NamedTuple):
+class SavedTensor(NamedTuple):
     """A tensor that is held, as the graph saves it. version: of its storage; writing to it would be found out."""
 
     tensor: Tensor
@@ -108,10 +108,10 @@ class Held(NamedTuple):
         return self.tensor
 
 
-class Given(NamedTuple):
+class RegionOutput(NamedTuple):
     """A view of what a region gave."""
 
-    source: Source
+    source: Producer
     output: int
     size: torch.Size
     stride: tuple[int, ...]
@@ -122,7 +122,7 @@ class Given(NamedTuple):
         return given.as_strided(self.size, self.stride, given.storage_offset() + self.offset)
 
 
-class Made(NamedTuple):
+class RegionInner(NamedTuple):
     """What autograd saved inside a region, the ``number``-th thing that it did."""
 
     region: Region
@@ -132,7 +132,7 @@ class Made(NamedTuple):
         return self.region.inner(self.number)
 
 
-Note = Held | Given | Made
+Note = SavedTensor | RegionOutput | RegionInner
 
 
 def value_of(note: Note) -> Tensor:
@@ -140,7 +140,7 @@ def value_of(note: Note) -> Tensor:
     return note.value()
 
 
-class Source:
+class Producer:
     """Where results come from that are not held: of an exchange, until they have been sent once more."""
 
     __slots__ = ("__weakref__", "name", "results")
@@ -162,7 +162,7 @@ class Source:
             )
 
 
-class Region(Source):
+class Region(Producer):
     """One call. args: notes for tensors, with whether they want gradients. kept: its decisions.
 
     random: the state of the random numbers before it, where it drew any. own: storages that it was given.
@@ -233,7 +233,7 @@ class _Entry(NamedTuple):
     """A storage of something that a source gave. weak: keeps the number of the storage from being used again."""
 
     weak: StorageWeakRef
-    source: Source
+    source: Producer
     output: int
     offset: int
 
@@ -298,7 +298,7 @@ class Recorder:
                 self.comes_from(made, index, tensor)
         return given
 
-    def comes_from(self, source: Source, index: int, tensor: Tensor) -> None:
+    def comes_from(self, source: Producer, index: int, tensor: Tensor) -> None:
         """What is saved of ``tensor`` from here on is a note of where it came from."""
         storage = tensor.untyped_storage()
         entry = _Entry(_weak(storage), source, index, int(tensor.storage_offset()))
@@ -313,14 +313,14 @@ class Recorder:
         storage = _storage(tensor)
         if (entry := self._known.get(storage)) is not None:
             offset = int(tensor.storage_offset()) - entry.offset
-            return Given(entry.source, entry.output, tensor.shape, tensor.stride(), offset)
+            return RegionOutput(entry.source, entry.output, tensor.shape, tensor.stride(), offset)
         if inside is not None and storage not in inside.own and not _is_parameter(tensor):
             inside.wanted.add(number)
-            return Made(inside, number)
+            return RegionInner(inside, number)
         held = self.saved.setdefault(self.node, {})
         if storage not in held:
             held[storage] = _weak(tensor.untyped_storage())
-        return Held(tensor.detach(), tensor._version)
+        return SavedTensor(tensor.detach(), tensor._version)
 
     def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
         """Told what the dispatch of the layer that is being forwarded will bring to all ranks, of which it is one."""

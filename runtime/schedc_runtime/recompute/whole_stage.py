@@ -15,7 +15,7 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.random_state import drawn_again, gpus, random_state
 
 
-def letting_go() -> AbstractContextManager[None]:
+def save_nothing() -> AbstractContextManager[None]:
     """Around a forward of which autograd is to hold no tensor.
 
     Gradients stay switched on: layers may compute otherwise without, and the bits are to be those of the second time.
@@ -40,7 +40,7 @@ class _Written(NamedTuple):
 
 
 @dataclass
-class Beginning:
+class Checkpoint:
     """What a forward depends on beside its inputs and parameters. random: of the CPU, then of ``devices``."""
 
     random: Tensor
@@ -69,7 +69,7 @@ class Beginning:
                 self.random = random_state(self.devices)
 
 
-class Beginnings:
+class Checkpoints:
     """Those of the forwards of one stage.
 
     Copied are the buffers of layers that write to some of theirs, as batch norms do: all layers until it is seen that
@@ -81,7 +81,7 @@ class Beginnings:
         self._silent: set[tuple[int, bool]] = set()
         """Layers, by their number and whether they train, that were seen not to write."""
 
-    def begin(self, device: torch.device) -> Beginning:
+    def begin(self, device: torch.device) -> Checkpoint:
         """A forward begins. device: of its inputs."""
         devices = gpus([device])
         buffers = [
@@ -89,12 +89,12 @@ class Beginnings:
             for number, layer in enumerate(self._layers)
             if (number, layer.training) not in self._silent
         ]
-        return Beginning(random_state(devices), devices, buffers)
+        return Checkpoint(random_state(devices), devices, buffers)
 
-    def end(self, beginning: Beginning) -> None:
+    def end(self, checkpoint: Checkpoint) -> None:
         """It is over: copies of what it has not written to are let go of."""
-        beginning.buffers = [written for written in beginning.buffers if _writes(written.layer) != written.versions]
-        writing = {id(written.layer) for written in beginning.buffers}
+        checkpoint.buffers = [written for written in checkpoint.buffers if _writes(written.layer) != written.versions]
+        writing = {id(written.layer) for written in checkpoint.buffers}
         self._silent |= {
             (number, layer.training) for number, layer in enumerate(self._layers) if id(layer) not in writing
         }

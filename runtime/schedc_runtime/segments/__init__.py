@@ -1,8 +1,8 @@
 """A stage taken apart at its exchanges: segments that run on their own, in any legal order, with the same bits."""
 
-from schedc_runtime.segments.declared import Part
+from schedc_runtime.segments.declared import DeclaredPart
 from schedc_runtime.segments.fx_trace import exchanges_in
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.segments.stage import SegmentedStage
 
-__all__ = ["Communication", "Part", "Segment", "SegmentedStage", "StageGraph", "exchanges_in", "stage_graph"]
+__all__ = ["Communication", "DeclaredPart", "Segment", "SegmentedStage", "StageGraph", "exchanges_in", "stage_graph"]

@@ -10,49 +10,49 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.segments.base import FlyingStage
-from schedc_runtime.segments.in_flight import Moved, Ran, Tensors
+from schedc_runtime.segments.base import SegmentedBase
+from schedc_runtime.segments.in_flight import ExchangeRecord, SegmentRecord, Tensors
 from schedc_runtime.stage.stage import differentiate
 from schedc_runtime.stage.weight_gradients import unhooked
 
 
-class BackwardSteps(FlyingStage):
+class BackwardSteps(SegmentedBase):
     """The micro-steps of a backward."""
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of the differentiable outputs; none on a stage that forms the loss."""
-        flight = self._flight(microbatch)
-        if flight.recorder is not None:
-            flight.recorder.forwarded()
+        state = self._state(microbatch)
+        if state.recorder is not None:
+            state.recorder.forwarded()
         if self.loss_fn is not None:
-            if flight.loss is not None:
-                differentiate((flight.loss,), (self._one,))
+            if state.loss is not None:
+                differentiate((state.loss,), (self._one,))
         else:
             places = self._output.differentiable
             if len(gradients) != len(places):
                 raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(places)} outputs")
             for place, gradient in zip(places, gradients, strict=True):
-                leaf = flight.sent[place]
+                leaf = state.sent[place]
                 if gradient is not None and leaf.requires_grad:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-        for value, leaves in flight.leaving:
-            flight.give(value, len(self.graph.nodes), leaves)
-        flight.leaving, flight.sent, flight.loss = [], (), None
+        for value, leaves in state.leaving:
+            state.give(value, len(self.graph.nodes), leaves)
+        state.leaving, state.sent, state.loss = [], (), None
 
     def run_backward(self, microbatch: int, node: int) -> None:
         """The input gradients of a segment; its weight gradients are left to `run_weight`."""
-        flight, segment = self._flight(microbatch), self._segment(node)
-        ran = flight.pop(node, Ran)
+        state, segment = self._state(microbatch), self._segment(node)
+        ran = state.pop(node, SegmentRecord)
         pairs = [
             (edge, gradient)
             for value, edges in zip(segment.gives, ran.edges, strict=True)
-            for edge, gradient in zip(edges, flight.summed(value, len(edges)), strict=True)
+            for edge, gradient in zip(edges, state.summed(value, len(edges)), strict=True)
             if edge is not None and gradient is not None
         ]
         if pairs:
             self._differentiate_segment(microbatch, node, pairs)
         for value, leaves in zip(segment.takes, ran.leaves, strict=True):
-            flight.give(value, node, leaves)
+            state.give(value, node, leaves)
 
     def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
         """What autograd itself adds to a vector, or to a parameter of several segments, becomes weight work as well."""
@@ -65,50 +65,50 @@ class BackwardSteps(FlyingStage):
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending the gradients of an exchange back; nothing where none are wanted, which all ranks know."""
-        flight, moving = self._flight(microbatch), self._communication(node)
-        moved = flight.done.get(node)
-        if not isinstance(moved, Moved):
+        state, moving = self._state(microbatch), self._communication(node)
+        moved = state.done.get(node)
+        if not isinstance(moved, ExchangeRecord):
             raise StageError(f"stage {self.index}: {moving.name} of microbatch {microbatch} has not been forwarded")
         if not any(moved.wanted):
             return
         found = {
-            element: flight.summed(value, 1)[0] for value, element in zip(moving.gives, moving.elements, strict=True)
+            element: state.summed(value, 1)[0] for value, element in zip(moving.gives, moving.elements, strict=True)
         }
         gradients = [
             torch.zeros(shape, dtype=dtype, device=device) if (grad := found.get(element)) is None else grad
             for element, (shape, dtype, device) in enumerate(moved.given)
         ]
         with torch.no_grad():
-            flight.pending[node] = moving.exchange.start_backward(moved.route, *gradients)
+            state.pending[node] = moving.exchange.start_backward(moved.route, *gradients)
 
     def wait_backward(self, microbatch: int, node: int) -> None:
         """Wait for the gradients of an exchange."""
-        flight, moving = self._flight(microbatch), self._communication(node)
-        moved = flight.pop(node, Moved)
+        state, moving = self._state(microbatch), self._communication(node)
+        moved = state.pop(node, ExchangeRecord)
         if not any(moved.wanted):
             return
-        back = moving.exchange.finish_backward(flight.started(node, "backward"))
+        back = moving.exchange.finish_backward(state.started(node, "backward"))
         for value, gradient, wanted in zip(moving.takes[1:], back, moved.wanted, strict=True):
             if wanted:
-                flight.add(value, node, (gradient,))
+                state.add(value, node, (gradient,))
 
     def end_backward(self, microbatch: int) -> None:
         """Let go of a microbatch whose backward steps have all run."""
-        flight = self._flight(microbatch)
-        if under_way := {*flight.pending, *(flight.again.pending if flight.again else ())}:
+        state = self._state(microbatch)
+        if under_way := {*state.pending, *(state.recompute.pending if state.recompute else ())}:
             names = [self.graph.nodes[node].name for node in sorted(under_way)]
             raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are under way")
-        del self._flights[microbatch]
+        del self._states[microbatch]
 
     def input_gradients(self, microbatch: int) -> Tensors:
         """The gradient of each differentiable input."""
-        flight = self._flight(microbatch)
+        state = self._state(microbatch)
         found: list[Tensor | None] = []
         for value, tensors in enumerate(self._entry_widths):
-            found += flight.summed(value, tensors)
+            found += state.summed(value, tensors)
         specs = self._input.tensors
         return tuple(
-            torch.zeros(specs[at].shape, dtype=specs[at].dtype, device=flight.device) if (g := found[at]) is None else g
+            torch.zeros(specs[at].shape, dtype=specs[at].dtype, device=state.device) if (g := found[at]) is None else g
             for at in self._input.differentiable
         )
 

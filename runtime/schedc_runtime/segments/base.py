@@ -18,11 +18,11 @@ from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.recompute.levels import Recomputation, draws, install
 from schedc_runtime.recompute.random_state import gpus
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
-from schedc_runtime.segments.in_flight import Flight
+from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 
-class FlyingStage(Stage):
+class SegmentedBase(Stage):
     """A stage as a graph, and its microbatches in flight by number; see `SegmentedStage`."""
 
     def __init__(
@@ -38,11 +38,11 @@ class FlyingStage(Stage):
         # Weight gradients are steps of their own in every cell, so that they are always put aside.
         super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
         self.graph: StageGraph = stage_graph(module, inputs, blocks)
-        self.remaking: StageGraph = self.graph
+        self.graph_with_r: StageGraph = self.graph
         """The graph of microbatches with an R, which may do more of its nodes once more than the plan says."""
-        self._ahead = self._memory
+        self._memory_with_r = self._memory
         """What is recomputed of these."""
-        self._flights: dict[int, Flight] = {}
+        self._states: dict[int, MicrobatchState] = {}
         self._asked: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients were asked for and wait for others with the same parameter."""
 
@@ -52,36 +52,36 @@ class FlyingStage(Stage):
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        return tuple(sorted({*self._flights, *self.kept}))
+        return tuple(sorted({*self._states, *self.kept}))
 
     @property
-    def runs_whole(self) -> bool:
-        return self._ahead.level is Level.NONE
+    def recomputes_whole(self) -> bool:
+        return self._memory_with_r.level is Level.NONE
 
     @property
     def pending(self) -> tuple[int, ...]:
         return tuple(sorted({key // len(self.graph.nodes) for key in self._sink.pending}))
 
-    def recompute(self, plan: Recompute, *, count: bool = False) -> None:
+    def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         self.check_empty()
         self._memory = Recomputation(plan, self.shape, self._draws, count=count)
-        self.graph = replace(self.graph, again=self._memory.again)
-        self._ahead, self.remaking = self._memory, self.graph
+        self.graph = replace(self.graph, recomputed=self._memory.recomputed)
+        self._memory_with_r, self.graph_with_r = self._memory, self.graph
         install(self.module)
 
-    def recompute_ahead(self) -> None:
+    def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
             return
         if any(moe_layers(self.module)):
-            self._ahead = Recomputation(Recompute(Level.FULL), self.shape, self._draws)
-            self.remaking = replace(self.graph, again=self._ahead.again)
+            self._memory_with_r = Recomputation(Recompute(Level.FULL), self.shape, self._draws)
+            self.graph_with_r = replace(self.graph, recomputed=self._memory_with_r.recomputed)
             install(self.module)
         else:
-            self.remaking = replace(self.graph, again=dict.fromkeys(range(len(self.graph.nodes)), 1.0))
+            self.graph_with_r = replace(self.graph, recomputed=dict.fromkeys(range(len(self.graph.nodes)), 1.0))
 
     def reset(self) -> None:
         super().reset()
-        self._flights.clear()
+        self._states.clear()
         self._asked.clear()
 
     @cached_property
@@ -109,12 +109,12 @@ class FlyingStage(Stage):
         """Under which the weight sink keeps the work of a node."""
         return microbatch * len(self.graph.nodes) + node
 
-    def _flight(self, microbatch: int) -> Flight:
-        flight = self._flights.get(microbatch)
-        if flight is None:
+    def _state(self, microbatch: int) -> MicrobatchState:
+        state = self._states.get(microbatch)
+        if state is None:
             self._check_kept(microbatch)
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
-        return flight
+        return state
 
     def _segment(self, node: int) -> Segment:
         found = self.graph.nodes[node]
@@ -129,11 +129,11 @@ class FlyingStage(Stage):
         return found
 
     @contextmanager
-    def _random(self, flight: Flight, node: int) -> Iterator[None]:
+    def _random(self, state: MicrobatchState, node: int) -> Iterator[None]:
         """Random numbers of a segment's own, which do not depend on what ran before it."""
         if not (self.module.training and self._draws):
             yield
             return
-        with torch.random.fork_rng(gpus([flight.device])):
-            torch.manual_seed(flight.seed + node)
+        with torch.random.fork_rng(gpus([state.device])):
+            torch.manual_seed(state.seed + node)
             yield

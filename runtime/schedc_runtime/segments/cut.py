@@ -28,7 +28,7 @@ _FACT_METHODS = ("size", "dim", "numel")
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutNode:
     """A node at which the stage is cut. label: of an exchange; "" of a dense block. layer: number among its kind."""
 
     node: fx.Node
@@ -55,7 +55,7 @@ class Cutting:
     """groups: the segments. exchanges: the cuts that are exchanges, with their names. light: nodes to be copied."""
 
     groups: tuple[Group, ...]
-    exchanges: tuple[tuple[str, Cut], ...]
+    exchanges: tuple[tuple[str, CutNode], ...]
     light: frozenset[fx.Node]
 
 
@@ -124,10 +124,10 @@ def sources(node: fx.Node, light: frozenset[fx.Node]) -> list[fx.Node]:
 
 def _levels(
     heavy: Sequence[fx.Node], light: frozenset[fx.Node], exchanges: Mapping[str, tuple[str, str]], dense: frozenset[str]
-) -> tuple[dict[fx.Node, int], list[Cut]]:
+) -> tuple[dict[fx.Node, int], list[CutNode]]:
     """The level of each node, and the cuts in the order of the graph."""
     level: dict[fx.Node, int] = {}
-    cut_of: dict[fx.Node, Cut] = {}
+    cut_of: dict[fx.Node, CutNode] = {}
     layers: dict[str, int] = {}
     entered_by_exchange = {0: False}
     for node in heavy:
@@ -135,12 +135,12 @@ def _levels(
         here = max((level[source] + (source in cut_of) for source in before), default=0)
         if node.op == "call_module" and (path := str(node.target)) in exchanges:
             layer = layers.setdefault(path.rpartition(".")[0], len(layers))
-            cut_of[node] = Cut(node, exchanges[path][0], layer, here)
+            cut_of[node] = CutNode(node, exchanges[path][0], layer, here)
         elif node.op == "call_module" and node.target in dense:
             # What a MoE layer does after its last exchange stays out of the block behind it.
             if entered_by_exchange.get(here) and any(level[s] == here and s not in cut_of for s in before):
                 here += 1
-            cut_of[node] = Cut(node, "", sum(cut.dense for cut in cut_of.values()), here)
+            cut_of[node] = CutNode(node, "", sum(cut.dense for cut in cut_of.values()), here)
         level[node] = here
         if node in cut_of:
             entered_by_exchange[here + 1] = entered_by_exchange.get(here + 1, False) or not cut_of[node].dense
@@ -148,7 +148,7 @@ def _levels(
 
 
 def _keys(
-    heavy: Sequence[fx.Node], light: frozenset[fx.Node], level: Mapping[fx.Node, int], cuts: Sequence[Cut]
+    heavy: Sequence[fx.Node], light: frozenset[fx.Node], level: Mapping[fx.Node, int], cuts: Sequence[CutNode]
 ) -> dict[fx.Node, tuple[int, int]]:
     """(level, reach) of each node, where a reach inside the layer of the level's own cut counts as that level."""
     reach = dict.fromkeys(heavy, FAR)
@@ -161,7 +161,7 @@ def _keys(
             if source in reach:
                 used.add(source)
                 reach[source] = min(reach[source], reach[node])
-    at: dict[int, Cut] = {}
+    at: dict[int, CutNode] = {}
     for cut in cuts:
         at.setdefault(cut.level, cut)
     keys: dict[fx.Node, tuple[int, int]] = {}
@@ -183,7 +183,7 @@ def _leaves(node: fx.Node) -> bool:
     return any(user.op == "output" for user in node.users)
 
 
-def _same_layer(one: Cut, other: Cut) -> bool:
+def _same_layer(one: CutNode, other: CutNode) -> bool:
     return one.dense == other.dense and one.layer == other.layer
 
 
@@ -197,8 +197,8 @@ _BETWEEN = {
 class _Names:
     """The names of segments, by what is before and after them, and all names that are taken."""
 
-    def __init__(self, cuts: Sequence[Cut]) -> None:
-        self.at: dict[int, Cut] = {}
+    def __init__(self, cuts: Sequence[CutNode]) -> None:
+        self.at: dict[int, CutNode] = {}
         for cut in cuts:
             self.at.setdefault(cut.level, cut)
         self.taken: set[str] = set()
@@ -215,7 +215,7 @@ class _Names:
             name = "rest"
         return self.unique(name)
 
-    def _main(self, mine: Cut, before: Cut | None) -> str:
+    def _main(self, mine: CutNode, before: CutNode | None) -> str:
         if mine.dense:
             return f"{mine.layer}.dense"
         inside = before is not None and not before.dense and before.layer == mine.layer

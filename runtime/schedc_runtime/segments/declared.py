@@ -23,7 +23,7 @@ from torch import fx, nn
 from schedc_runtime.errors import PartitionError
 
 
-class Part(NamedTuple):
+class DeclaredPart(NamedTuple):
     """One step of a block.
 
     call: name of a submodule or of a method of the block. inputs: names of values, or None for a None.
@@ -51,7 +51,7 @@ def declares(module: nn.Module) -> bool:
 def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> None:
     """Put the block's parts in the place of the ``node`` that calls it."""
     path = str(node.target)
-    parts: Sequence[Part] = block.segments()  # type: ignore[operator]
+    parts: Sequence[DeclaredPart] = block.segments()  # type: ignore[operator]
     if not parts:
         raise PartitionError(
             f"`{path}`: segments() gives no part", "list every part of the block, see docs/inside/overlap.md"
@@ -90,7 +90,7 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
     graph.erase_node(node)
 
 
-def _taken(part: Part, values: Mapping[str, Any], path: str) -> tuple[Any, ...]:
+def _taken(part: DeclaredPart, values: Mapping[str, Any], path: str) -> tuple[Any, ...]:
     """The arguments of a part."""
     if unknown := [name for name in part.inputs if name is not None and name not in values]:
         raise PartitionError(
@@ -109,7 +109,7 @@ def _replace_elements(graph: fx.Graph, node: fx.Node, results: Sequence[fx.Node]
         graph.erase_node(user)
 
 
-def _arguments(parts: Sequence[Part]) -> list[str]:
+def _arguments(parts: Sequence[DeclaredPart]) -> list[str]:
     """Names of the block's arguments: in order, the inputs that no part gives before they are taken."""
     made: set[str] = set()
     found: list[str] = []

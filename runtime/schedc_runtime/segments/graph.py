@@ -15,7 +15,7 @@ from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.graft import graft
 from schedc_runtime.ranks.exchange import Exchange
-from schedc_runtime.segments.cut import Cut, Cutting, Group, cut, is_element
+from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import trace_stage
 from schedc_runtime.stage import weight_gradients as weightgrad
@@ -63,7 +63,7 @@ class StageGraph:
     inputs: int
     values: int
     output: Any
-    again: Mapping[int, float] = field(default_factory=dict)
+    recomputed: Mapping[int, float] = field(default_factory=dict)
 
     @cached_property
     def maker(self) -> dict[int, int]:
@@ -100,8 +100,8 @@ class StageGraph:
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
                 weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
-                recomputed=at in self.again,
-                share=self.again.get(at, 1.0),
+                recomputed=at in self.recomputed,
+                share=self.recomputed.get(at, 1.0),
             )
             for at, node in enumerate(self.nodes)
         ]
@@ -166,7 +166,7 @@ def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> S
         name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
     }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
-    return _Builder(module, traced.graph, cut(traced.graph, exchanges, dense), exchanges).build()
+    return _GraphBuilder(module, traced.graph, cut(traced.graph, exchanges, dense), exchanges).build()
 
 
 def _label(path: str, exchange: Exchange) -> str:
@@ -181,7 +181,7 @@ def _label(path: str, exchange: Exchange) -> str:
     return label
 
 
-class _Builder:
+class _GraphBuilder:
     """Numbers the values and makes the nodes."""
 
     def __init__(
@@ -192,7 +192,7 @@ class _Builder:
         self.value_of: dict[Any, int] = {node: number for number, node in enumerate(self.inputs)}
 
     def build(self) -> StageGraph:
-        sorted_nodes: list[tuple[tuple[int, int, int], Group | tuple[str, Cut]]] = [
+        sorted_nodes: list[tuple[tuple[int, int, int], Group | tuple[str, CutNode]]] = [
             ((group.key[0], 0, group.key[1]), group) for group in self.cutting.groups
         ]
         sorted_nodes += [
@@ -222,7 +222,7 @@ class _Builder:
         """Whether a node's result is kept under a number, and not copied into the segments that use it."""
         return is_element(node, self.exchanges) or node not in self.cutting.light
 
-    def communication(self, name: str, found: Cut) -> Communication:
+    def communication(self, name: str, found: CutNode) -> Communication:
         node = found.node
         if node.kwargs or any(argument is not None and not isinstance(argument, fx.Node) for argument in node.args):
             raise PartitionError(

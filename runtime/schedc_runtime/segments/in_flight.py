@@ -16,23 +16,23 @@ from schedc_runtime.segments.graph import StageGraph
 
 if TYPE_CHECKING:
     from schedc_runtime.recompute.levels import MicrobatchRecorder
-    from schedc_runtime.recompute.whole_stage import Beginning
-    from schedc_runtime.segments.recompute import Again
-    from schedc_runtime.stage.stage import Kept
+    from schedc_runtime.recompute.whole_stage import Checkpoint
+    from schedc_runtime.segments.recompute import SegmentRecompute
+    from schedc_runtime.stage.stage import KeptInputs
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 """Of the tensors inside one value, in order; None is zero."""
 
 
-class Ran(NamedTuple):
+class SegmentRecord(NamedTuple):
     """What the backward of a segment needs: its own leaves, per value it took, and where gradients enter its graph."""
 
     leaves: tuple[tuple[Tensor | Taken, ...], ...]
     edges: tuple[tuple[GradientEdge | None, ...], ...]
 
 
-class Moved(NamedTuple):
+class ExchangeRecord(NamedTuple):
     """What the backward of an exchange needs: its route, which of its payload want gradients, what it gave."""
 
     route: Any
@@ -41,7 +41,7 @@ class Moved(NamedTuple):
 
 
 @dataclass
-class Flight:
+class MicrobatchState:
     """A microbatch between its forward and the end of its backward.
 
     stage: its number, for messages. values: those made and not yet taken by all that take them, by number.
@@ -55,7 +55,7 @@ class Flight:
     target: Any
     loss_scale: float
     device: torch.device
-    done: dict[int, Ran | Moved] = field(default_factory=dict)
+    done: dict[int, SegmentRecord | ExchangeRecord] = field(default_factory=dict)
     pending: dict[int, Any] = field(default_factory=dict)
     """Exchanges under way by node, of the forward or of the backward."""
     gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class Flight:
     """Of the random numbers of its segments, where they draw any."""
     recorder: MicrobatchRecorder | None = None
     """Where something is recomputed."""
-    again: Again | None = None
-    kept: Kept | None = None
+    recompute: SegmentRecompute | None = None
+    kept: KeptInputs | None = None
     """Where all of it runs once more, and nothing else is kept."""
-    remade: bool = False
+    recomputed: bool = False
     """Whether an R has done what is done once more."""
-    beginning: Beginning | None = None
+    checkpoint: Checkpoint | None = None
     """While an R runs all of it once more: what the forward depended on."""
 
     def value(self, value: int, node: int) -> Any:
@@ -99,7 +99,7 @@ class Flight:
         return self.pending.pop(node)
 
     def pop(self, node: int, kind: type) -> Any:
-        """What the forward of ``node`` has left for its backward, a `Ran` or a `Moved`."""
+        """What the forward of ``node`` has left for its backward, a `SegmentRecord` or a `ExchangeRecord`."""
         done = self.done.pop(node, None)
         if not isinstance(done, kind):
             raise StageError(f"stage {self.stage}: {self.graph.nodes[node].name} has no forward to differentiate")

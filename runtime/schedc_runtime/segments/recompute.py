@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.levels import MicrobatchRecorder
-from schedc_runtime.recompute.regions import Given, Held, Made, Source, repeat, value_of
+from schedc_runtime.recompute.regions import Producer, RegionInner, RegionOutput, SavedTensor, repeat, value_of
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph
 
 
-class Again:
+class SegmentRecompute:
     """Of one microbatch. values: made once more and yet to be used, by number."""
 
     def __init__(self, graph: StageGraph, recorder: MicrobatchRecorder) -> None:
@@ -34,7 +34,7 @@ class Again:
         """Notes of values that enter what is repeated."""
         self._values: dict[int, Any] = {}
         self._uses: dict[int, int] = {}
-        self._sources: dict[int, weakref.ref[Source]] = {}
+        self._sources: dict[int, weakref.ref[Producer]] = {}
 
     def skips(self, node: int) -> bool:
         """Whether this microbatch holds what the node would make once more."""
@@ -45,17 +45,17 @@ class Again:
         if node not in self.recorder.plan.replayed or self.skips(node):
             return
         for number, value in values:
-            if self.graph.maker.get(number) not in self.graph.again:
+            if self.graph.maker.get(number) not in self.graph.recomputed:
                 self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
 
     def arrived(self, node: int, given: Sequence[Tensor]) -> None:
         """What an exchange brought is not held, if it will be sent once more."""
         moving = self._communication(node)
-        if node not in self.graph.again or self.skips(node):
+        if node not in self.graph.recomputed or self.skips(node):
             return
-        if any(self.graph.maker.get(value) not in self.graph.again for value in moving.takes[1:]):
+        if any(self.graph.maker.get(value) not in self.graph.recomputed for value in moving.takes[1:]):
             return  # Rows that others hold as well, and that may not even have been copied on the way.
-        source = Source(moving.name)
+        source = Producer(moving.name)
         self._sources[node] = weakref.ref(source)
         for element, tensor in enumerate(given):
             self.recorder.comes_from(source, element, tensor)
@@ -113,7 +113,7 @@ class Again:
     def _senders(self) -> frozenset[int]:
         """The nodes that take values once more: not the segments whose regions find their own way."""
         return frozenset(
-            at for at in self.graph.again
+            at for at in self.graph.recomputed
             if at in self.recorder.plan.replayed or isinstance(self.graph.nodes[at], Communication)
         )  # fmt: skip
 
@@ -136,7 +136,7 @@ class Again:
 
 
 def _is_note(value: Any) -> bool:
-    return isinstance(value, (Held, Given, Made))
+    return isinstance(value, (SavedTensor, RegionOutput, RegionInner))
 
 
 def _restored(value: Any) -> Any:

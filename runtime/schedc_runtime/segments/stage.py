@@ -12,7 +12,8 @@ that several segments use gets the sum of their gradients in ascending order of 
 in. Weight gradients of a parameter that several segments use are added in one order too, and every segment draws random
 numbers of its own. So any order of the steps in which nothing is used before it is there gives the same bits.
 
-Where something is recomputed, `run_again`, `start_again` and `wait_again` do nodes once more before their backward.
+Where something is recomputed, `run_recompute`, `start_recompute` and `wait_recompute` run nodes a second time before
+their backward.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.segments.backward import BackwardSteps
 from schedc_runtime.segments.forward import ForwardSteps
 from schedc_runtime.segments.graph import Segment
-from schedc_runtime.segments.in_flight import Flight, Tensors
-from schedc_runtime.segments.recompute import Again
+from schedc_runtime.segments.in_flight import MicrobatchState, Tensors
+from schedc_runtime.segments.recompute import SegmentRecompute
 
 
 class SegmentedStage(ForwardSteps, BackwardSteps):
@@ -40,66 +41,66 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     # Nodes once more, for the backward; nothing where it was decided to hold what they make.
 
-    def begin_again(self, microbatch: int) -> None:
+    def begin_recompute(self, microbatch: int) -> None:
         """Begin an R. Where the stage runs once more as a whole, its steps are those of a forward."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
-            inputs, target, loss_scale, beginning = kept
-            with beginning.restored():
+            inputs, target, loss_scale, checkpoint = kept
+            with checkpoint.restored():
                 self.begin(microbatch, inputs, target, loss_scale)
-            self._flight(microbatch).beginning = beginning
-        flight = self._flight(microbatch)
-        flight.remade = True
-        if flight.recorder is not None and flight.beginning is None:
-            flight.recorder.forwarded()
+            self._state(microbatch).checkpoint = checkpoint
+        state = self._state(microbatch)
+        state.recomputed = True
+        if state.recorder is not None and state.checkpoint is None:
+            state.recorder.forwarded()
 
-    def rest_again(self, microbatch: int) -> None:
+    def recompute_rest(self, microbatch: int) -> None:
         """Of an R what is in no node that is done once more: the regions of all others."""
-        flight = self._flight(microbatch)
-        if flight.recorder is not None and flight.beginning is None:
-            flight.recorder.fill_all(but=flight.graph.again)
+        state = self._state(microbatch)
+        if state.recorder is not None and state.checkpoint is None:
+            state.recorder.fill_all(but=state.graph.recomputed)
 
-    def end_again(self, microbatch: int) -> None:
+    def end_recompute(self, microbatch: int) -> None:
         """End an R."""
-        flight = self._flight(microbatch)
-        if flight.beginning is None:
+        state = self._state(microbatch)
+        if state.checkpoint is None:
             return
-        with flight.beginning.restored():
+        with state.checkpoint.restored():
             self.outputs(microbatch)
-        flight.beginning = None
+        state.checkpoint = None
 
-    def run_again(self, microbatch: int, node: int) -> None:
+    def run_recompute(self, microbatch: int, node: int) -> None:
         """The forward of a segment once more: what its backward needs, or what is to be sent."""
-        flight = self._flight(microbatch)
-        if flight.beginning is None:
-            self._again(flight, node).run(self.module, node, self._random(flight, node))
+        state = self._state(microbatch)
+        if state.checkpoint is None:
+            self._recomputing(state, node).run(self.module, node, self._random(state, node))
             return
-        with flight.beginning.restored():
+        with state.checkpoint.restored():
             self.run(microbatch, node)
 
-    def start_again(self, microbatch: int, node: int) -> None:
+    def start_recompute(self, microbatch: int, node: int) -> None:
         """Send what an exchange brought once more."""
-        flight = self._flight(microbatch)
-        if flight.beginning is None:
-            self._again(flight, node).start(node)
+        state = self._state(microbatch)
+        if state.checkpoint is None:
+            self._recomputing(state, node).start(node)
         else:
             self.start(microbatch, node)
 
-    def ready_again(self, microbatch: int, node: int) -> bool:
-        flight = self._flight(microbatch)
-        return self._again(flight, node).ready(node) if flight.beginning is None else self.ready(microbatch, node)
+    def ready_recompute(self, microbatch: int, node: int) -> bool:
+        state = self._state(microbatch)
+        return self._recomputing(state, node).ready(node) if state.checkpoint is None else self.ready(microbatch, node)
 
-    def wait_again(self, microbatch: int, node: int) -> None:
+    def wait_recompute(self, microbatch: int, node: int) -> None:
         """Wait for what is sent once more."""
-        flight = self._flight(microbatch)
-        if flight.beginning is None:
-            self._again(flight, node).wait(node)
+        state = self._state(microbatch)
+        if state.checkpoint is None:
+            self._recomputing(state, node).wait(node)
         else:
             self.wait(microbatch, node)
 
-    def _again(self, flight: Flight, node: int) -> Again:
-        if flight.again is None or node not in flight.graph.again:
+    def _recomputing(self, state: MicrobatchState, node: int) -> SegmentRecompute:
+        if state.recompute is None or node not in state.graph.recomputed:
             raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} is not recomputed")
-        return flight.again
+        return state.recompute
 
     # The same in serial order.
 
@@ -110,9 +111,9 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         target: Any = None,
         loss_scale: float = 1.0,
         *,
-        again: bool = False,
+        recompute_later: bool = False,
     ) -> Tensors:
-        self.begin(microbatch, inputs, target, loss_scale, again=again)
+        self.begin(microbatch, inputs, target, loss_scale, recompute_later=recompute_later)
         for node, what in enumerate(self.graph.nodes):
             if isinstance(what, Segment):
                 self.run(microbatch, node)
@@ -123,8 +124,8 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def backward(self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False) -> Tensors:
         self.begin_backward(microbatch, output_grads)
-        if not (flight := self._flight(microbatch)).remade:
-            self._once_more(microbatch, flight.graph.shape)
+        if not (state := self._state(microbatch)).recomputed:
+            self._recompute_nodes(microbatch, state.graph.shape)
         for node in reversed(range(len(self.graph.nodes))):
             if isinstance(self.graph.nodes[node], Segment):
                 self.run_backward(microbatch, node)
@@ -137,19 +138,19 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
             self.weight(microbatch)
         return gradients
 
-    def again(self, microbatch: int) -> None:
-        self.begin_again(microbatch)
-        self._once_more(microbatch, self.remaking.shape)
-        self.rest_again(microbatch)
-        self.end_again(microbatch)
+    def recompute(self, microbatch: int) -> None:
+        self.begin_recompute(microbatch)
+        self._recompute_nodes(microbatch, self.graph_with_r.shape)
+        self.recompute_rest(microbatch)
+        self.end_recompute(microbatch)
 
-    def _once_more(self, microbatch: int, shape: StageShape) -> None:
+    def _recompute_nodes(self, microbatch: int, shape: StageShape) -> None:
         for node in shape.recomputed:
             if isinstance(self.graph.nodes[node], Segment):
-                self.run_again(microbatch, node)
+                self.run_recompute(microbatch, node)
             else:
-                self.start_again(microbatch, node)
-                self.wait_again(microbatch, node)
+                self.start_recompute(microbatch, node)
+                self.wait_recompute(microbatch, node)
 
     def weight(self, microbatch: int) -> None:
         for node in reversed(self.shape.weights):

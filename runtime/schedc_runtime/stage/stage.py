@@ -4,8 +4,9 @@
     backward(m, defer=False)  B    frees it, weight gradients included
     backward(m, defer=True)   I    frees the graph, keeps the weight work of m
     weight(m)                 W    runs that work
-    forward(m, again=True)    F    keeps its inputs, or what the level of recomputation keeps
-    again(m)                  R    works out the rest of what the backward of m needs
+    forward(m,                F    keeps its inputs, or what the level of recomputation keeps
+        recompute_later=True)
+    recompute(m)              R    recomputes the rest of what the backward of m needs
 
 Every stage is cut off from its neighbours: its inputs are detached leaves, its outputs are given away detached.
 """
@@ -26,14 +27,14 @@ from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, draws
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
-from schedc_runtime.recompute.whole_stage import Beginning, Beginnings, letting_go
+from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
 from schedc_runtime.stage.weight_gradients import Vectors, WeightSink, install, uninstall
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
 
 
-class _Held(NamedTuple):
+class _BackwardState(NamedTuple):
     """What the backward of a microbatch needs."""
 
     inputs: tuple[Tensor, ...]
@@ -45,13 +46,13 @@ class _Held(NamedTuple):
     """Where something is recomputed."""
 
 
-class Kept(NamedTuple):
+class KeptInputs(NamedTuple):
     """What a microbatch keeps that runs once more as a whole."""
 
     inputs: tuple[Tensor, ...]
     target: Any
     loss_scale: float
-    beginning: Beginning
+    checkpoint: Checkpoint
 
 
 class Stage:
@@ -74,15 +75,15 @@ class Stage:
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch, detached and not scaled; on the last stage. The caller clears it: `take_losses`."""
-        self._held: dict[int, _Held] = {}
-        self.kept: dict[int, Kept] = {}
+        self._held: dict[int, _BackwardState] = {}
+        self.kept: dict[int, KeptInputs] = {}
         """Microbatches that wait for their R."""
         self._input: Boundary
         self._output: Boundary
         self._one: Tensor
         self._sink = WeightSink()
         self._memory = Recomputation(Recompute(), None, False)
-        self._beginnings = Beginnings(module)
+        self._checkpoints = Checkpoints(module)
         self._vectors = Vectors(module)
         if deferring:
             install(module, self._sink)
@@ -113,14 +114,15 @@ class Stage:
         target: Any = None,
         loss_scale: float = 1.0,
         *,
-        again: bool = False,
+        recompute_later: bool = False,
     ) -> tuple[Tensor, ...]:
         """F: the tensors of the output boundary, detached; they may be sent, but must not be written to.
 
         inputs: the tensors of the input boundary, in order; not written to, and held until the backward has run.
         target: what ``loss_fn`` gets as its second argument, on the last stage. loss_scale: factor of the loss
         that is differentiated (1 / microbatches for a mean); `losses` keeps the loss without it.
-        again: the backward will find what `again` works out before it.
+        recompute_later: `recompute` will run before the backward.
+
         With gradients switched off (evaluation) nothing is kept.
         """
         if not torch.is_grad_enabled():
@@ -130,21 +132,21 @@ class Stage:
             return self._output.pack(result)
         if microbatch in self._held or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
-        if not (again and self.runs_whole):
+        if not (recompute_later and self.recomputes_whole):
             within = self._memory.forwarding()
             outputs, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
             return tuple([t.detach() for t in outputs])
-        beginning = self._beginnings.begin(device_holding(inputs))
-        outputs, _ = self._through(microbatch, inputs, target, loss_scale, letting_go())
-        self._beginnings.end(beginning)
-        self.kept[microbatch] = Kept(tuple(inputs), target, loss_scale, beginning)
+        checkpoint = self._checkpoints.begin(device_holding(inputs))
+        outputs, _ = self._through(microbatch, inputs, target, loss_scale, save_nothing())
+        self._checkpoints.end(checkpoint)
+        self.kept[microbatch] = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
         return tuple([t.detach() for t in outputs])
 
-    def again(self, microbatch: int) -> None:
+    def recompute(self, microbatch: int) -> None:
         """R: work out again what the forward of ``microbatch``, told so, did not keep for its backward."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
-            inputs, target, loss_scale, beginning = kept
-            with beginning.restored():
+            inputs, target, loss_scale, checkpoint = kept
+            with checkpoint.restored():
                 within = self._memory.forwarding()
                 _, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
         elif (held := self._held.get(microbatch)) is None:
@@ -159,7 +161,7 @@ class Stage:
         target: Any,
         loss_scale: float,
         within: AbstractContextManager[MicrobatchRecorder | None],
-    ) -> tuple[Sequence[Tensor], _Held]:
+    ) -> tuple[Sequence[Tensor], _BackwardState]:
         """The outputs of a microbatch, and what its backward needs. within: what sees to what autograd saves."""
         leaves = self._detach(inputs)
         with within as recorder:
@@ -172,7 +174,7 @@ class Stage:
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
             self._one = torch.ones_like(loss)
-        held = _Held(
+        held = _BackwardState(
             tuple([leaves[i] for i in self._input.differentiable]),
             tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
             recorder,
@@ -209,13 +211,13 @@ class Stage:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has no deferred weight gradients")
         self._sink.flush(microbatch)
 
-    def recompute(self, plan: Recompute, *, count: bool = False) -> None:
+    def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         """Work out again, in the backward, what ``plan`` says. count: keep account of what is held even so."""
         self.check_empty()
         self._memory = Recomputation(plan, None, draws(self.module), count=count)
         install_regions(self.module)
 
-    def recompute_ahead(self) -> None:
+    def prepare_recompute(self) -> None:
         """There are Rs: make ready for forwards with ``again``.
 
         They let go of what the level of `recompute` does. Without one it is the whole stage, whose exchanges are sent
@@ -223,7 +225,7 @@ class Stage:
         """
 
     @property
-    def runs_whole(self) -> bool:
+    def recomputes_whole(self) -> bool:
         """Whether an R runs the whole forward once more: no level says what of it."""
         return self._memory.level is Level.NONE
 
@@ -287,14 +289,14 @@ class Stage:
         if microbatch in self.kept:
             raise StageError(f"stage {self.index}: the backward of microbatch {microbatch} comes before its R")
 
-    def _pop(self, microbatch: int) -> _Held:
+    def _pop(self, microbatch: int) -> _BackwardState:
         self._check_kept(microbatch)
         if microbatch not in self._held:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return self._held.pop(microbatch)
 
     @staticmethod
-    def _differentiate(held: _Held, output_grads: Sequence[Tensor | None]) -> None:
+    def _differentiate(held: _BackwardState, output_grads: Sequence[Tensor | None]) -> None:
         pairs = [
             (edge, grad)
             for edge, grad in zip(held.outputs, output_grads, strict=True)

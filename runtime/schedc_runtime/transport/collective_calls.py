@@ -80,7 +80,7 @@ def ordered_sum(parts: Tensor) -> Tensor:
     return total
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """What a member says of a collective that it starts. send, receive: rows by tensor and member."""
 
     kind: str
@@ -90,9 +90,13 @@ class Call(NamedTuple):
     receive: tuple[tuple[int, ...], ...] = ()
 
 
-def checked_call(me: Communicator, label: str, tensors: Sequence[Tensor], send: Splits, receive: Splits) -> Call:
+def checked_call(
+    me: Communicator, label: str, tensors: Sequence[Tensor], send: Splits, receive: Splits
+) -> CollectiveCall:
     """Check an all-to-all's splits against its tensors, and count its bytes."""
-    call = Call("all_to_all", label, me.issued, per_tensor(send, len(tensors)), per_tensor(receive, len(tensors)))
+    call = CollectiveCall(
+        "all_to_all", label, me.issued, per_tensor(send, len(tensors)), per_tensor(receive, len(tensors))
+    )
     for splits in (*call.send, *call.receive):
         if len(splits) != me.size:
             raise MessageMismatch(f"{where(me, call)}: splits for {len(splits)} members in a group of {me.size}")
@@ -137,11 +141,11 @@ def count_sum(me: Communicator, tensor: Tensor) -> None:
     count_sent(me, [(part + parts[0]) * tensor.element_size() for part in parts])
 
 
-def what(call: Call) -> str:
+def what(call: CollectiveCall) -> str:
     """A collective as messages name it."""
     return f"{call.kind} `{call.label}`" if call.label else call.kind
 
 
-def where(me: Communicator, call: Call) -> str:
+def where(me: Communicator, call: CollectiveCall) -> str:
     """Which collective of whom."""
     return f"communicator {me.name}, collective {call.number} ({what(call)}), rank {me.rank} of {me.size}"

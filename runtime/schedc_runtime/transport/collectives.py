@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedc_runtime.transport.base import MessageMismatch, TransportError
 from schedc_runtime.transport.collective_calls import (
-    Call,
+    CollectiveCall,
     Communicator,
     Splits,
     checked_call,
@@ -97,7 +97,7 @@ class TorchCommunicator:
         return started._replace(finish=lambda: _unpack(buffer, coming, kinds, call.receive))
 
     def all_gather(self, tensor: Tensor, label: str = "") -> _Started:
-        call = Call("all_gather", label, self.issued)
+        call = CollectiveCall("all_gather", label, self.issued)
         count_sent(self, [tensor.nbytes] * self.size)
         sent = tensor.contiguous()
         gathered = sent.new_empty(self.size, *sent.shape)
@@ -106,7 +106,7 @@ class TorchCommunicator:
         return started._replace(finish=lambda: gathered)
 
     def sum(self, tensor: Tensor, label: str = "") -> _Started:
-        call = Call("sum", label, self.issued)
+        call = CollectiveCall("sum", label, self.issued)
         count_sum(self, tensor)
         item, parts = tensor.element_size(), shares(tensor.numel(), self.size)
         received = tensor.new_empty(self.size, parts[self.rank])
@@ -132,7 +132,7 @@ class TorchCommunicator:
         if group is not None:
             dist.destroy_process_group(group)
 
-    def _gather_sums(self, call: Call, received: Tensor, parts: list[int], shape: torch.Size) -> Tensor:
+    def _gather_sums(self, call: CollectiveCall, received: Tensor, parts: list[int], shape: torch.Size) -> Tensor:
         """The second half of a sum: add up this member's share, and exchange the sums."""
         mine = received.new_zeros(parts[0])
         mine[: parts[self.rank]] = ordered_sum(received)
@@ -141,7 +141,7 @@ class TorchCommunicator:
         self.wait(started)
         return torch.cat([row[:part] for row, part in zip(gathered, parts, strict=True)]).view(shape)
 
-    def _start(self, call: Call, function: Any, *arguments: Any, again: bool = False) -> _Started:
+    def _start(self, call: CollectiveCall, function: Any, *arguments: Any, again: bool = False) -> _Started:
         try:
             work = function(*arguments, group=self._group, async_op=True)
         except RuntimeError as error:
@@ -160,7 +160,7 @@ class _Started(NamedTuple):
     on_stream: whether a stream of a GPU waits, and not the host.
     """
 
-    call: Call
+    call: CollectiveCall
     work: list[Any]
     kept: tuple[Any, ...]
     on_stream: bool

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from schedc_runtime.transport.base import MessageMismatch, describe
 from schedc_runtime.transport.collective_calls import (
-    Call,
+    CollectiveCall,
     Splits,
     checked_call,
     count_sent,
@@ -33,7 +33,7 @@ class InProcessCommunicators:
 
     def __init__(self, size: int, name: str = "group") -> None:
         self.size, self.name = size, name
-        self._meetings: dict[int, _Meeting] = {}
+        self._meetings: dict[int, _CollectiveMeeting] = {}
         self._copies = SideStream()
         self._members = [InProcessCommunicator(rank, self) for rank in range(size)]
 
@@ -48,8 +48,10 @@ class InProcessCommunicators:
         """Number of collectives that some members have started and others not."""
         return len(self._meetings)
 
-    def join(self, member: InProcessCommunicator, call: Call, tensors: tuple[Tensor, ...]) -> _Meeting:
-        meeting = self._meetings.setdefault(call.number, _Meeting())
+    def join(
+        self, member: InProcessCommunicator, call: CollectiveCall, tensors: tuple[Tensor, ...]
+    ) -> _CollectiveMeeting:
+        meeting = self._meetings.setdefault(call.number, _CollectiveMeeting())
         for other, (theirs, brought) in meeting.present.items():
             _compare(self.name, (member.rank, call, tensors), (other, theirs, brought))
         meeting.present[member.rank] = call, tensors
@@ -74,11 +76,11 @@ class InProcessCommunicator:
 
     def all_gather(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sent(self, [tensor.nbytes] * self.size)
-        return self._join(Call("all_gather", label, self.issued), (tensor,))
+        return self._join(CollectiveCall("all_gather", label, self.issued), (tensor,))
 
     def sum(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sum(self, tensor)
-        return self._join(Call("sum", label, self.issued), (tensor,))
+        return self._join(CollectiveCall("sum", label, self.issued), (tensor,))
 
     def close(self) -> None:
         self.issued = 0
@@ -100,21 +102,21 @@ class InProcessCommunicator:
         joined(ahead, result if isinstance(result, tuple) else (result,))
         return result
 
-    def _join(self, call: Call, tensors: tuple[Tensor, ...]) -> _Joined:
+    def _join(self, call: CollectiveCall, tensors: tuple[Tensor, ...]) -> _Joined:
         self.issued += 1
         return _Joined(call, self._hub.join(self, call, tensors))
 
 
 class _Joined(NamedTuple):
-    call: Call
-    meeting: _Meeting
+    call: CollectiveCall
+    meeting: _CollectiveMeeting
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _CollectiveMeeting:
     """One collective of a process: who has started it with what, and the results by member once all have."""
 
-    present: dict[int, tuple[Call, tuple[Tensor, ...]]] = field(default_factory=dict)
+    present: dict[int, tuple[CollectiveCall, tuple[Tensor, ...]]] = field(default_factory=dict)
     ahead: Ahead | None = None
 
     def complete(self, size: int, copies: SideStream) -> None:
@@ -126,7 +128,7 @@ class _Meeting:
         self.present.clear()
 
 
-def _exchanged(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+def _exchanged(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
     cut = [
         [torch.split(tensor, list(splits)) for tensor, splits in zip(tensors, call.send, strict=True)]
         for call, tensors in members
@@ -138,11 +140,11 @@ def _exchanged(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
     ]
 
 
-def _gathered(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+def _gathered(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
     return [torch.stack([tensor for _, (tensor,) in members]) for _ in members]
 
 
-def _summed(members: list[tuple[Call, tuple[Tensor, ...]]]) -> list[Any]:
+def _summed(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
     parts = torch.stack([tensor for _, (tensor,) in members])
     return [ordered_sum(parts) for _ in members]
 
@@ -152,7 +154,9 @@ _RESULTS = {"all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed}
 
 
 def _compare(
-    name: str, mine: tuple[int, Call, tuple[Tensor, ...]], theirs: tuple[int, Call, tuple[Tensor, ...]]
+    name: str,
+    mine: tuple[int, CollectiveCall, tuple[Tensor, ...]],
+    theirs: tuple[int, CollectiveCall, tuple[Tensor, ...]],
 ) -> None:
     """Raise unless two members mean the same collective and agree on what they give each other."""
     (a, call, tensors), (b, other, brought) = mine, theirs

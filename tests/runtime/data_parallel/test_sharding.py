@@ -9,7 +9,7 @@ import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.data_parallel.fsdp import DenseSharding, DenseShards
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.testing import pool
 from support.runtime_cases import next_token_loss, small_gpt
 
@@ -47,7 +47,7 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
 def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, in_process: bool, message: str) -> None:
     program = schedc.compile(schedule, P=2, M=4)
     with pytest.raises(RuntimeFault, match=message):
-        DenseSharding(program, mesh, [Place(0, 0)], in_process)
+        DenseSharding(program, mesh, [Coordinate(0, 0)], in_process)
 
 
 def test_dense_parameters_of_several_types_are_refused() -> None:

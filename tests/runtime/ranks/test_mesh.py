@@ -13,7 +13,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.moe.layer import moe_layers, set_loss_scale, update_biases
 from schedc_runtime.pipeline.batch import BatchRefused
-from schedc_runtime.ranks.mesh import Mesh, Place
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.testing import pool
 from support.mesh_cases import balanced_moe, batch_of, expected, same
 from support.runtime_cases import next_token_loss, small_gpt, tokens
@@ -22,12 +22,12 @@ from support.segmented_cases import small_moe
 
 def test_places_cover_the_world_and_groups_partition_it() -> None:
     mesh = Mesh(pipeline=3, experts=4, data=2, per_node=2)
-    places = [mesh.place(process) for process in range(mesh.size)]
+    places = [mesh.coordinate(process) for process in range(mesh.size)]
     assert [mesh.process(place) for place in places] == list(range(24))
-    assert mesh.place(13) == Place(pipeline=1, replica=5)
-    assert mesh.replicas_of(Place(1, 5)) == list(range(8, 16))
-    assert mesh.sharing(Place(1, 5)) == [12, 13, 14, 15]
-    assert mesh.holding_the_same(Place(1, 5)) == [9, 13]
+    assert mesh.coordinate(13) == Coordinate(pipeline=1, replica=5)
+    assert mesh.replicas_of(Coordinate(1, 5)) == list(range(8, 16))
+    assert mesh.sharing(Coordinate(1, 5)) == [12, 13, 14, 15]
+    assert mesh.holding_the_same(Coordinate(1, 5)) == [9, 13]
     assert list(mesh.pipelines())[5] == [5, 13, 21]
     assert mesh.names[13] == "rank 1 of replica 5"
     assert Mesh(2).names == ["rank 0", "rank 1"]

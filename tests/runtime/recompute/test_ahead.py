@@ -69,8 +69,8 @@ def dense_stages(segmented: bool, level: Level, blocks: int = 2) -> list[Any]:
         else:
             stages.append(Stage(module, index, 2, loss_fn=next_token_loss))
         stages[-1].bind(*edges)
-        stages[-1].recompute(Recompute(level), count=True)
-        stages[-1].recompute_ahead()
+        stages[-1].set_recomputation(Recompute(level), count=True)
+        stages[-1].prepare_recompute()
     return stages
 
 
@@ -95,10 +95,10 @@ def test_a_stage_keeps_its_inputs_until_its_r(segmented: bool) -> None:
     stage.forward(0, (x,), target)
     whole = held(stage, 0).total
     assert whole > 20 * x.nbytes
-    stage.forward(1, (x,), target, again=True)
+    stage.forward(1, (x,), target, recompute_later=True)
     assert held(stage, 1).total == x.nbytes + target.nbytes
     assert stage.in_flight == (0, 1)
-    stage.again(1)
+    stage.recompute(1)
     own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # of the run that is repeated
     assert held(stage, 1).total == whole + own
     for m in (0, 1):
@@ -115,8 +115,8 @@ def test_a_forward_holds_nothing_of_a_block_while_the_next_one_runs(segmented: b
     first.block.up.register_forward_hook(lambda *given: made.append(StorageWeakRef(given[-1].untyped_storage())))
     second.register_forward_pre_hook(lambda *_: gone.append(made[-1].expired()))
     for m, again in enumerate([False, True]):
-        stage.forward(m, tokens(1)[:1], again=again)
-    stage.again(1)
+        stage.forward(m, tokens(1)[:1], recompute_later=again)
+    stage.recompute(1)
     assert gone == [False, True, False]
 
 
@@ -129,7 +129,11 @@ def test_regions_are_worked_out_by_it(segmented: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(kind, "forward", lambda *given: calls.append(None) or forward(*given))
     x, (_, target) = torch.randn(1, 6, 16, dtype=torch.float64), tokens(1)
     counts = []
-    for act in (lambda: stage.forward(0, (x,), target, again=True), lambda: stage.again(0), lambda: stage.backward(0)):
+    for act in (
+        lambda: stage.forward(0, (x,), target, recompute_later=True),
+        lambda: stage.recompute(0),
+        lambda: stage.backward(0),
+    ):
         act()
         counts.append(len(calls))
     assert counts[0] > 1
@@ -144,7 +148,7 @@ def moe_stage(level: Level, ahead: bool = True) -> SegmentedStage:
     blocks: list[nn.Module] = [Block(WIDTH, 12, 8, 2, 1) for _ in range(2)]
     stage = block_stage(blocks, TOKENS, WIDTH, Recompute(level))
     if ahead:
-        stage.recompute_ahead()
+        stage.prepare_recompute()
     return stage
 
 
@@ -159,10 +163,10 @@ def test_stages_with_experts(level: Level) -> None:
     def step(stage: SegmentedStage, ahead: bool) -> tuple[dict[str, Tensor], list[int], list[int]]:
         bytes_held, flops = [], []
         for m in (0, 1):
-            stage.forward(m, (x + m,), again=ahead and m == 0)
+            stage.forward(m, (x + m,), recompute_later=ahead and m == 0)
             bytes_held.append(sum(held(stage, m).saved.values()))
         if ahead:
-            stage.again(0)
+            stage.recompute(0)
         given = {}
         for m in (0, 1):
             with FlopCounterMode(display=False) as counter:
@@ -186,8 +190,8 @@ def test_a_backward_comes_behind_its_r(segmented: bool) -> None:
     _, stage = dense_stages(segmented, Level.NONE)
     _, target = tokens(1)
     with pytest.raises(StageError, match="microbatch 0 has not been forwarded"):
-        stage.again(0)
-    stage.forward(0, (torch.randn(1, 6, 16, dtype=torch.float64),), target, again=True)
+        stage.recompute(0)
+    stage.forward(0, (torch.randn(1, 6, 16, dtype=torch.float64),), target, recompute_later=True)
     with pytest.raises(StageError, match="the backward of microbatch 0 comes before its R"):
         stage.backward(0)
     stage.reset()
@@ -205,10 +209,10 @@ def test_a_stage_that_changes_its_mode_still_finds_its_buffers() -> None:
     before = norms()
     for training in (False, True):
         stage.module.train(training)
-        stage.forward(0, batch, again=True)
+        stage.forward(0, batch, recompute_later=True)
         after = norms()
         assert all(map(torch.equal, after, before)) == (not training)
-        stage.again(0)
+        stage.recompute(0)
         assert all(map(torch.equal, norms(), after))
         stage.backward(0, (torch.zeros(1, 6, 16, dtype=torch.float64),))
 
@@ -250,7 +254,7 @@ def test_it_is_told_by_its_name() -> None:
     def fail(microbatch: int) -> None:
         raise RuntimeError("no memory")
 
-    stage.again = fail
+    stage.recompute = fail
     first = next(sentence(program, row) for row in np.flatnonzero((program.kind == OpKind.R) & (program.stage == 1)))
     with pytest.raises(InstructionError, match=f"rank 1 failed at {first}\n.*\n.*no memory"):
         pipe.step(*batch)

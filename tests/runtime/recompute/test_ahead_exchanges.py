@@ -119,8 +119,8 @@ def stages_of(blocks: int, stages: int, *, count: bool = False) -> list[Segmente
     made: list[Any] = [new_stage(parts, at, module, None, next_token_loss) for at, module in enumerate(parts.modules)]
     for at, stage in enumerate(made):
         stage.bind(boundaries[at], boundaries[at + 1])
-        stage.recompute(Recompute(), count=count)
-        stage.recompute_ahead()
+        stage.set_recomputation(Recompute(), count=count)
+        stage.prepare_recompute()
     return made
 
 
@@ -150,9 +150,9 @@ def test_of_a_microbatch_with_an_r_the_inputs_are_held_and_nothing_else() -> Non
     x, (_, target) = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), batch()
     stage.forward(0, (x,), target)
     whole = held(stage, 0).total
-    stage.forward(1, (x,), target, again=True)
+    stage.forward(1, (x,), target, recompute_later=True)
     assert held(stage, 1).total == x.nbytes + target.nbytes < whole / 10
-    stage.again(1)
+    stage.recompute(1)
     own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # of the run that is repeated
     assert held(stage, 1).total == whole + own
     for m in (0, 1):
@@ -186,9 +186,9 @@ def test_bytes_are_those_that_check_counts_after_every_op() -> None:
             m, kind = int(schedule.microbatch[row]), schedule.kind[row]
             if kind == OpKind.F:
                 own = target if stage.last else None
-                stage.forward(m, (entering[stage.index],), own, again=(stage.index, m) in again)
+                stage.forward(m, (entering[stage.index],), own, recompute_later=(stage.index, m) in again)
             elif kind == OpKind.R:
-                stage.again(m)
+                stage.recompute(m)
                 restored.add(m)
             else:
                 stage.backward(m, () if stage.index else (torch.ones_like(entering[1]),))

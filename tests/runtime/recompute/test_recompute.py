@@ -281,11 +281,11 @@ def test_a_backward_without_what_was_to_be_sent_again() -> None:
     stage.begin_backward(0, (x,))
     names = {name: at for at, name in enumerate(stage.shape.names)}
     with pytest.raises(StageError, match=r"1.dispatch.node was not started once more"):
-        stage.wait_again(0, names["1.dispatch.node"])
+        stage.wait_recompute(0, names["1.dispatch.node"])
     with pytest.raises(StageError, match=r"a value of 1.permute is taken once more before it is there"):
-        stage.start_again(0, names["1.dispatch.node"])
+        stage.start_recompute(0, names["1.dispatch.node"])
     with pytest.raises(StageError, match=r"0.attention is not recomputed"):
-        stage.run_again(0, names["0.attention"])
+        stage.run_recompute(0, names["0.attention"])
     stage.run_backward(0, names["1.post"])
     stage.start_backward(0, names["1.combine.node"])
     stage.wait_backward(0, names["1.combine.node"])

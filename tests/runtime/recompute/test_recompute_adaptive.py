@@ -153,7 +153,7 @@ def test_no_rank_ever_holds_more_than_the_memory_check_counts(method: Method, re
     )  # fmt: skip
     counted: list[Bytes] = []
     for stage in pipe._held():
-        stage.recompute(recompute, count=True)
+        stage.set_recomputation(recompute, count=True)
         for name in ("begin_backward", "_differentiate_segment"):
             setattr(stage, name, _counting(stage, getattr(stage, name), counted))
     balanced = torch.arange(8 * TOKENS * TOP).view(-1, TOP) % EXPERTS

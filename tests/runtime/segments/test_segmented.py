@@ -21,7 +21,7 @@ from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
-from schedc_runtime.segments import Part, SegmentedStage, stage_graph
+from schedc_runtime.segments import DeclaredPart, SegmentedStage, stage_graph
 from support.segmented_cases import shuffled, small_moe, unequal
 
 # What cutting gives.
@@ -95,23 +95,23 @@ class ByHand(Toy):
             return x
         return super().forward(x)
 
-    def segments(self) -> list[Part]:
+    def segments(self) -> list[DeclaredPart]:
         return [
-            Part("before", ("x",), ("hidden", "index"), uses=("norm", "first")),
-            Part("routing", (None, "index"), ("everyone",)),
-            Part("route", ("everyone",), ("route",)),
-            Part("shared", ("hidden",), ("shared",)),
-            Part("dispatch", ("route", "hidden"), ("rows",)),
-            Part("experts", ("rows",), ("made",)),
-            Part("combine", ("route", "made"), ("back",)),
-            Part("after", ("hidden", "shared", "back"), ("output",), uses=()),
+            DeclaredPart("before", ("x",), ("hidden", "index"), uses=("norm", "first")),
+            DeclaredPart("routing", (None, "index"), ("everyone",)),
+            DeclaredPart("route", ("everyone",), ("route",)),
+            DeclaredPart("shared", ("hidden",), ("shared",)),
+            DeclaredPart("dispatch", ("route", "hidden"), ("rows",)),
+            DeclaredPart("experts", ("rows",), ("made",)),
+            DeclaredPart("combine", ("route", "made"), ("back",)),
+            DeclaredPart("after", ("hidden", "shared", "back"), ("output",), uses=()),
         ]
 
 
 class Loosely(ByHand):
     """Without saying what the methods use: they may share it, and their weight gradients wait for each other."""
 
-    def segments(self) -> list[Part]:
+    def segments(self) -> list[DeclaredPart]:
         return [part._replace(uses=None) for part in super().segments()]
 
 
@@ -172,13 +172,16 @@ class Untraceable(Toy):
 
 
 class Misnamed(ByHand):
-    def segments(self) -> list[Part]:
-        return [Part("before", ("x",), ("hidden", "index")), Part("routing", (None, "indices"), ("everyone",))]
+    def segments(self) -> list[DeclaredPart]:
+        return [
+            DeclaredPart("before", ("x",), ("hidden", "index")),
+            DeclaredPart("routing", (None, "indices"), ("everyone",)),
+        ]
 
 
 class Unknown(ByHand):
-    def segments(self) -> list[Part]:
-        return [Part("ahead", ("x",), ("hidden",))]
+    def segments(self) -> list[DeclaredPart]:
+        return [DeclaredPart("ahead", ("x",), ("hidden",))]
 
 
 @pytest.mark.parametrize(
