@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.router import choose
 
@@ -84,7 +84,7 @@ def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> KeptRows:
     scores += case.skew * torch.randn(case.experts, generator=generator)
     index = choose(scores, case.k)
     weight = scores.gather(1, index)
-    capacity = Capacity(case.capacity, "probs")
+    capacity = ExpertCapacity(case.capacity)
     slots = capacity.slots(case.tokens, case.k, case.experts)
     token, slot = kept(index, weight, slots, "probs").nonzero(as_tuple=True)
     expert, order = index[token, slot].sort(stable=True)

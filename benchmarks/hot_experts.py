@@ -48,7 +48,7 @@ from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot, counts_of
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
@@ -172,7 +172,7 @@ def costs(policy: HotPolicy | None) -> CellCosts:
 def model_of(layers: int) -> MoETransformer:
     config = MoEConfig(
         vocab=32, width=WIDTH, heads=2, dense_blocks=0, moe_blocks=layers, inner=8, expert_inner=INNER, query_rank=4,
-        key_value_rank=4, plain=4, rotary=2, value=4, routing=Routing(experts=EXPERTS, k=TOP),
+        key_value_rank=4, plain=4, rotary=2, value=4, routing=RouterConfig(experts=EXPERTS, top=TOP),
     )  # fmt: skip
     return MoETransformer(config)
 

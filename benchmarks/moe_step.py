@@ -47,15 +47,13 @@ from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.testing import pool
 
 RANKS, EXPERT_RANKS, MICROBATCHES = 2, 2, 8
 ROWS, TOKENS, WIDTH, VOCAB = 2, 32, 32, 64
-ROUTING = Routing(
-    32, 8, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, bias_rate=0.01, balance=1e-3
-)
+ROUTING = RouterConfig(32, 8, scores="sigmoid", scale=2.5, groups=4, limit=2, biased=True, bias_rate=0.01, balance=1e-3)
 SEGMENTS = {
     "attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 6),
     "experts": SegmentTimes(20, 20, 26), "post": SegmentTimes(2, 2, 0),

@@ -66,7 +66,7 @@ from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
@@ -214,7 +214,7 @@ def model_of(layers: int) -> MoETransformer:
         plain=4,
         rotary=2,
         value=4,
-        routing=Routing(experts=8, k=2),
+        routing=RouterConfig(experts=8, top=2),
         **narrow,
     )
     return MoETransformer(config)

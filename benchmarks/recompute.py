@@ -41,7 +41,7 @@ from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 
 WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
 TOKENS = 256
@@ -81,7 +81,7 @@ class Steered(nn.Module):
 
 def expert_layer(shared: int) -> MoELayer:
     part = GatedMLP(WIDTH, shared * INNER) if shared else None
-    return MoELayer(Router(WIDTH, Routing(EXPERTS, TOP)), Experts(EXPERTS, WIDTH, INNER), part)
+    return MoELayer(Router(WIDTH, RouterConfig(EXPERTS, TOP)), Experts(EXPERTS, WIDTH, INNER), part)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Counter:
 def levels(method: Method) -> Iterator[dict[str, Any]]:
     """Per level, token and layer: bytes that are not held, as counted and in closed form, and FLOPs once more."""
     sizes = Sizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
-    routing = exchange.Routing(EXPERTS, TOP)
+    routing = exchange.RouterConfig(EXPERTS, TOP)
     nodes = MESH.experts // MESH.per_node
     arrive = exchange.arrivals(method, routing, exchange.Topology(nodes, MESH.per_node))
     batch = torch.randn(TOKENS * MESH.experts, WIDTH, generator=torch.Generator().manual_seed(1))

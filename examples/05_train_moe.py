@@ -21,7 +21,7 @@ from schedc.plan import Attachments, Capacity, Drop, Method
 from schedc_runtime import Pipeline, join
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Mesh
 
 
@@ -75,8 +75,8 @@ def routed(model: MoETransformer) -> str:
 
 
 def config(options: argparse.Namespace) -> MoEConfig:
-    routing = Routing(
-        options.experts, options.top, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, bias_rate=0.01,
+    routing = RouterConfig(
+        options.experts, options.top, scores="sigmoid", scale=2.5, groups=4, limit=2, biased=True, bias_rate=0.01,
         balance=1e-3,
     )  # fmt: skip
     return MoEConfig(moe_blocks=options.blocks - 1, routing=routing, multi_token=True)

@@ -61,7 +61,6 @@ _OF_ROWS: _Parts = (
 """And per row of an expert: activation, the row, first product, output."""
 _BESIDE = 36
 """Bytes per row that levels leave alone: indexes by which it travels, four at most; its gate."""
-_ORDER = tuple(Level)
 
 
 def held_bytes(
@@ -83,7 +82,7 @@ def held_bytes(
 
 
 def _up_to(level: Level) -> tuple[Level, ...]:
-    return _ORDER[: _ORDER.index(level) + 1]
+    return tuple(each for each in Level if each <= level)
 
 
 def _left(

@@ -11,7 +11,6 @@ from schedc.cell.program import Half
 from schedc.plan.recompute_bytes import recomputed_share
 from schedc.plan.values import Attachments, By, Level, Recompute
 
-_ORDER = tuple(Level)
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
 """Segments whose outputs are only sent: worked out again so that they can be sent again."""
@@ -23,7 +22,7 @@ def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
 
     Below `medium` there is too little to place: it is worked out where backward asks for it.
     """
-    placed = _ORDER.index(plan.level) >= _ORDER.index(Level.MEDIUM)
+    placed = plan.level >= Level.MEDIUM
     sends = plan.level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
     level_of = {
         **({EXPERTS: Level.FULL if sends else plan.level} if placed or sends else {}),

@@ -66,7 +66,7 @@ class Hot:
 
 
 class Level(StrEnum):
-    """What backward works out again; each level includes those before it."""
+    """What the backward recomputes, in ascending order: each level includes those before it."""
 
     NONE = "none"
     NORM = "norm"
@@ -79,6 +79,23 @@ class Level(StrEnum):
     def exchanges(self) -> bool:
         """Whether the region holds collectives."""
         return self is Level.FULL
+
+    @property
+    def place(self) -> int:
+        """Number of the level in ascending order, from 0."""
+        return tuple(Level).index(self)
+
+    def __lt__(self, other: str) -> bool:
+        return self.place < Level(other).place
+
+    def __le__(self, other: str) -> bool:
+        return self.place <= Level(other).place
+
+    def __gt__(self, other: str) -> bool:
+        return self.place > Level(other).place
+
+    def __ge__(self, other: str) -> bool:
+        return self.place >= Level(other).place
 
 
 class By(StrEnum):

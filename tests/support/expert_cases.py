@@ -12,7 +12,7 @@ from torch import Tensor
 from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
 from schedc_runtime import Pipeline
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import small_moe
 
@@ -32,7 +32,7 @@ def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 
 
 def model(balance: float = 1e-2) -> Any:
     """Four blocks, the first dense; biased routing with an auxiliary loss."""
-    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=balance)
+    routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=balance)
     return small_moe(moe_blocks=3, dense_blocks=1, routing=routing)
 
 

@@ -13,7 +13,7 @@ from schedc.plan import Attachments, Hot
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import Reference
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import next_token_loss, oracle, small_gpt, tokens
@@ -62,7 +62,7 @@ def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int) -> li
 
 def balanced_moe() -> Any:
     """Two layers of experts with an auxiliary loss that is felt, and biases."""
-    return small_moe(2, 0, routing=Routing(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
+    return small_moe(2, 0, routing=RouterConfig(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
 
 
 def auxiliary(rank: int, world_size: int, meshes: list[tuple[int, int]]) -> list[list[str]]:
@@ -126,7 +126,7 @@ def disagreements(rank: int, world_size: int) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0])
     late = mesh.coordinate(rank).replica
-    routings = Routing(4, 2), Routing(4, 2, balance=0.1 * late)
+    routings = RouterConfig(4, 2), RouterConfig(4, 2, balance=0.1 * late)
     for routing, plan in (routings[0], Attachments(hot=Hot(1, 1.1 + late))), (routings[1], Attachments()):
         try:
             Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)

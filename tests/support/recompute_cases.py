@@ -17,7 +17,7 @@ from schedc.plan.values import ExpertSizes, Recompute
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.segments import SegmentedStage
@@ -30,7 +30,7 @@ from support.segmented_cases import small_moe
 
 def moe(dropout: float) -> Any:
     """Four blocks, the first dense; biased routing and an auxiliary loss."""
-    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=1e-2)
+    routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
     return small_moe(moe_blocks=3, dense_blocks=1, dropout=dropout, routing=routing)
 
 
@@ -137,7 +137,7 @@ class Block(nn.Module):
     def __init__(self, width: int, inner: int, experts: int, top: int, shared: int) -> None:
         super().__init__()
         self.first, self.attention, self.second = nn.LayerNorm(width), nn.Linear(width, width), nn.LayerNorm(width)
-        routing = Routing(experts, top, exact_logits=True)
+        routing = RouterConfig(experts, top, exact_logits=True)
         part = GatedMLP(width, shared * inner) if shared else None
         self.mlp = MoELayer(Router(width, routing), Experts(experts, width, inner), part)
 
@@ -164,7 +164,7 @@ class Steered(nn.Module):
     def __init__(self, width: int, inner: int, experts: int, top: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            [MoELayer(Router(width, Routing(experts, top)), Experts(experts, width, inner)) for _ in range(2)]
+            [MoELayer(Router(width, RouterConfig(experts, top)), Experts(experts, width, inner)) for _ in range(2)]
         )
         for layer in self.layers:
             layer.router.weight.data.copy_(torch.eye(experts, width))

@@ -23,7 +23,7 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor, run_together
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Method
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
@@ -105,7 +105,7 @@ def small_moe(moe_blocks: int = 3, dense_blocks: int = 1, **options: Any) -> MoE
     """The same weights on every rank, in float64, without an auxiliary loss."""
     torch.manual_seed(0)
     sizes = {"width": 8, "heads": 2, "inner": 8, "expert_inner": 4, "query_rank": 4, "key_value_rank": 4}
-    narrow = {"plain": 4, "rotary": 2, "value": 4, "routing": Routing(experts=8, k=2)}
+    narrow = {"plain": 4, "rotary": 2, "value": 4, "routing": RouterConfig(experts=8, top=2)}
     config = MoEConfig(vocab=32, dense_blocks=dense_blocks, moe_blocks=moe_blocks, **{**sizes, **narrow, **options})
     return MoETransformer(config).double()
 

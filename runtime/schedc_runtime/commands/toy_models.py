@@ -13,7 +13,7 @@ from schedc.layout.parts import PartKind
 from schedc.plan import Attachments, ExpertSizes
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.pipeline.stages import layout_of
 from schedc_runtime.stage.stage import LossFunction
 
@@ -57,9 +57,9 @@ def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def _moe(dense: int, blocks: int, width: int, experts: ExpertSizes) -> MoEConfig:
     head = max(4, width // 4)
-    routing = Routing(
+    routing = RouterConfig(
         experts.count, experts.top, scores="sigmoid", scale=2.5, groups=experts.groups,
-        kept_groups=experts.limit if experts.groups > 1 else 1, biased=True, bias_rate=0.01, balance=1e-4,
+        limit=experts.limit if experts.groups > 1 else 1, biased=True, bias_rate=0.01, balance=1e-4,
     )  # fmt: skip
     return MoEConfig(
         vocab=VOCAB, width=width, heads=4, dense_blocks=dense, moe_blocks=blocks - dense, inner=2 * width,

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class MoEConfig:
     inner: int = 128
     expert_inner: int = 16
     shared: int = 1
-    routing: Routing = field(
-        default_factory=lambda: Routing(
-            experts=32, k=8, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=1e-4
+    routing: RouterConfig = field(
+        default_factory=lambda: RouterConfig(
+            experts=32, top=8, scores="sigmoid", scale=2.5, groups=4, limit=2, biased=True, balance=1e-4
         )
     )
     query_rank: int = 32

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.moe.capacity import marked
 from schedc_runtime.moe.exchange import ABSENT
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
 from schedc_runtime.transport.collectives import Communicator
@@ -111,7 +111,7 @@ class Balance(nn.Module):
     loss, averaging the replicas' gradients gives the loss's gradient.
     """
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: RouterConfig) -> None:
         super().__init__()
         self.routing = routing
         self.scale = 1.0
@@ -128,7 +128,7 @@ class Balance(nn.Module):
         if not torch.is_grad_enabled():
             return output
         chosen, shares = everyone.sum(0)
-        slope = loss_slope(chosen, self.routing.k) * self.routing.balance
+        slope = loss_slope(chosen, self.routing.top) * self.routing.balance
         if self.training and not replaying():
             loss = (slope * shares).sum()
             self.total = loss if self.total is None else self.total + loss

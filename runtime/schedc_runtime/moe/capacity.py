@@ -10,25 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
+from schedc.cost.exchange import Routing, capacity_rows
+from schedc.plan.values import Capacity, Drop
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.exchange import ABSENT
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Room for ``factor`` times the mean number of tokens per expert, for every expert and source rank.
+class ExpertCapacity(Capacity):
+    """The capacity of a plan, checked, for every expert and source rank.
 
-    drop: which of an expert's tokens stay where there are too many: ``position``, the first of the microbatch, or
-    ``probs``, those with the largest weight; of equal weights the first.
+    factor: room for this many times the mean number of tokens per expert. drop: which of an expert's tokens stay where
+    there are too many. ``position``: the first of the microbatch; ``probs``: those with the largest weight, of equal
+    weights the first.
     """
-
-    factor: float
-    drop: str = "probs"
 
     def __post_init__(self) -> None:
         if not (self.factor > 0 and math.isfinite(self.factor)):
@@ -38,9 +37,9 @@ class Capacity:
         if self.drop not in _ORDERS:
             raise RuntimeFault(f"drop `{self.drop}`", f"possible: {', '.join(_ORDERS)}")
 
-    def slots(self, tokens: int, k: int, experts: int) -> int:
-        """ceil(tokens * k / experts * factor), no more than the tokens there are; the factor as it was written."""
-        return min(tokens, math.ceil(Fraction(str(self.factor)) * tokens * k / experts))
+    def slots(self, tokens: int, top: int, experts: int) -> int:
+        """Rows of each expert from one rank, at most its ``tokens``: see `capacity_rows`."""
+        return capacity_rows(tokens, Routing(experts, top), self.factor)
 
 
 def _by_weight(weight: Tensor) -> Tensor:
@@ -51,11 +50,11 @@ def _by_position(weight: Tensor) -> Tensor:
     return torch.arange(len(weight), device=weight.device)
 
 
-_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {"probs": _by_weight, "position": _by_position}
+_ORDERS: dict[Drop, Callable[[Tensor], Tensor]] = {Drop.PROBS: _by_weight, Drop.POSITION: _by_position}
 """Flat choices, in the order of their tokens, to the order in which an expert takes them in."""
 
 
-def kept(index: Tensor, weight: Tensor, slots: int, drop: str) -> Tensor:
+def kept(index: Tensor, weight: Tensor, slots: int, drop: Drop) -> Tensor:
     """[N, k] bool: the choices of ``index`` [N, k] that stay when each expert takes ``slots`` of these tokens."""
     experts = index.flatten()
     order = _ORDERS[drop](weight.detach().flatten())
@@ -73,7 +72,7 @@ class Dropper(nn.Module):
     def __init__(self, experts: int) -> None:
         super().__init__()
         self.experts = experts
-        self.capacity: Capacity | None = None
+        self.capacity: ExpertCapacity | None = None
 
     def forward(self, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if self.capacity is None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from schedc.cost.exchange import hot_break_even
+from schedc.plan.values import Hot
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.ordered_sums import Ints
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
@@ -38,16 +39,14 @@ MARGIN = 0.05
 
 
 @dataclass(frozen=True)
-class HotPolicy:
-    """When experts are lent.
+class HotPolicy(Hot):
+    """When experts are lent: the plan's `Hot`, checked, with the number of rows from which lending pays.
 
     most: at most so many at a time; None: as many as a rank has of its own. below: none where the fullest rank has
     less than ``below`` times the mean number of rows; None: however balanced the ranks are. pays_from: rows of an
     expert that each of the other ranks must keep on average; None: where fewer bytes move than without.
     """
 
-    most: int | None = None
-    below: float | None = None
     pays_from: int | None = None
 
     def __post_init__(self) -> None:

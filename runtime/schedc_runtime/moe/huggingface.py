@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 
 
-def _mixtral(config: Any) -> Routing:
+def _mixtral(config: Any) -> RouterConfig:
     if config.router_jitter_noise:
         raise RuntimeFault(
             f"router_jitter_noise={config.router_jitter_noise}: the router would see noise, its parity cannot be kept",
             "set it to 0",
         )
-    return Routing(config.num_local_experts, config.num_experts_per_tok, dtype=torch.float32, exact_logits=False)
+    return RouterConfig(config.num_local_experts, config.num_experts_per_tok, dtype=torch.float32, exact_logits=False)
 
 
-def _qwen3_moe(config: Any) -> Routing:
-    return Routing(
+def _qwen3_moe(config: Any) -> RouterConfig:
+    return RouterConfig(
         config.num_experts,
         config.num_experts_per_tok,
         normalise=config.norm_topk_prob,
@@ -38,21 +38,21 @@ def _qwen3_moe(config: Any) -> Routing:
     )
 
 
-def _deepseek_v3(config: Any) -> Routing:
-    return Routing(
+def _deepseek_v3(config: Any) -> RouterConfig:
+    return RouterConfig(
         config.n_routed_experts,
         config.num_experts_per_tok,
         scores="sigmoid",
         normalise=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
         groups=config.n_group,
-        kept_groups=config.topk_group,
+        limit=config.topk_group,
         biased=True,
         dtype=torch.float32,
     )
 
 
-_FAMILIES: dict[str, Callable[[Any], Routing]] = {
+_FAMILIES: dict[str, Callable[[Any], RouterConfig]] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
@@ -114,7 +114,7 @@ def _is_expert_layer(module: Any) -> bool:
     return hasattr(module, "gate") and hasattr(experts, "gate_up_proj") and hasattr(experts, "down_proj")
 
 
-def _swapped(theirs: Any, routing: Routing) -> MoELayer:
+def _swapped(theirs: Any, routing: RouterConfig) -> MoELayer:
     count, width, inner = theirs.experts.down_proj.shape
     with torch.device("meta"):
         router, experts = Router(width, routing), Experts(count, width, inner)

@@ -26,7 +26,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
-from schedc_runtime.moe.capacity import Capacity, Dropper
+from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
@@ -120,7 +120,7 @@ class MoELayer(nn.Module):
         self,
         group: ExpertGroup,
         method: Method = "flat",
-        capacity: Capacity | None = None,
+        capacity: ExpertCapacity | None = None,
         hot: HotPolicy | None = None,
         replicas: Communicator | None = None,
     ) -> None:
@@ -298,7 +298,7 @@ class _Planner(nn.Module):
         self.experts = experts
         self.group = ExpertGroup.solo()
         self.method: Method = "flat"
-        self.capacity: Capacity | None = None
+        self.capacity: ExpertCapacity | None = None
         self.chooser: HotChooser | None = None
         self.rows = self.padded_rows = 0
 

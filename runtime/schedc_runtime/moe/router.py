@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.cost.exchange import Routing
 from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import keep, region
@@ -22,14 +23,14 @@ _LEAST_SUM = 1e-20
 
 
 @dataclass(frozen=True)
-class Routing:
-    """How tokens choose ``k`` of ``experts``.
+class RouterConfig(Routing):
+    """How tokens choose ``top`` of ``experts``, and with what weight.
 
     scores: ``softmax`` over all experts (Mixtral, Qwen3-MoE) or ``sigmoid`` of each (DeepSeek-V3).
     normalise: weights of a token sum to ``scale``; else they are its scores times ``scale``.
-    groups, kept_groups: group-limited routing: experts in ``groups`` equal groups of consecutive ids, of which a
-        token may use ``kept_groups``, those with the largest sum of their two best experts. Groups are nodes or
-        ranks where experts are placed so (DeepSeek-V3, section 2.1.2).
+    groups, limit: group-limited routing. Experts form ``groups`` equal groups of consecutive ids. A token may use
+        ``limit`` of them: those with the largest sum of their two best experts. Groups are nodes or ranks where
+        experts are placed so (DeepSeek-V3, section 2.1.2).
     biased, bias_rate: a bias per expert takes part in the choice but not in the weight; `balance.updated_bias` moves
         it by ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
     balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `balance.Balance`.
@@ -37,13 +38,9 @@ class Routing:
     exact_logits: the logits too are computed in that type (DeepSeek-V3), not in the tokens'.
     """
 
-    experts: int
-    k: int
     scores: str = "softmax"
     normalise: bool = True
     scale: float = 1.0
-    groups: int = 1
-    kept_groups: int = 1
     biased: bool = False
     bias_rate: float = 1e-3
     balance: float = 0.0
@@ -59,36 +56,40 @@ class Routing:
         size, rest = divmod(self.experts, max(1, self.groups))
         return [
             (self.scores not in _SCORES, f"scores=`{self.scores}`", f"possible: {', '.join(_SCORES)}"),
-            (not 1 <= self.k <= self.experts, f"top {self.k} of {self.experts} experts", "choose 1 <= k <= experts"),
+            (
+                not 1 <= self.top <= self.experts,
+                f"top {self.top} of {self.experts} experts",
+                "choose 1 <= top <= experts",
+            ),
             (self.groups < 1 or rest > 0, f"{self.experts} experts in {self.groups} groups", "groups divide experts"),
             (
-                not 1 <= self.kept_groups <= self.groups,
-                f"{self.kept_groups} kept of {self.groups} groups",
-                "choose 1 <= kept_groups <= groups",
+                not 1 <= self.limit <= self.groups,
+                f"{self.limit} kept of {self.groups} groups",
+                "choose 1 <= limit <= groups",
             ),
             (
-                self.kept_groups * size < self.k,
-                f"top {self.k} of {self.kept_groups} groups of {size} experts",
+                self.limit * size < self.top,
+                f"top {self.top} of {self.limit} groups of {size} experts",
                 "keep more groups or choose fewer experts",
             ),
         ]
 
 
-def choose(scores: Tensor, k: int, groups: int = 1, kept_groups: int = 1) -> Tensor:
-    """[N, k] int64: the experts with the ``k`` best of ``scores`` [N, experts], best first, of ties the lowest id."""
-    if kept_groups < groups:
+def choose(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:
+    """[N, top] int64: the experts with the best of ``scores`` [N, experts], best first; among equals the lowest id."""
+    if limit < groups:
         tokens, experts = scores.shape
         grouped = scores.view(tokens, groups, experts // groups)
         strength = grouped.topk(min(2, experts // groups), -1).values.sum(-1)
-        kept = torch.zeros_like(strength, dtype=torch.bool).scatter_(1, _best(strength, kept_groups), True)
+        kept = torch.zeros_like(strength, dtype=torch.bool).scatter_(1, _best(strength, limit), True)
         scores = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
-    return _best(scores, k)
+    return _best(scores, top)
 
 
-def _best(scores: Tensor, k: int) -> Tensor:
+def _best(scores: Tensor, top: int) -> Tensor:
     # Not topk: which of equal scores it keeps is not told, and differs between devices.
     # Copied: a view would hold the order of all.
-    return scores.argsort(dim=-1, descending=True, stable=True)[:, :k].contiguous()
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :top].contiguous()
 
 
 class Router(nn.Module):
@@ -99,7 +100,7 @@ class Router(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, width: int, routing: Routing) -> None:
+    def __init__(self, width: int, routing: RouterConfig) -> None:
         super().__init__()
         self.routing = routing
         self.weight = nn.Parameter(torch.empty(routing.experts, width))
@@ -129,4 +130,4 @@ class Router(nn.Module):
     def _chosen(self, scores: Tensor) -> Tensor:
         routing = self.routing
         ranked = scores if self.bias is None else scores + self.bias
-        return choose(ranked, routing.k, routing.groups, routing.kept_groups)
+        return choose(ranked, routing.top, routing.groups, routing.limit)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.capacity import Capacity
+from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import moe_layers
@@ -21,7 +21,7 @@ def shard_experts(
     model: nn.Module,
     group: ExpertGroup,
     method: Method = "flat",
-    capacity: Capacity | None = None,
+    capacity: ExpertCapacity | None = None,
     hot: HotPolicy | None = None,
     replicas: Communicator | None = None,
 ) -> None:

@@ -15,7 +15,7 @@ from schedc.plan.checks import capacity_fault
 from schedc.plan.values import By, Level
 from schedc.source import NOWHERE
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.capacity import Capacity
+from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
@@ -45,11 +45,10 @@ def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
     if plan.method is not Method.AUTO:
         return plan.method.value
     routing = layer.router.routing
-    wanted = exchange.Routing(routing.experts, routing.k, routing.groups, routing.kept_groups)
     rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
     per_node = mesh.per_node or mesh.experts
     row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    return exchange.choose(wanted, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
+    return exchange.choose(routing, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
 
 
 def attach(
@@ -63,7 +62,7 @@ def attach(
 
     replicas: all that hold the same stages; None: those of ``group``.
     """
-    capacity = None if plan.capacity is None else Capacity(plan.capacity.factor, plan.capacity.drop.value)
+    capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
     for module in modules:
         for name, layer in moe_layers(module):
@@ -122,9 +121,9 @@ def _recompute_findings(plan: Attachments, program: Program, mesh: Mesh) -> Iter
 def _check_model(plan: Attachments, name: str, layer: MoELayer) -> None:
     routing = layer.router.routing
     wanted = plan.experts
-    if wanted is not None and (wanted.count, wanted.top) != (routing.experts, routing.k):
+    if wanted is not None and (wanted.count, wanted.top) != (routing.experts, routing.top):
         raise RuntimeFault(
             f"the plan says `experts {wanted.count} top {wanted.top}`, `{name}` of the model routes to the top"
-            f" {routing.k} of {routing.experts}",
+            f" {routing.top} of {routing.experts}",
             "write the model's numbers into the plan: its checks and bytes follow from them",
         )

@@ -16,7 +16,6 @@ from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
 from schedc_runtime.recompute.regions import Recorder, region
 
-_ORDER = tuple(Level)
 _MLP = ("mlp", "feed_forward", "ffn")
 """What the MLP of a dense block is called."""
 
@@ -90,7 +89,7 @@ class MicrobatchRecorder(Recorder):
         return level.exchanges if node.role in SENDING else level is not Level.NONE
 
     def _covers(self, level: Level, rows: bool) -> bool:
-        return _ORDER.index(level) <= _ORDER.index(self.of_rows(self.layer) if rows else self.level)
+        return level <= (self.of_rows(self.layer) if rows else self.level)
 
 
 def _recomputed(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from schedc_runtime import Pipeline
 from schedc_runtime.moe.hot import HotPolicy
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from support.expert_cases import compiled
@@ -25,7 +25,7 @@ ROWS = 4
 
 def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2) -> Any:
     """Four blocks, the first dense, whose routers prefer some experts: all tokens the same ones, the stronger it is."""
-    routing = Routing(experts=8, k=2, scores="sigmoid", biased=True, balance=1e-2)
+    routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
     model = small_moe(moe_blocks=3, dense_blocks=1, routing=routing, expert_inner=inner)
     for number, (_, layer) in enumerate(moe_layers(model)):
         _prefer(layer, strength, seed + number)

@@ -12,20 +12,20 @@ from torch.nn import functional
 
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.moe.balance import load_of, loss_slope
-from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import METHODS, GatedMLP, MoELayer, set_loss_scale
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.shards import full_state_dict, local_state, shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.transport.collectives import TorchCommunicator
 
 torch.set_num_threads(1)
 WIDTH = 6
-ROUTING = Routing(8, 3, scores="sigmoid", scale=1.5, groups=4, kept_groups=3, biased=True, balance=0.3)
+ROUTING = RouterConfig(8, 3, scores="sigmoid", scale=1.5, groups=4, limit=3, biased=True, balance=0.3)
 
 
-def small_layer(routing: Routing = ROUTING) -> MoELayer:
+def small_layer(routing: RouterConfig = ROUTING) -> MoELayer:
     """The same weights on every rank, in float64; the biases are not zero."""
     torch.manual_seed(0)
     layer = MoELayer(Router(WIDTH, routing), Experts(routing.experts, WIDTH, 5), GatedMLP(WIDTH, 4)).double()
@@ -34,7 +34,7 @@ def small_layer(routing: Routing = ROUTING) -> MoELayer:
     return layer
 
 
-def plain(layer: MoELayer, parts: list[Tensor], capacity: Capacity | None = None) -> tuple[list[Tensor], Tensor]:
+def plain(layer: MoELayer, parts: list[Tensor], capacity: ExpertCapacity | None = None) -> tuple[list[Tensor], Tensor]:
     """([N, width] per rank, auxiliary loss) of a whole layer over the tokens of all ranks: every expert over every
     token, weighted with zero where it was not chosen or was dropped."""
     routing = layer.router.routing
@@ -53,7 +53,7 @@ def plain(layer: MoELayer, parts: list[Tensor], capacity: Capacity | None = None
         indices.append(index)
         shares.append(share)
     load = load_of(torch.cat(indices), routing.experts)
-    slope = loss_slope(load, routing.k)
+    slope = loss_slope(load, routing.top)
     return outputs, routing.balance * (slope * torch.cat(shares).sum(0)).sum()
 
 
@@ -108,7 +108,7 @@ def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any]
     """All methods on this rank against each other, bitwise, and against plain autograd over all ranks' tokens."""
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], per_node, 30.0)
-    limit = Capacity(*capacity) if capacity else None
+    limit = ExpertCapacity(*capacity) if capacity else None
     found: dict[str, tuple[Tensor, ...]] = {}
     for method in METHODS:
         layer = small_layer()

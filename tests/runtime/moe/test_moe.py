@@ -18,10 +18,10 @@ from runtime.moe.moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
 from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.balance import Balance, Tally, load_of, loss_slope, updated_bias
-from schedc_runtime.moe.capacity import Capacity, kept
+from schedc_runtime.moe.capacity import ExpertCapacity, kept
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import METHODS, MoELayer, set_loss_scale
-from schedc_runtime.moe.router import Router, Routing, choose
+from schedc_runtime.moe.router import Router, RouterConfig, choose
 from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
@@ -63,14 +63,14 @@ def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObj
 def test_softmax_and_sigmoid_weights() -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 6, dtype=torch.float64)
-    router = Router(6, Routing(8, 3)).double()
+    router = Router(6, RouterConfig(8, 3)).double()
     index, weight, shares = router(x)
     logits = x @ router.weight.T
     best = logits.softmax(-1).gather(1, index)
     torch.testing.assert_close(weight, best / best.sum(-1, keepdim=True))
     torch.testing.assert_close(shares, logits.softmax(-1))
 
-    router.routing = Routing(8, 3, scores="sigmoid", normalise=False, scale=2.5, biased=True)
+    router.routing = RouterConfig(8, 3, scores="sigmoid", normalise=False, scale=2.5, biased=True)
     router.bias = torch.zeros(8, dtype=torch.float64)
     router.bias[5] = 9.0  # so large that expert 5 is everyone's first, but no part of its weight
     index, weight, shares = router(x)
@@ -80,28 +80,28 @@ def test_softmax_and_sigmoid_weights() -> None:
 
 
 def test_scores_are_computed_in_at_least_float32() -> None:
-    router = Router(6, Routing(8, 3)).bfloat16()
+    router = Router(6, RouterConfig(8, 3)).bfloat16()
     x = torch.randn(5, 6).bfloat16()
     assert router(x)[1].dtype == torch.float32
     logits = functional.linear(x.float(), router.weight.float())
     assert torch.equal(router(x)[2], logits.softmax(-1))
-    router.routing = Routing(8, 3, exact_logits=False)
+    router.routing = RouterConfig(8, 3, exact_logits=False)
     assert torch.equal(router(x)[2], functional.linear(x, router.weight).float().softmax(-1))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 9}, "top 9 of 8 experts"),
+        ({"top": 9}, "top 9 of 8 experts"),
         ({"groups": 3}, "8 experts in 3 groups"),
-        ({"groups": 4, "kept_groups": 5}, "5 kept of 4 groups"),
-        ({"groups": 4, "kept_groups": 1, "k": 3}, "top 3 of 1 groups of 2 experts"),
+        ({"groups": 4, "limit": 5}, "5 kept of 4 groups"),
+        ({"groups": 4, "limit": 1, "top": 3}, "top 3 of 1 groups of 2 experts"),
         ({"scores": "tanh"}, "scores=`tanh`"),
     ],
 )
 def test_a_routing_that_cannot_be_is_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
-        Routing(**{"experts": 8, "k": 2} | options)  # type: ignore[arg-type]
+        RouterConfig(**{"experts": 8, "top": 2} | options)  # type: ignore[arg-type]
 
 
 def test_the_bias_moves_against_the_load_and_balances_the_choice() -> None:
@@ -110,7 +110,7 @@ def test_the_bias_moves_against_the_load_and_balances_the_choice() -> None:
     assert updated_bias(bias, torch.tensor([2, 2, 2]), 0.5).tolist() == bias.tolist()
 
     torch.manual_seed(0)
-    router = Router(4, Routing(8, 2, scores="sigmoid", biased=True, bias_rate=0.02))
+    router = Router(4, RouterConfig(8, 2, scores="sigmoid", biased=True, bias_rate=0.02))
     assert router.bias is not None
     x = torch.randn(400, 4) + 1.0  # off centre: some experts are everyone's
 
@@ -129,7 +129,7 @@ def test_the_bias_moves_against_the_load_and_balances_the_choice() -> None:
 def test_the_auxiliary_loss_is_that_of_the_whole_batch_however_it_is_spread(scores: str) -> None:
     """Four ranks' gradients, averaged, are autograd's of one rank with everyone's tokens; one rank has none of them."""
     torch.manual_seed(0)
-    routing = Routing(8, 3, scores=scores, balance=0.7)
+    routing = RouterConfig(8, 3, scores=scores, balance=0.7)
     router = Router(6, routing).double()
     x = torch.randn(40, 6, dtype=torch.float64)
     index, weight, shares = router(x)
@@ -173,15 +173,15 @@ def test_capacity_keeps_the_first_or_the_largest_of_every_expert(data: st.DataOb
 
 
 def test_slots_are_counted_exactly_and_bad_capacities_refused() -> None:
-    assert Capacity(1.1).slots(100, 1, 10) == 11  # 1.1 * 10 is more than 11 in floating point
-    assert Capacity(1.25).slots(64, 2, 16) == 10
-    assert Capacity(0.001).slots(64, 2, 16) == 1
-    assert Capacity(100.0).slots(64, 2, 16) == 64
+    assert ExpertCapacity(1.1).slots(100, 1, 10) == 11  # 1.1 * 10 is more than 11 in floating point
+    assert ExpertCapacity(1.25).slots(64, 2, 16) == 10
+    assert ExpertCapacity(0.001).slots(64, 2, 16) == 1
+    assert ExpertCapacity(100.0).slots(64, 2, 16) == 64
     for factor in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(RuntimeFault, match="capacity"):
-            Capacity(factor)
+            ExpertCapacity(factor)
     with pytest.raises(RuntimeFault, match="possible: probs, position"):
-        Capacity(1.0, "last")
+        ExpertCapacity(1.0, "last")
 
 
 def plain_experts(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
@@ -244,10 +244,16 @@ def test_frozen_experts_make_no_work_and_wrong_counts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "routing", [ROUTING, Routing(8, 2), Routing(4, 4, balance=1.0), Routing(5, 1, scores="sigmoid", normalise=False)]
+    "routing",
+    [
+        ROUTING,
+        RouterConfig(8, 2),
+        RouterConfig(4, 4, balance=1.0),
+        RouterConfig(5, 1, scores="sigmoid", normalise=False),
+    ],
 )
-@pytest.mark.parametrize("capacity", [None, Capacity(0.75, "position"), Capacity(1.0), Capacity(9.0)])
-def test_a_layer_alone_is_plain_autograd(routing: Routing, capacity: Capacity | None) -> None:
+@pytest.mark.parametrize("capacity", [None, ExpertCapacity(0.75, "position"), ExpertCapacity(1.0), ExpertCapacity(9.0)])
+def test_a_layer_alone_is_plain_autograd(routing: RouterConfig, capacity: ExpertCapacity | None) -> None:
     layer, other = small_layer(routing), small_layer(routing)
     layer.attach(ExpertGroup.solo(), capacity=capacity)
     set_loss_scale(layer, 0.5)
@@ -263,16 +269,16 @@ def test_a_layer_alone_is_plain_autograd(routing: Routing, capacity: Capacity | 
     for name, parameter in other.named_parameters():
         torch.testing.assert_close(layer.get_parameter(name).grad, parameter.grad, msg=name)
     statistics = layer.statistics
-    assert statistics.choices == 12 * routing.k
+    assert statistics.choices == 12 * routing.top
     assert statistics.rows == statistics.choices - statistics.dropped
     if routing.balance:
         torch.testing.assert_close(statistics.balance_loss, float(loss.detach()))
     if capacity is None:
         assert statistics.padded_rows == statistics.rows
     else:
-        assert statistics.padded_rows == routing.experts * capacity.slots(12, routing.k, routing.experts)
+        assert statistics.padded_rows == routing.experts * capacity.slots(12, routing.top, routing.experts)
         assert (statistics.dropped > 0) == (
-            capacity.factor <= 1.0 and (routing.k < routing.experts or capacity.factor < 1)
+            capacity.factor <= 1.0 and (routing.top < routing.experts or capacity.factor < 1)
         )
 
 

@@ -19,7 +19,7 @@ from schedc.plan import Attachments, Method
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss, turn
 from schedc_runtime.moe.layer import MoELayer, set_loss_scale, update_biases
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.batch import split
 from support.paths import ROOT
@@ -38,7 +38,7 @@ def test_rotary_positions_are_relative() -> None:
 
 CONFIG = MoEConfig(
     vocab=32, width=16, heads=2, dense_blocks=1, moe_blocks=3, inner=24, expert_inner=6,
-    routing=Routing(8, 3, scores="sigmoid", scale=2.5, groups=4, kept_groups=2, biased=True, balance=0.1),
+    routing=RouterConfig(8, 3, scores="sigmoid", scale=2.5, groups=4, limit=2, biased=True, balance=0.1),
     query_rank=8, key_value_rank=4, plain=4, rotary=4, value=4, multi_token=True,
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.router import Router, Routing
+from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.testing import pool
 from support.recompute_cases import (
     EXPERTS,
@@ -73,8 +73,8 @@ def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]]
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_bits_under_autocast() -> None:
     """A segment's input has several narrow uses, whose gradients must be summed in one type, held or not."""
-    model = MoETransformer(MoEConfig(vocab=32, width=16, heads=2, moe_blocks=1, inner=16, expert_inner=6, query_rank=8,
-                                     key_value_rank=4, plain=4, rotary=4, value=4, routing=Routing(4, 2)))  # fmt: skip
+    sizes = {"query_rank": 8, "key_value_rank": 4, "plain": 4, "rotary": 4, "value": 4, "inner": 16, "expert_inner": 6}
+    model = MoETransformer(MoEConfig(vocab=32, width=16, heads=2, moe_blocks=1, routing=RouterConfig(4, 2), **sizes))
     program = schedc.compile("1f1b", P=1, M=1)
     found = []
     for level in (Level.NONE, Level.NORM, Level.FULL):

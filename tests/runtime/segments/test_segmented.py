@@ -16,7 +16,7 @@ from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc_runtime.errors import PartitionError, StageError
 from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
-from schedc_runtime.moe.router import Routing
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
@@ -40,7 +40,7 @@ def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: i
 
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
 def test_an_auxiliary_loss_of_several_replicas_is_one_more_exchange(method: Any) -> None:
-    routing = Routing(experts=8, k=2, balance=0.1)
+    routing = RouterConfig(experts=8, top=2, balance=0.1)
     for group, balance in ((in_process_expert_groups(4, 2)[0], True), (ExpertGroup.solo(), False)):
         model = small_moe(2, 1, routing=routing)
         shard_experts(model, group, method)
