@@ -22,7 +22,7 @@ from schedc.cli import main
 from support.paths import ROOT
 
 _PART = re.compile(
-    r"[Ss]ave (?:it|this) as `(?P<name>[\w.]+)`[^`]*?\n\n```\w+\n(?P<text>.*?)^```$"
+    r"[Ss]ave\s+(?:it|this)\s+as\s+`(?P<name>[\w.]+)`[^`]*?\n\n```\w+\n(?P<text>.*?)^```$"
     r"|^```console\n(?P<block>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )

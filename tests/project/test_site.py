@@ -21,6 +21,8 @@ pytest.importorskip("sphinx")
 pytest.importorskip("furo")
 pytest.importorskip("myst_parser")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
