@@ -20,7 +20,8 @@ from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import bincount
-from schedc.ir.ops import BACKWARD, LETTERS, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 

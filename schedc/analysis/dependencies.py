@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from schedc.analysis.numba_kernels import Kernels, kernels
 from schedc.ir.arrays import reduceat, repeat
+from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 
@@ -118,7 +119,7 @@ def _producers(schedule: Schedule, cell_of: Int32, cells: int) -> Int32:
     produced nobody waits for.
     """
     producers = np.full((2, cells), -1, np.int32)
-    backward = (schedule.kind == OpKind.B) | (schedule.kind == OpKind.I)
+    backward = BACKWARD[schedule.kind]
     for row, chosen, step in ((0, schedule.kind == OpKind.F, -1), (1, backward, +1)):
         ops = np.flatnonzero(chosen)
         cell, slot = cell_of[ops], schedule.stage[ops] + 1

@@ -13,7 +13,8 @@ from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug
-from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schedc.check.computed_orders import check_computed_orders
+from schedc.cost.keys import COST_SYMBOLS
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
 from schedc.syntax.walk import bound_in, indexes, is_statement, parts
-from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
+from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 
 @dataclass(frozen=True)

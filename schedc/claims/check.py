@@ -12,6 +12,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import Memory
 from schedc.claims.trials import COSTLY, COUNTS, Trials, rank_variables, scalars
 from schedc.cost.costs import Costs
+from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.diagnostics import Diagnostic, Label
 from schedc.exact.cone import Vector
 from schedc.exact.examples import near_vectors, small_vectors
@@ -19,7 +20,6 @@ from schedc.exact.space import Space
 from schedc.exact.verdict import Facts, Verdict, decide_claim
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
-from schedc.syntax.words import COST_SYMBOLS
 
 Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
 
@@ -179,7 +179,7 @@ def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], ve
     if aside := trials.why_not_given(names):
         return _Given(vector, False, aside)
     # the domain has no costs of 0, the only ones at which a claim can fail that is proved
-    within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol != "p2p")
+    within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol not in ZERO_SYMBOLS)
     if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
         return _Given(vector, False, "the condition does not hold at these costs")
     if verdict.status == "proved" and within:

@@ -14,11 +14,12 @@ from schedc.analysis.claim_values import COMPARISONS, Environment, evaluate, men
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.cost.costs import Costs
+from schedc.cost.keys import COST_SYMBOLS
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.syntax import tree
-from schedc.syntax.words import COST_SYMBOLS, METRICS
+from schedc.syntax.words import METRICS
 
 TIMES = frozenset({"makespan", "bubble", "span_bubble"})
 RATIOS = frozenset({"bubble_ratio", "span_bubble_ratio"})

@@ -14,6 +14,7 @@ import click
 from schedc.cli.completion import complete_size
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.screen import coloured, painter
+from schedc.cost.keys import help_text
 
 if TYPE_CHECKING:
     from schedc.cost.costs import Costs
@@ -79,8 +80,7 @@ def cost_arguments(command: F) -> F:
         "cost_options",
         multiple=True,
         metavar="NAME=NUMBER",
-        help="Cost of F, I, W, B, R (a recomputation), FB (an overlapped pair) or p2p. "
-        "Defaults: F=I=W=1, B=I+W, R=F, FB=F+B, p2p=0.",
+        help=help_text(),
     )(wrapped)  # type: ignore[return-value]
 
 

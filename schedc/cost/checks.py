@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from schedc.cost.keys import BY_NAME
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import NOWHERE, Source, Span
 
@@ -13,10 +14,6 @@ Cost = float | tuple[float, ...]
 
 LARGEST = 1e15
 """Larger costs are refused: sums of them would lose what distinguishes two timelines."""
-
-TIMES = ("F", "I", "W", "B", "R", "FB", "p2p")
-MEMORY = ("activation", "pending_weight", "recomputed")
-KEYS = TIMES + MEMORY
 
 
 def validated(
@@ -37,8 +34,8 @@ def validated(
 
 def _wrong_value(key: str, value: object) -> str:
     """What is wrong with the value of a key; empty if nothing is."""
-    if key == "p2p" and isinstance(value, list):
-        return "`p2p` is one latency for all messages, not a list"
+    if isinstance(value, list) and key in BY_NAME and not BY_NAME[key].per_stage:
+        return f"`{key}` is one value for all stages, not a list: {BY_NAME[key].meaning}"
     if value == []:
         return f"`{key}` is an empty list: give one value, or one per stage"
     for one in value if isinstance(value, list) else [value]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.cost.checks import KEYS, MEMORY, TIMES, Cost, problem, validated
+from schedc.cost.checks import Cost, problem, validated
+from schedc.cost.keys import DEFAULTS, NAMES, TABLES
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.source import Source
 
@@ -42,16 +43,16 @@ class Costs:
     given: the keys that a file or a measurement gives; empty where every key counts, as of costs made in Python.
     """
 
-    F: Cost = 1.0
-    I: Cost = 1.0  # noqa: E741
-    W: Cost = 1.0
+    F: Cost = DEFAULTS["F"]
+    I: Cost = DEFAULTS["I"]  # noqa: E741
+    W: Cost = DEFAULTS["W"]
     B: Cost | None = None
     FB: Cost | None = None
-    p2p: float = 0.0
-    activation: Cost = 1.0
-    pending_weight: Cost = 1.0
+    p2p: float = DEFAULTS["p2p"]
+    activation: Cost = DEFAULTS["activation"]
+    pending_weight: Cost = DEFAULTS["pending_weight"]
     R: Cost | None = None
-    recomputed: Cost = 0.0
+    recomputed: Cost = DEFAULTS["recomputed"]
     recompute_in_backward: Cost = 0.0
     restored: Cost | None = None
     cell: CellTable | None = None
@@ -71,7 +72,7 @@ class Costs:
             source = Source(f"--cost {option}", option)
             key, equals, text = (part.strip() for part in option.partition("="))
             if equals:
-                good, wrong = validated({key: _numbers(text)}, KEYS, source)
+                good, wrong = validated({key: _numbers(text)}, NAMES, source)
                 given |= good
                 found += wrong
             else:
@@ -95,7 +96,7 @@ class Costs:
         found = [
             problem("S404", f"`{key}` has {_count(len(value), 'value')}, the schedule has {_count(stages, 'stage')}",
                      self.source, key, help=f"give {stages} values, one per stage, or a single one for all")
-            for key in KEYS if isinstance(value := getattr(self, key), tuple) and len(value) != stages
+            for key in NAMES if isinstance(value := getattr(self, key), tuple) and len(value) != stages
         ]  # fmt: skip
         if found:
             raise DiagnosticError(found)
@@ -147,7 +148,6 @@ class StageCosts:
 
 
 SCHEMA = "schedc.costs/1"
-TABLES = {"ops": TIMES, "memory": MEMORY}
 
 
 def load_costs(path: str | Path) -> Costs:
@@ -180,9 +180,9 @@ def parse_costs(source: Source) -> Costs:
             costs["cell"], wrong = _cell(table, source)
             found += wrong
         elif name not in TABLES and name != "cell":
-            in_ops = name in TIMES or name in MEMORY
+            in_table = name in NAMES
             help = (
-                f"`{name}` belongs in a table: [ops] or [memory]" if in_ops else did_you_mean(name, (*TABLES, "cell"))
+                f"`{name}` belongs in a table: [ops] or [memory]" if in_table else did_you_mean(name, (*TABLES, "cell"))
             )
             found.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
         elif not isinstance(table, dict):

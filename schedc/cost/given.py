@@ -6,16 +6,13 @@ import numpy as np
 
 from schedc.cost.checks import problem
 from schedc.cost.costs import ANCHORS, Costs
+from schedc.cost.keys import BY_NAME
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
 SOURCES: dict[OpKind, tuple[tuple[str, ...], ...]] = {
-    OpKind.F: (("F",),),
-    OpKind.I: (("I",),),
-    OpKind.W: (("W",),),
-    OpKind.B: (("B",), ("I", "W")),
-    OpKind.R: (("R",), ("F",)),
+    kind: tuple(filter(None, [(kind.name,), BY_NAME[kind.name].sums])) for kind in OpKind
 }
 """The keys that say how long an op of a kind takes: any of these tuples does."""
 

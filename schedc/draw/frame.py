@@ -98,10 +98,9 @@ def _marks(cells: CellColumns, held: str, strips: bool) -> list[LegendItem]:
     chunks = min(schedule.placement.chunks, len(palette.INKS))
     shades = min(chunks, 2)
     used = set(np.unique(schedule.kind).tolist())
-    order = (OpKind.F, OpKind.R, OpKind.B, OpKind.I, OpKind.W)
     items = [
         LegendItem(2 * _SWATCH if k is OpKind.B else _SWATCH, _fills(k, shades), f"{k.name}  {FACTS[k].name}")
-        for k in order
+        for k in FACTS
         if k in used
     ]
     if (schedule.pair >= 0).any():

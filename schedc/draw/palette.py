@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FACTS, OpKind
 
-FILLS: dict[OpKind, tuple[str, str]] = {
-    OpKind.F: ("#f7b267", "#b2530c"),
-    OpKind.I: ("#d3e7a4", "#5b7518"),
-    OpKind.W: ("#a8c8f0", "#2f62a8"),
-    OpKind.B: ("#7fc48a", "#23733a"),
-    OpKind.R: ("#e2b9ec", "#7d3c98"),
+HUES: dict[str, tuple[str, str]] = {
+    "orange": ("#f7b267", "#b2530c"),
+    "pale green": ("#d3e7a4", "#5b7518"),
+    "blue": ("#a8c8f0", "#2f62a8"),
+    "green": ("#7fc48a", "#23733a"),
+    "purple": ("#e2b9ec", "#7d3c98"),
 }
-"""Fills of each op kind in two shades: pale under the dark inks, deep under the light ones. The hues are those of the
-DualPipe figures: forward orange, both backwards green, weight gradient blue. These figures have no recomputation, which
-is purple here."""
+"""Fills by name, in two shades: pale under the dark inks, deep under the light ones."""
+
+FILLS: dict[OpKind, tuple[str, str]] = {kind: HUES[FACTS[kind].colour] for kind in OpKind}
+"""Fill of each kind in two shades. The hues are those of the DualPipe figures: forward orange, both backwards green,
+weight gradient blue. Those figures have no recomputation, which is purple here."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colours of numerals by chunk: even chunks stand on the pale shade, odd chunks on the deep shade. The fifth chunk has

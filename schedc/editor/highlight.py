@@ -11,8 +11,10 @@ from importlib.resources import files
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
+from schedc.cost.keys import COST_SYMBOLS
+from schedc.ir.ops import LETTERS
 from schedc.syntax.tokens import PLAN_LINES
-from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
+from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
 
 _STRINGS = re.compile(r'"([a-z]+)"')
 
@@ -38,7 +40,7 @@ class SchedLexer(RegexLexer):  # type: ignore[misc]
             (r"(schedule|plan)(\s+)(\w+)", bygroups(Keyword, Text, Name.Function)),
             (r'"[^"\n]*"', String),
             (r"[FB]\.[a-z_]+(\.[IW])?\b", Name.Builtin.Pseudo),
-            (r"[FIWBR][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
+            (rf"[{LETTERS}][0-9]*(?![A-Za-z0-9_])", Name.Builtin.Pseudo),
             (rf"(\s+)({'|'.join(PLAN_LINES)})(?=[ \t]+[\w\"])", bygroups(Text, Keyword)),
             (words(keywords(), prefix=r"\b", suffix=r"\b"), Keyword),
             (words((*ROLES, *PLACEMENTS), prefix=r"\b", suffix=r"\b"), Keyword.Type),

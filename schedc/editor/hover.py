@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
+from schedc.cost.keys import KEYS
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.source import Source, Span
 from schedc.syntax.parser import parse
 from schedc.syntax.plan_words import FORMS
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
-_OP = re.compile(r"([FIWBR])(\d*)")
+_OP = re.compile(rf"([{LETTERS}])(\d*)")
 _MOST_RANKS = 16
 
 _LINES: dict[str, str] = {
@@ -61,8 +62,7 @@ WORDS: dict[str, str] = {
     "peak_activations_between": "metric: the most activations that a rank holds between cells",
     "peak_pending_weight": "metric: the most weight gradients that a rank has put off",
     "ops": "metric: how many ops a rank runs",
-    "FB": "cost: time of an overlapped pair, F & B",
-    "p2p": "cost: latency of one message between two ranks",
+    **{key.name: f"cost: {key.meaning}" for key in KEYS if key.symbol and key.name not in LETTERS},
     **{word: f"line of a plan, `{FORMS[word]}`: {said}" for word, said in _LINES.items()},
 }
 """Every name that the language defines, besides the op letters."""

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.ir.arrays import repeat
-from schedc.ir.ops import TURN, OpKind
+from schedc.ir.op_tables import TURN
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int8, Int64
 
 _QUEUES = int(TURN.max()) + 1

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label
-from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from schedc.cost.keys import ZERO_SYMBOLS
 from schedc.exact.cone import Vector, dot
 from schedc.exact.decide import Refuted
 from schedc.exact.space import ONE, Space
@@ -46,7 +47,9 @@ def _rounded(space: Space, vector: Vector) -> Iterator[Vector]:
     if space.constant:
         *costs, unit = vector
         for up in (0, unit - 1):
-            least = (max((c + up) // unit, int(s != "p2p")) for s, c in zip(space.symbols, costs, strict=True))
+            least = (
+                max((c + up) // unit, int(s not in ZERO_SYMBOLS)) for s, c in zip(space.symbols, costs, strict=True)
+            )
             yield (*least, 1)
 
 
@@ -59,7 +62,7 @@ def _grid(space: Space) -> npt.NDArray[np.int64]:
     """All vectors of small numbers, the unit of constants being 1."""
     free = len(space.symbols)
     most = int(_MOST_POINTS ** (1 / free) + 1e-9)
-    ranges = [range(most) if symbol == "p2p" else range(1, most + 1) for symbol in space.symbols]
+    ranges = [range(most) if symbol in ZERO_SYMBOLS else range(1, most + 1) for symbol in space.symbols]
     points = np.stack([axis.ravel() for axis in np.meshgrid(*ranges, indexing="ij")], axis=1).astype(np.int64)
     if ONE in space.coordinates:
         points = np.concatenate([points, np.ones((len(points), 1), np.int64)], axis=1)

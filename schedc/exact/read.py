@@ -13,12 +13,13 @@ from functools import reduce
 from itertools import product
 
 from schedc.analysis.claim_values import COMPARISONS, NoValue
+from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.exact.cone import Vector
 from schedc.exact.space import ONE, Space
 from schedc.exact.statement import Affine, Rational, Statement, compared, contrary, holds, join
 from schedc.exact.times import IDLE, MAKESPAN, SPAN, SPAN_BUBBLE, Quantity
 from schedc.syntax import tree
-from schedc.syntax.words import COST_SYMBOLS, METRICS
+from schedc.syntax.words import METRICS
 
 _MOST_CASES = 64
 
@@ -252,7 +253,7 @@ class ClaimReader:
         parts = dict(zip(self.space.coordinates, value.form, strict=True)) | dict(value.times)
         if any(part < 0 for part in parts.values()) or any(q != MAKESPAN for q, _ in value.times):
             return False
-        return any(part > 0 for name, part in parts.items() if name != "p2p")
+        return any(part > 0 for name, part in parts.items() if name not in ZERO_SYMBOLS)
 
     def _whole(self, node: tree.Expr, left: Number, right: Number, remainder: bool) -> Number:
         first, second = self.constant(left), self.constant(right)

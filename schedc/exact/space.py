@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.cost.keys import COST_SYMBOLS, ZERO_SYMBOLS
 from schedc.exact.cone import Cone, Vector, minus
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
@@ -55,7 +56,7 @@ class Space:
             used.add("R")
         if split:
             used.discard("B")
-        return cls(tuple(s for s in ("F", "I", "W", "B", "R", "FB", "p2p") if s in used), split)
+        return cls(tuple(symbol for symbol in COST_SYMBOLS if symbol in used), split)
 
     @property
     def dimension(self) -> int:
@@ -76,7 +77,10 @@ class Space:
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
         """What every vector satisfies."""
-        found = [Bound(self.form(s), s != "p2p", f"{s} {'>=' if s == 'p2p' else '>'} 0") for s in self.symbols]
+        found = [
+            Bound(self.form(s), s not in ZERO_SYMBOLS, f"{s} {'>=' if s in ZERO_SYMBOLS else '>'} 0")
+            for s in self.symbols
+        ]
         if self.constant:
             found.append(Bound(self.form(ONE), True, ""))
         if "FB" in self.symbols:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
-from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
+from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
 from schedc.ir.schedule import Schedule
 
 
@@ -91,7 +91,7 @@ def to_nemo_automodel(schedule: Schedule) -> str:
 def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
     """The schedule of torch that the trainer places as this one lies, and the stages per rank; or raises."""
     one_copy(schedule.placement, trainer.name, schedule.source)
-    no_recomputation(schedule, trainer.name)
+    only_exported_kinds(schedule, trainer.name)
     if schedule.ranks == 1:
         raise _refusal(schedule, trainer, "it pipelines from two ranks on; here is one", "two ranks are the nearest")
     form = placement_form(schedule.placement)

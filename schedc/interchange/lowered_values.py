@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
 from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
+from schedc.ir.op_tables import BACKWARD, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
@@ -36,7 +37,7 @@ class LoweredValues:
         shape = (2, self.place.stages, self.place.microbatches)
         self.shape = shape
         made = np.full(shape, -1, np.int64)
-        for channel, kinds in ((Channel.ACTIVATION, (OpKind.F,)), (Channel.GRADIENT, (OpKind.B, OpKind.I))):
+        for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
             rows = np.flatnonzero(np.isin(cells.kind, kinds))
             made[channel, cells.stage[rows], cells.microbatch[rows]] = rows
         taken = np.full(shape, -1, np.int64)

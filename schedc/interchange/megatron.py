@@ -14,7 +14,7 @@ import numpy as np
 from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.elaborate import elaborate
-from schedc.interchange.refusals import cannot, no_recomputation, one_copy, placement_form
+from schedc.interchange.refusals import cannot, one_copy, only_exported_kinds, placement_form
 from schedc.ir.schedule import Schedule
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, PartKind
@@ -76,7 +76,7 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     does not make and for a layout that is not one of these stages.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
-    no_recomputation(schedule, "Megatron")
+    only_exported_kinds(schedule, "Megatron")
     form = placement_form(schedule.placement)
     ranks, microbatches = schedule.ranks, schedule.microbatches
     if form is None or form[0] != "loop":

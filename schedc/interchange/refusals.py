@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
-from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import SizeParameter
@@ -17,7 +17,8 @@ from schedc.syntax.tree import SizeParameter
 
 def cannot(code: str, message: str, why: str, nearest: str, source: Source | None) -> DiagnosticError:
     """The S6 error of a target: raise it."""
-    return DiagnosticError([Diagnostic(code, message, Label(NOWHERE), notes=(why,), help=nearest, source=source)])
+    notes = (why,) if why else ()
+    return DiagnosticError([Diagnostic(code, message, Label(NOWHERE), notes=notes, help=nearest, source=source)])
 
 
 def one_copy(placement: Placement, target: str, source: Source | None) -> None:
@@ -36,18 +37,23 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
     )
 
 
-def no_recomputation(of: Schedule | Program, target: str) -> None:
-    """Raises S609 for an order with an R among its ops or instructions."""
-    if not has_recomputation(of):
+def only_exported_kinds(order: Schedule | Program, target: str) -> None:
+    """Raises S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`)."""
+    kind = next((kind for kind in FACTS if not FACTS[kind].exported and (order.kind == kind).any()), None)
+    if kind is None:
         return
-    raise cannot(
-        "S609",
-        f"{target} has no op that works out again",
+    why, nearest = _NO_SUCH_OP.get(kind, ("", f"leave the {kind.name}s out"))
+    nearest = f"{nearest}; `text`, `program`, `json`, `trace` and `dot` have them"
+    raise cannot("S609", f"{target} has no op for {FACTS[kind].name}", why, nearest, order.source)
+
+
+_NO_SUCH_OP = {
+    OpKind.R: (
         "there a backward recomputes inside of itself, by what its modules do, and nothing can be placed ahead of it",
-        "leave the Rs out, as `recompute` of a plan without `in bubbles` does; `text`, `program`, `json`, `trace` and "
-        "`dot` have them",
-        of.source,
-    )
+        "leave the Rs out, as `recompute` of a plan without `in bubbles` does",
+    ),
+}
+"""Why other trainers have no such op, and the nearest that they have, by kind."""
 
 
 def no_segments(parameters: Iterable[SizeParameter], schedule: Schedule, target: str) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.interchange.refusals import no_recomputation
+from schedc.interchange.refusals import only_exported_kinds
 from schedc.interchange.torch_cells import TorchCellKind, TorchCells, read_cells
 from schedc.interchange.torch_placement import infer_placement
 from schedc.ir.ops import LETTERS
@@ -28,7 +28,7 @@ def export(schedule: Schedule, _costs: Costs) -> str:
 
 def to_torch_csv(schedule: Schedule) -> str:
     """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
-    no_recomputation(schedule, "torch's schedule CSV")
+    only_exported_kinds(schedule, "torch's schedule CSV")
     # strings are made once for each stage and kind and for each microbatch: a schedule has far more ops than these
     ops = np.array([f"{stage}{letter}" for stage in range(schedule.stages) for letter in LETTERS], object)
     numbers = np.array([str(microbatch) for microbatch in range(schedule.microbatches)], object)

@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.cost.costs import Costs
-from schedc.interchange.refusals import no_recomputation, one_copy
+from schedc.interchange.refusals import one_copy, only_exported_kinds
+from schedc.ir.op_tables import WEIGHT
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
@@ -46,7 +47,7 @@ def to_lowered_csv(program: Program) -> str:
     used sooner; REDUCE_GRAD behind the last weight gradient of a stage. They do nothing without FSDP.
     """
     one_copy(program.placement, "torch's lowered CSV", program.source)
-    no_recomputation(program, "torch's lowered CSV")
+    only_exported_kinds(program, "torch's lowered CSV")
     schedule, row = computation(program)
     texts = _texts(program)
     before, after = _of_stages(schedule, row)
@@ -92,7 +93,7 @@ def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], di
     """
     before: dict[int, list[str]] = {}
     after: dict[int, list[str]] = {}
-    weights = np.isin(schedule.kind, (OpKind.B, OpKind.W))
+    weights = WEIGHT[schedule.kind]
     last = {int(stage): int(at) for stage, at in zip(schedule.stage[weights], row[weights], strict=True)}
     for stage, at in last.items():
         after.setdefault(at, []).append(f"{stage}REDUCE_GRAD")

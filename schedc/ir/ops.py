@@ -1,15 +1,17 @@
-"""The kinds of work a schedule orders, and the facts about each, in one table."""
+"""The kinds of work a schedule orders, and the facts about each, in one table.
+
+A new kind is a member of `OpKind`, its row of `FACTS`, and its name in `schedc.ir.program.InstructionKind`. From the
+row follow letters, checks of order, cost keys, palettes, legends, hover texts, text forms and what exporters refuse.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-
 
 class OpKind(IntEnum):
-    """What one op of a `Schedule` computes. The values are stored in int8 columns."""
+    """What one op of a `Schedule` computes. The values are stored in int8 columns; the names are letters."""
 
     F = 0
     """Forward of one microbatch through one stage."""
@@ -20,34 +22,43 @@ class OpKind(IntEnum):
     B = 3
     """Full backward: I, then W, in one."""
     R = 4
-    """Recomputation: what F did not keep, worked out again ahead of the backward."""
+    """Recomputation, before the backward, of the activations that F did not keep."""
 
 
 @dataclass(frozen=True)
 class OpFacts:
-    """What analyses need to know about a kind."""
+    """A row of `FACTS`. Other kinds are named by their letters."""
 
     name: str
-    backward: bool
+    """What messages, legends and hover texts call the kind."""
+    turn: int
+    """Kinds of one turn exclude each other: on a stage, a microbatch has at most one op of each turn."""
+    backward: bool = False
     """Consumes the gradient of the stage's output and produces that of its input."""
-    weight: bool
-    """Produces weight gradients; afterwards nothing of the microbatch is held on the stage."""
+    weight: bool = False
+    """Produces weight gradients; afterwards the stage holds nothing of the microbatch."""
+    follows: str = ""
+    """Kinds which, where a microbatch has them on the stage, must run before this one there."""
+    pairs_with: str = ""
+    """Kinds of other microbatches that may run second in an overlapped pair whose first op is of this kind."""
+    takes_as_long_as: str = ""
+    """Kinds whose times add up to the time of this kind where no cost gives it; empty: one unit of time."""
+    colour: str = ""
+    """Its hue in drawings, a name of `schedc.draw.palette.HUES`."""
+    exported: bool = True
+    """Whether other trainers have such an op. Exporters refuse a schedule with kinds that they lack."""
 
 
 FACTS: dict[OpKind, OpFacts] = {
-    OpKind.F: OpFacts("forward", backward=False, weight=False),
-    OpKind.I: OpFacts("input gradient", backward=True, weight=False),
-    OpKind.W: OpFacts("weight gradient", backward=False, weight=True),
-    OpKind.B: OpFacts("full backward", backward=True, weight=True),
-    OpKind.R: OpFacts("recomputation", backward=False, weight=False),
+    OpKind.F: OpFacts("forward", turn=0, pairs_with="BI", colour="orange"),
+    OpKind.R: OpFacts("recomputation", turn=3, follows="F", takes_as_long_as="F", colour="purple", exported=False),
+    OpKind.B: OpFacts(
+        "full backward", turn=1, backward=True, weight=True, follows="FR", takes_as_long_as="IW", colour="green"
+    ),
+    OpKind.I: OpFacts("input gradient", turn=1, backward=True, follows="FR", colour="pale green"),
+    OpKind.W: OpFacts("weight gradient", turn=2, weight=True, follows="I", colour="blue"),
 }
-
-BACKWARD = np.array([FACTS[kind].backward for kind in OpKind])
-"""Whether a kind is a backward, indexed by its value."""
-
-TURN = np.array([0, 1, 2, 1, 3])
-"""Turn of each kind, indexed by its value: forward, backward (B or I), weight gradients, recomputation. On a stage a
-microbatch has each at most once."""
+"""The facts of each kind, in the order in which a microbatch meets them: the order of legends."""
 
 LETTERS = "".join(kind.name for kind in OpKind)
 """Letter of each kind, indexed by its value."""

@@ -19,22 +19,22 @@ from schedc.source import NOWHERE, Source, Span
 
 
 class InstructionKind(IntEnum):
-    """What one instruction does. The compute kinds have the values of `OpKind`."""
+    """What one instruction does. The compute kinds have the values of `OpKind`; files store names."""
 
     F = OpKind.F
     I = OpKind.I  # noqa: E741
     W = OpKind.W
     B = OpKind.B
     R = OpKind.R
-    CELL = 5
+    CELL = len(OpKind)
     """A forward and a backward of different microbatches, overlapped."""
-    SEND = 6
+    SEND = CELL + 1
     """Start sending a message; returns at once."""
-    RECV = 7
+    RECV = CELL + 2
     """Post the receive of a message; returns at once."""
-    WAIT = 8
+    WAIT = CELL + 3
     """Wait until a message that this rank has posted is complete."""
-    REDUCE = 9
+    REDUCE = CELL + 4
     """Sum the weight gradients of a stage with its other copy (bidirectional schedules)."""
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.op_tables import BACKWARD, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Int64, Schedule
@@ -56,7 +57,7 @@ class ProgramTable:
         program, (schedule, row) = self.program, self.computation
         shape = (program.stages, program.microbatches)
         made = np.full((2, *shape), -1)
-        for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, [OpKind.B, OpKind.I])):
+        for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
             ops = np.flatnonzero(np.isin(schedule.kind, kinds))
             made[channel, schedule.stage[ops], schedule.microbatch[ops]] = row[ops]
         taken = np.full_like(made, -1)

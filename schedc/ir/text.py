@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.op_tables import PAIRS
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Int64, Schedule
@@ -69,7 +70,7 @@ def print_schedule(schedule: Schedule) -> str:
 
 def _is_pair(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     same = first[3] >= 0 and first[3:5] == second[3:5]
-    return same and first[0] == OpKind.F and second[0] in (OpKind.B, OpKind.I)
+    return same and bool(PAIRS[first[0], second[0]])
 
 
 def _print_op(row: tuple[int, ...], span: int) -> tuple[str, int]:

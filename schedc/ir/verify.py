@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
 from schedc.ir.arrays import bincount
-from schedc.ir.ops import FACTS, LETTERS, TURN, OpKind
+from schedc.ir.op_tables import BACKWARD, PAIRS, TURN
+from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.ir.schedule import Int32, Int64, Schedule
 from schedc.source import NOWHERE, Span
 
-F, I, W, B, R = OpKind.F, OpKind.I, OpKind.W, OpKind.B, OpKind.R  # noqa: E741
+F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 Bools = npt.NDArray[np.bool_]
 
 SHOWN = 3
@@ -69,8 +70,8 @@ class _Table:
 
     @cached_property
     def backward(self) -> Int32:
-        """[covered] row of the B or I of each slot, else -1."""
-        return np.asarray(np.maximum(self.row[B], self.row[I]))
+        """[covered] row of the backward of each slot, B or I; -1 where it has none."""
+        return np.asarray(self.row[BACKWARD].max(axis=0))
 
     def place(self, row: int, text: str) -> Label:
         return Label(self.schedule.spans[self.schedule.span[row]], text)
@@ -262,8 +263,9 @@ def _end_of_rank(schedule: Schedule, rank: int) -> Span:
 
 
 def _makes(schedule: Schedule, what: str) -> Bools:
-    kinds = {"forward": (F,), "backward": (B, I), "weight gradient": (W,)}[what]
-    return np.isin(schedule.kind, kinds)
+    if what == "backward":
+        return np.asarray(BACKWARD[schedule.kind])
+    return np.asarray(schedule.kind == (F if what == "forward" else W))
 
 
 def _weights_follow_inputs(table: _Table) -> list[Diagnostic]:
@@ -284,15 +286,23 @@ def _weights_follow_inputs(table: _Table) -> list[Diagnostic]:
 def _in_order(table: _Table) -> list[Diagnostic]:
     """S204: on a rank, an op comes after those whose results it takes, also across stages of one rank."""
     row, shape = table.row, (table.schedule.stages, table.schedule.microbatches)
-    found = _misordered(table, row[F], table.backward, "its forward")
-    found += _misordered(table, row[F], row[R], "its forward")
-    found += _misordered(table, row[R], table.backward, "its recomputation")
-    found += _misordered(table, row[I], row[W], "its input gradient")
+    found: list[Diagnostic] = []
+    for needed in FACTS:
+        for followers in _followers(needed):
+            rows = row[followers].max(axis=0)  # a slot has one op of them at most
+            found += _misordered(table, row[needed], rows, f"its {FACTS[needed].name}")
     if table.covered < table.slots:
         return found
     forward, backward = row[F].reshape(shape), table.backward.reshape(shape)
     found += _misordered(table, forward[:-1].ravel(), forward[1:].ravel(), "the forward of the stage before it")
     return found + _misordered(table, backward[1:].ravel(), backward[:-1].ravel(), "the backward of the stage after it")
+
+
+def _followers(needed: OpKind) -> Iterable[list[OpKind]]:
+    """The kinds that must follow ``needed`` on a stage, those of one turn together."""
+    followers = [kind for kind in OpKind if needed.name in FACTS[kind].follows]
+    for turn in sorted({FACTS[kind].turn for kind in followers}):
+        yield [kind for kind in followers if FACTS[kind].turn == turn]
 
 
 def _misordered(table: _Table, needed: Int32, comes: Int32, what: str) -> list[Diagnostic]:
@@ -324,7 +334,7 @@ def _pairs_a_forward_with_a_backward(table: _Table) -> list[Diagnostic]:
     schedule = table.schedule
     first = np.flatnonzero(schedule.pair >= 0)[::2]
     kind = schedule.kind
-    wrong = first[(kind[first] != F) | ((kind[first + 1] != B) & (kind[first + 1] != I))]
+    wrong = first[~PAIRS[kind[first], kind[first + 1]]]
 
     def describe(row: int) -> Diagnostic:
         names = " and ".join(_name(schedule, r) for r in (row, row + 1))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.arrays import bincount, repeat
+from schedc.ir.op_tables import BACKWARD, WEIGHT, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
@@ -102,7 +103,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
     for name, applies in has.items():
         column = getattr(program, name)
         errors.append((name, np.where(applies, (column < 0) | (column >= limits[name]), column != -1)))
-    errors.append(("backward", (kind == CELL) & ~np.isin(program.backward, (OpKind.B, OpKind.I))))
+    errors.append(("backward", (kind == CELL) & ~np.isin(program.backward, kinds_where(BACKWARD))))
     errors.append(("peer", has["peer"] & (program.peer == program.rank)))
     return errors
 
@@ -165,7 +166,7 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
     program, rows = table.program, table.rows(REDUCE)
     rank, stage, place = program.rank, program.stage[table.rows(REDUCE)], program.placement
     schedule, op_row = table.computation
-    weights = np.flatnonzero(np.isin(schedule.kind, (OpKind.B, OpKind.W)))
+    weights = np.flatnonzero(WEIGHT[schedule.kind])
     home = place.rank_of_stage[[0, -1]]  # of both copies; of one pipe, twice the same
     apart = (home[0] != home[1]) & (place.pipes == 2) & (weights.size > 0)
     last = np.full(home.shape, -1)

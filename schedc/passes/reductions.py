@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
-from schedc.ir.ops import OpKind
+from schedc.ir.op_tables import WEIGHT
 from schedc.ir.schedule import Int64, Schedule
 
 
@@ -27,7 +27,7 @@ def reductions_of(schedule: Schedule) -> Reductions:
     if place.pipes > 2:
         message = f"stage 0 has {place.pipes} copies; gradients can be summed between two"
         raise DiagnosticError([Diagnostic("S302", message, help="use at most two pipes", source=schedule.source)])
-    weights = np.flatnonzero((schedule.kind == OpKind.B) | (schedule.kind == OpKind.W))
+    weights = np.flatnonzero(WEIGHT[schedule.kind])
     if place.pipes < 2 or not weights.size:
         return Reductions(*(np.zeros((5, 0), np.int64)))
     here, there = place.rank_of_stage.astype(np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
+from schedc.cost.keys import KEYS
 from schedc.diagnostics import DiagnosticError, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
@@ -32,7 +33,7 @@ MOST_BALANCED = 1 << 14
 
 _TABLES = {"costs": "time", "parameters": "parameters", "activations": "activations"}
 """The table of `LayerCosts` that a line gives."""
-_PER_LAYER = ("F", "I", "W", "B", "R", "FB")
+_PER_LAYER = tuple(key.name for key in KEYS if key.table == "ops" and key.per_stage)
 
 
 def resolve_attachments(plan: PlanTree, schedule: Schedule, layout: Layout) -> Attachments:

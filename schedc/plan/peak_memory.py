@@ -13,7 +13,8 @@ from schedc.analysis.memory import memory_changes
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import reduceat, repeat
-from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank

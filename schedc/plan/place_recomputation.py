@@ -11,7 +11,8 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
-from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Int64, Schedule
 

@@ -20,7 +20,8 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs, StageCosts
 from schedc.cost.given import check_given
-from schedc.ir.ops import TURN, OpKind
+from schedc.ir.op_tables import TURN
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Int32, Schedule
 from schedc.search.split import split_backwards
 from schedc.search.ticks import Floats, Int64, TickGrid, grid_for

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lark import Token
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.ir.ops import LETTERS
 from schedc.source import Source
 from schedc.syntax.plan_words import FORMS
 from schedc.syntax.tokens import PLAN_LINES, UNITS, span_of
@@ -15,6 +16,8 @@ from schedc.syntax.tokens import PLAN_LINES, UNITS, span_of
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
              "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",
              "cap", "and", "or", "not")  # fmt: skip
+
+_OP_LETTERS = f"{', '.join(LETTERS[:-1])} or {LETTERS[-1]}"
 
 _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (
@@ -130,7 +133,7 @@ class _Slip:
 _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
     (
         lambda s: _is_op(s.token) and _wants_name(s.accepted),
-        lambda s: f"`{s.token}` is an op (F, I, W, B or R and a chunk number); choose another name",
+        lambda s: f"`{s.token}` is an op ({_OP_LETTERS} and a chunk number); choose another name",
     ),
     (
         lambda s: s.token == "while" and "REPEAT" in s.accepted,

@@ -23,9 +23,6 @@ PLACEMENTS: dict[str, tuple[int, int]] = {
 BUILTINS: dict[str, tuple[int, int]] = {"min": (2, 8), "max": (2, 8), "abs": (1, 1), "ceildiv": (2, 2)}
 """Each function of the language with the least and the largest number of its arguments."""
 
-COST_SYMBOLS = ("F", "I", "W", "B", "R", "FB", "p2p")
-"""What a claim may say about costs: times per chunk, and the latency of one message."""
-
 METRICS = (
     "makespan",
     "bubble",

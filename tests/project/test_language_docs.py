@@ -9,11 +9,12 @@ import pytest
 from schedc.check.names import check
 from schedc.claims.check import check_claims
 from schedc.compiler import legal_schedule
+from schedc.cost.keys import COST_SYMBOLS
 from schedc.load.library import applied
 from schedc.plan.check_lines import check_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
-from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, PLACEMENTS, ROLES
+from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
 from support.paths import ROOT
 
 TEXT = (ROOT / "docs" / "guide" / "language.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from schedc.analysis.timeline import simulate
 from schedc.cell.program import Action, Half
-from schedc.cost.checks import TIMES
 from schedc.cost.costs import Costs
+from schedc.cost.keys import TIMES
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
 from schedc.source import NOWHERE

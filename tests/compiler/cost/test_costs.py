@@ -51,7 +51,7 @@ def test_options() -> None:
         ("F=inf", "S402", "inf"),
         ("F=1e16", "S402", "1e+16"),
         ("F=1,-2", "S402", "-2.0"),
-        ("p2p=1,2", "S402", "one latency"),
+        ("p2p=1,2", "S402", "one value for all stages"),
     ],
 )
 def test_wrong_options(option: str, code: str, said: str) -> None:

@@ -14,13 +14,14 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from schedc.cli import main
+from schedc.cost.keys import COST_SYMBOLS
 from schedc.editor.findings import findings
 from schedc.editor.hover import WORDS, explain
 from schedc.load.library import names
 from schedc.source import Source
 from schedc.syntax.plan_words import FORMS
 from schedc.syntax.tokens import PLAN_LINES
-from schedc.syntax.words import BUILTINS, COST_SYMBOLS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
+from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 from support.paths import ROOT
 
 LIBRARY = sorted((ROOT / "schedules").glob("*.sched"))

@@ -24,7 +24,8 @@ from schedc.compiler import analyse, priced
 from schedc.cost.costs import Costs, parse_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.inputs import open_family, open_input
-from schedc.ir.ops import BACKWARD, OpKind
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan import Recompute, plan_of
