@@ -1,1 +1,1 @@
-"""What `schedc run` and `schedc calibrate` start on every rank."""
+"""The commands that `schedc run` and `schedc calibrate` start on every rank."""

@@ -1,8 +1,8 @@
-"""What segments and exchanges of a model take on this machine, as a cost file: what ``schedc calibrate`` starts.
+"""Measures segments and exchanges of a model on this machine, as a cost file: what ``schedc calibrate`` starts.
 
     python -m schedc_runtime.commands.calibrate --program program.json [--model module:function] [-o costs.toml]
 
-Also under torchrun, where all processes share the experts. Exit status: 0 done, 1 it failed, 2 wrong usage.
+Under torchrun all processes share the experts. Exit status: 0 done, 1 it failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import json
 import os
 import platform
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -25,8 +23,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.program import Action, Half
 from schedc.cost.costs import Costs, dump_costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import Program
@@ -44,9 +40,7 @@ from schedc_runtime.commands.options import (
 )
 from schedc_runtime.commands.toy_models import Subject, toy_model
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.executor import Interval
 from schedc_runtime.measure.stage_times import (
-    HALVES,
     MESSAGES,
     Bench,
     StageTimes,
@@ -55,7 +49,6 @@ from schedc_runtime.measure.stage_times import (
     merged,
     message_time,
 )
-from schedc_runtime.measure.step_trace import Intervals, TracedStep
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
@@ -67,13 +60,14 @@ from schedc_runtime.ranks.mesh import Mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with the arguments ``argv``; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
         program = program_of(options)
         plan = _with_ranks(with_overrides(plan_of(program), options))
         sharing = plan.topology.ranks if plan.topology else 1
-        # Two at least where stages send to each other, so that a message can be timed.
+        # At least two where stages send to each other, so that a message can be timed.
         processes = max(sharing, 2 if program.stages > 1 else 1)
         if not launched() and processes > 1:
             check_processes(processes)
@@ -93,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_ranks(plan: Attachments) -> Attachments:
-    """Under a launcher, without a topology: all processes share the experts."""
+    """The plan with a topology: under a launcher all processes share the experts, unless the plan says otherwise."""
     if plan.topology is not None or not launched():
         return plan
     world = int(os.environ["WORLD_SIZE"])
@@ -102,8 +96,10 @@ def _with_ranks(plan: Attachments) -> Attachments:
 
 
 def _calibrate(program: Program, plan: Attachments, sharing: int, options: argparse.Namespace) -> Costs | None:
-    """The measured costs, on the first process; None on the others. Processes beyond the expert group only take part
-    in timing a message."""
+    """The measured costs, on the first process; None on the others.
+
+    Processes beyond the expert group only take part in timing a message.
+    """
     device = join(in_process=False)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if world < sharing:
@@ -121,33 +117,38 @@ def _calibrate(program: Program, plan: Attachments, sharing: int, options: argpa
     mesh = Mesh(1, sharing, per_node=per_node)
     attach(parts.modules, plan, group, mesh)
     bench = Bench(group, device, options.warmup, options.repetitions)
-    found = measure_stages(
+    times = measure_stages(
         parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,
         split=splits_backward(program), segmented=plan.overlap or bool(plan.cells),
     )  # fmt: skip
-    everyone = _gathered([dict(stage.samples) for stage in found], rank, sharing)
+    everyone = _gathered([dict(stage.samples) for stage in times], rank, sharing)
     if rank:
         return None
-    together = [StageTimes(samples, stage.shape) for samples, stage in zip(merged(everyone), found, strict=True)]
+    together = [StageTimes(samples, stage.shape) for samples, stage in zip(merged(everyone), times, strict=True)]
     return costs_of(together, _method(plan, subject.model, mesh), p2p)
 
 
 def _subject(program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
-    """The model: the user's own, or a toy."""
+    """The model to measure: the user's own, or a toy model."""
     if not options.model:
         return toy_model(options.toy or ("moe" if plan.experts else "gpt"), program, plan, options)
     where, colon, name = options.model.partition(":")
     sys.path.insert(0, "")  # modules beside which the command is called, as with `python -m`
     try:
-        made: Any = getattr(import_module(where), name)() if colon else None
+        subject: Any = getattr(import_module(where), name)() if colon else None
     except (ImportError, AttributeError) as error:
         raise RuntimeFault(f"--model {options.model}: {error}", "write --model module:function") from error
-    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module) or not callable(made[1]):
+    if (
+        not isinstance(subject, tuple)
+        or len(subject) != 4
+        or not isinstance(subject[0], nn.Module)
+        or not callable(subject[1])
+    ):
         raise RuntimeFault(
             f"--model {options.model} is no function that gives (model, loss_fn, batch, targets)",
             "return a module, its loss function, and batch and targets of one microbatch",
         )
-    return Subject(*made)
+    return Subject(*subject)
 
 
 def _message(boundaries: Sequence[Boundary], device: torch.device) -> float:
@@ -162,12 +163,12 @@ def _method(plan: Attachments, model: nn.Module, mesh: Mesh) -> str:
 
 
 def _gathered(value: Any, rank: int, count: int) -> list[Any]:
-    """The value (JSON) of every rank below ``count``."""
+    """[count] the value (JSON) of every rank below ``count``."""
     if count == 1:
         return [value]
     store = PrefixStore("schedc/calibrate", dist.distributed_c10d._get_default_store())
     store.set(f"{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{other}")) for other in range(count)]
+    return [json.loads(store.get(f"{sender}")) for sender in range(count)]
 
 
 def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None:
@@ -186,7 +187,7 @@ def _write(costs: Costs, plan: Attachments, options: argparse.Namespace) -> None
 
 
 def provenance(costs: Costs, repetitions: int, warmup: int, sharing: int) -> Iterator[str]:
-    """How each number of measured costs came about. sharing: ranks that share the experts."""
+    """How each number of measured costs came about, line by line. sharing: how many ranks share the experts."""
     runs = f"{repetitions} runs after {warmup}" + (f" on each of {sharing} expert ranks" if sharing > 1 else "")
     if costs.cell is not None:
         yield f"F, I, W: sums over the parts of a stage, one after the other, each the median of {runs}. B is I + W."
@@ -217,45 +218,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repetitions", type=positive, default=9)
     add_sizes(parser)
     return parser
-
-
-def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
-    """Times in milliseconds by role, the median over layers, microbatches, ranks and steps.
-
-    steps: of each traced step, the intervals by rank (`Pipeline.trace`), run with the order
-    `schedc.cell.serial.serial`: an exchange that is waited for at once takes from its start to the end
-    of its wait. In that time it also waits for slower ranks of its group. Raises `RuntimeFault` for steps of another
-    order.
-
-    The attention behind another MoE layer also ends that layer; only those that begin a stage are counted.
-    """
-    taken: dict[tuple[str, Half], list[float]] = defaultdict(list)
-    moved: dict[tuple[str, Half], list[float]] = defaultdict(list)
-    for intervals in steps:
-        for spans in intervals.values():
-            started: Interval | None = None
-            for interval in spans:
-                if (part := TracedStep.parse(interval.part)) is None:
-                    continue
-                if started is not None and part.action is not Action.WAIT:
-                    raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")
-                begin = interval.start if started is None else started.start
-                time = (interval.end - begin) / 1e6
-                started = interval if part.action is Action.START else None
-                if part.action is Action.RUN and (part.role != "attention" or part.layer == 0):
-                    taken[part.role, part.half].append(time)
-                elif part.action is Action.WAIT:
-                    moved[part.role, part.half].append(time)
-    if not taken:
-        help = "only stages with expert layers, or of a Cut(segmented=True), do"
-        raise RuntimeFault("the traced steps have no cells", help)
-    return CellCosts.of(_times(taken), _times(moved))
-
-
-def _times(found: dict[tuple[str, Half], list[float]]) -> dict[str, SegmentTimes]:
-    """The median of each role and half; a half that never ran takes no time."""
-    roles = dict.fromkeys(role for role, _ in found)
-    return {role: SegmentTimes(*(median(found.get((role, half), [0.0])) for half in HALVES)) for role in roles}
 
 
 if __name__ == "__main__":

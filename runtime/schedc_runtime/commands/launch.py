@@ -16,7 +16,7 @@ from schedc.interrupts import unheard
 from schedc_runtime.ranks.processes import is_stopped, signal_name
 
 _GRACE = 10.0
-"""Seconds for the others to report what the failure of one means to them, before they are ended."""
+"""Seconds in which the other ranks may report their errors after one has failed, before they are ended."""
 
 
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -31,9 +31,9 @@ def launched() -> bool:
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     """Run ``python -m module arguments`` on ``ranks`` local processes: 0 if all of them succeed, else 1; 130 on Ctrl-C.
 
-    A rank that a signal ended cannot speak for itself: it is named on stderr.
-    The processes meet at a store of this process, on a port that the system chose. Ctrl-C and SIGTERM are for this
-    process, which ends them.
+    A rank that was ended by a signal cannot report it: stderr names it.
+    The processes meet at a store of this process, on a port that the system chooses. This process takes Ctrl-C and
+    SIGTERM, and ends the others.
     """
     signal.signal(signal.SIGTERM, _terminated)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -41,7 +41,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        # A rank that looks for a failed peer every half second would else be told of each look that found nothing.
+        # A rank looks for a failed peer every half second: torch would log each look that found nothing.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }  # fmt: skip
     command = [sys.executable, "-m", module, *arguments]
@@ -70,7 +70,7 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended, or until `_GRACE` seconds after the first that failed; no longer for stopped ones."""
+    """Wait until all have ended, but at most `_GRACE` seconds after the first failure, and not for stopped ones."""
     deadline = float("inf")
     while (alive := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
         if len(alive) < len(processes) and any(process.returncode for process in processes):

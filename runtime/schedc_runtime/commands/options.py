@@ -1,4 +1,4 @@
-"""What the commands that run a program share: files and sizes among their options, whom they join, what they refuse."""
+"""What the commands that run a program share: common options, joining the other ranks, reporting failures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from schedc_runtime.ranks.mesh import Mesh
 
 
 class Content(NamedTuple):
-    """A file that an option names: what it holds, and its name."""
+    """A file that an option names, and what it holds."""
 
     content: bytes
     file: str
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """The option that `program_of` reads."""
+    """Add the option that `program_of` reads."""
     parser.add_argument("--program", required=True, type=_readable, help="program.json, .npz or .txt of schedc compile")
 
 
@@ -40,13 +40,13 @@ def program_of(options: argparse.Namespace) -> Program:
 
 
 def report_failure(error: Exception) -> int:
-    """Says on stderr what the user has to mend; the exit status of a command that failed."""
+    """Print on stderr what the user has to mend; the exit status of a failed command."""
     print(error if isinstance(error, DiagnosticError) else f"error: {error}", file=sys.stderr, flush=True)
     return 1
 
 
 def _readable(path: str) -> Content:
-    """What cannot be read is wrong usage."""
+    """The file at ``path``; wrong usage if it cannot be read."""
     try:
         return Content(Path(path).read_bytes(), path)
     except OSError as error:
@@ -54,7 +54,7 @@ def _readable(path: str) -> Content:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """The options that `schedc_runtime.commands.toy_models.toy_model` and `with_overrides` read."""
+    """Add the options that `schedc_runtime.commands.toy_models.toy_model` and `with_overrides` read."""
     parser.add_argument("--blocks", type=positive, help="layers (default: those of the plan, else one per stage)")
     parser.add_argument("--dense", type=int, default=0, help="how many of the first layers have no experts")
     parser.add_argument("--width", type=positive, default=64)
@@ -68,6 +68,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
+    """An option's value as a positive number."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number} is not positive")
     return number
@@ -81,17 +82,19 @@ def _topology(text: str) -> tuple[int, int]:
 
 
 def with_overrides(plan: Attachments, options: argparse.Namespace) -> Attachments:
-    """The plan with the topology of the options, if they say one; its speeds stay."""
+    """The plan with the topology that the options give, if they do; the speeds of its links stay."""
     if options.topology is None:
         return plan
     nodes, per_node = options.topology
-    known = plan.topology or Topology(nodes, per_node)
-    return replace(plan, topology=replace(known, nodes=nodes, per_node=per_node))
+    topology = plan.topology or Topology(nodes, per_node)
+    return replace(plan, topology=replace(topology, nodes=nodes, per_node=per_node))
 
 
 def mesh_here(plan: Attachments, program: Program) -> Mesh:
-    """The mesh of a run: as the plan's topology says, else as a launcher's processes allow; what is left of those are
-    further replicas. Not launched, it says how many processes to start."""
+    """The mesh of a run: as the plan's topology says, else as many expert ranks as the launcher's processes allow.
+
+    Further processes are further replicas. Without a launcher the mesh says how many processes to start.
+    """
     mesh = mesh_for(plan, program, None)
     world = int(os.environ["WORLD_SIZE"]) if launched() else mesh.size
     if plan.topology is None and plan.experts is not None:
@@ -100,7 +103,7 @@ def mesh_here(plan: Attachments, program: Program) -> Mesh:
 
 
 def check_processes(count: int) -> None:
-    """Refuse more local processes than this machine can reasonably hold."""
+    """Raise `RuntimeFault` for more local processes than this machine can reasonably hold."""
     if count > (most := max(64, 4 * (os.cpu_count() or 1))):
         raise RuntimeFault(
             f"the schedule and the plan's topology ask for {count} processes, more than {most} on this machine",
@@ -109,7 +112,7 @@ def check_processes(count: int) -> None:
 
 
 def join(in_process: bool) -> torch.device:
-    """Join the other ranks; the device of this one: a GPU each where there are enough, else the CPU."""
+    """Join the other ranks. Returns this rank's device: a GPU each where there are enough, else the CPU."""
     if in_process or not launched():
         torch.set_num_threads(1)
         return torch.device("cpu")

@@ -2,8 +2,9 @@
 
     python -m schedc_runtime.commands.run --program program.json [--steps N] [--check bitwise] [--trace out.json]
 
-The model is a GPT, or one with experts where the program's plan has experts: then every rank of the schedule is a group
-of processes, as many as the plan's topology says. Exit status: 0 done, 1 the check or the run failed, 2 wrong usage.
+The model is a GPT. Where the program's plan has experts, it is a transformer with experts, and every rank of the
+schedule is a group of as many processes as the plan's topology says. Exit status: 0 done, 1 the check or the run
+failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from schedc_runtime.ranks.mesh import Mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with the arguments ``argv``; its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:
@@ -76,14 +78,14 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     replicas = 1 if options.in_process else mesh.replicas
     status = 0
     for step in range(1, options.steps + 1):
-        everything = _batch(program, mesh, options, step, device)
-        mine = [part.chunk(replicas)[pipe.replica] for part in everything]
+        whole = _batch(program, mesh, options, step, device)
+        mine = [part.chunk(replicas)[pipe.replica] for part in whole]
         optimizer.zero_grad()
         loss = pipe.step(*mine, trace=bool(options.trace) and step == options.steps)
         verdict = ""
         if check is not None:
-            told = pipe.control.gather("the check", check.check(pipe, loss, *everything))
-            wrong = [name for part in told for name in part]
+            differences = pipe.control.gather("the check", check.check(pipe, loss, *whole))
+            wrong = [name for part in differences for name in part]
             verdict = f"  differs from {check.name}: {', '.join(wrong[:4])}" if wrong else f"  = {check.name}, bitwise"
             status |= bool(wrong)
         optimizer.step()
@@ -113,14 +115,14 @@ def _parity_check(
 def _batch(
     program: Program, mesh: Mesh, options: argparse.Namespace, step: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The batches of all replicas, one after the other."""
+    """[rows, tokens] tokens and targets of all replicas, one after the other."""
     rows = options.rows * program.microbatches * mesh.replicas
     batch, targets = counted(rows, options.tokens, options.seed + step)
     return batch.to(device), targets.to(device)
 
 
 def _write_trace(pipe: Pipeline, path: Path) -> None:
-    """The last step's Chrome trace, and beside it its costs as a file that ``schedc check --cost-file`` takes."""
+    """Write the last step's Chrome trace, and beside it a cost file for ``schedc check --cost-file``."""
     intervals = pipe.trace()
     if pipe.rank or pipe.replica:
         return

@@ -1,4 +1,4 @@
-"""The small models that commands train and measure: a GPT, or a transformer with experts like that of DeepSeek-V3."""
+"""Small models that the commands train and measure: a GPT, and a transformer with experts like DeepSeek-V3's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from schedc_runtime.stage.stage import LossFunction
 
 VOCAB = 64
 FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
-"""Those of a toy whose plan has none."""
+"""The experts of a toy model whose plan has none."""
 
 
 class Subject(NamedTuple):
-    """What is trained or measured. batch, targets: of one microbatch on one rank; a tuple is the positional arguments
-    of the model's forward, a dict its keywords."""
+    """What is trained or measured.
+
+    batch, targets: of one microbatch on one rank. A tuple is the positional arguments of the model's forward, a dict
+        its keywords.
+    """
 
     model: nn.Module
     loss_fn: LossFunction
@@ -33,9 +36,9 @@ class Subject(NamedTuple):
 
 
 def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.Namespace) -> Subject:
-    """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan where it says them.
+    """The model ``kind`` (``gpt`` or ``moe``), with the layers and experts of the plan if it has them.
 
-    options: those of `schedc_runtime.commands.options.add_sizes`. The same model on every process.
+    options: those of `schedc_runtime.commands.options.add_sizes`. Every process gets the same weights.
     """
     torch.manual_seed(options.seed)
     layout = layout_of(program)
@@ -50,7 +53,7 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
 
 
 def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[rows, tokens] of random tokens, and of each a target that follows from it."""
+    """[rows, tokens] random tokens, and [rows, tokens] targets, each a function of its token."""
     batch = torch.randint(0, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
     return batch, (5 * batch + 3) % VOCAB
 

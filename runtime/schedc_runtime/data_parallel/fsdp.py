@@ -1,11 +1,11 @@
-"""FSDP2 around the dense part of a stage: parameters and gradients spread over its replicas, gathered for a step.
+"""FSDP2 around the dense part of a stage: parameters and gradients sharded over its replicas, gathered for a step.
 
-    first instruction of a stage    all-gather: the stage computes on whole parameters, as ever
-    last weight gradients           reduce-scatter: every replica keeps the sum of its part; the parameters are freed
+    first instruction of a stage    all-gather: the stage computes on whole parameters
+    last weight gradients           reduce-scatter: every replica keeps the sum of its shard; the parameters are freed
 
-torch's `fully_shard` does both, driven from the instruction stream: a stage is run segment by segment and its weight
-gradients come when the stream says, of which FSDP's own hooks would know nothing. They are taken off. Parts are summed
-in the order of replicas, like the sums of `schedc_runtime.data_parallel.gradient_sums`, hence with the same bits.
+torch's `fully_shard` does both, driven from the instruction stream. FSDP's own hooks are removed: they expect a forward
+and a backward of the whole module, while a stage runs segment by segment with deferred weight gradients. Shards are
+summed in the order of replicas, as in `schedc_runtime.data_parallel.gradient_sums`, hence with the same bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from schedc_runtime.transport.process_groups import join_groups
 
 
 class OrderedReduceScatter:
-    """FSDP2's reduce-scatter: the parts of all members, added in their order (torch's own leaves the order open)."""
+    """FSDP2's reduce-scatter with the parts added in the order of members, which torch's own leaves open."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -48,9 +48,9 @@ class OrderedReduceScatter:
 
 
 class DenseShards:
-    """The dense part of one stage's module, spread over ``mesh``; parameters are whole until the first `shard`.
+    """The dense part of one stage's module, sharded over ``mesh``; parameters are whole until the first `shard`.
 
-    kept: parameters that are left alone: experts, and what other stages of the rank use too.
+    kept: parameters that are not sharded: experts, and those that other stages of the rank use, too.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> None:
@@ -79,17 +79,17 @@ class DenseShards:
         self.gather()
 
     def gather(self) -> None:
-        """Make the parameters whole. A collective of the replicas."""
+        """Make the parameters whole (all-gather). A collective of the replicas."""
         if not self.empty:
             self.fsdp.unshard()
 
     def shard(self) -> None:
-        """Free the whole parameters; those of the module are this replica's parts again."""
+        """Free the whole parameters; the module has this replica's shards again."""
         if not self.empty:
             self.fsdp.reshard()
 
     def reduce(self) -> None:
-        """Sum the gradients over the replicas, each of which keeps its part; then `shard`. A collective."""
+        """Sum the gradients over the replicas, each of which keeps its shard; then `shard`. A collective."""
         if self.empty:
             return
         for group in self._state._fsdp_param_groups:
@@ -99,7 +99,10 @@ class DenseShards:
 
 
 class DenseSharding:
-    """The dense parts of all stages of a process; see `Mesh`, ``shard_dense``."""
+    """The sharded dense parts of all stages of a process (``shard_dense`` of a `Mesh`).
+
+    Raises `RuntimeFault` where they cannot be sharded: in one process, without replicas, with two copies of a stage.
+    """
 
     def __init__(self, program: Program, mesh: Mesh, places: Sequence[Coordinate], in_process: bool) -> None:
         refusals = [
@@ -116,12 +119,13 @@ class DenseSharding:
                 raise RuntimeFault(f"the dense part cannot be sharded: {why}", help)
         self.mesh, self.places = mesh, places
         self._shards: dict[int, DenseShards] = {}
-        """By the id of a stage's module."""
+        """The shards of each stage, by the id of its module."""
 
     def take(self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device) -> None:
-        """Spread the dense parameters of a place's modules over its replicas, who call this too.
+        """Shard the dense parameters of a place's modules over its replicas. A collective of the replicas.
 
-        Experts stay as they are, and so do parameters of several stages of the place. All are whole until `shard`.
+        Experts stay as they are, and so do parameters that several stages of the place share. All are whole until
+        `shard`.
         """
         parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
         group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
@@ -132,39 +136,38 @@ class DenseSharding:
             self._shards[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
 
     def shard(self) -> None:
-        """Free the whole parameters of all stages, after a pipeline was built of them."""
-        for each in self._shards.values():
-            each.shard()
+        """Free the whole parameters of all stages, once the pipeline is built."""
+        for shards in self._shards.values():
+            shards.shard()
 
     def around(self, code: Code, program: Program, stages: Mapping[int, Stage]) -> Code:
-        """The code of a place whose stages gather their parameters before their first use and shard them after the
-        last, in training with the sum of their gradients."""
+        """The code of a place with `with_shards`, in training with the sums of gradients. stages: of the place."""
         shards = {index: self._shards[id(stage.module)] for index, stage in stages.items()}
         training = bool(np.isin(program.kind, (InstructionKind.B, InstructionKind.W, InstructionKind.CELL)).any())
         return with_shards(code, shards, training=training)
 
     @staticmethod
     def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict with whole tensors in place of parts. A collective of the replicas if there are any."""
+        """A state dict with whole tensors in place of shards. A collective of the replicas if it has shards."""
         return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
 
     @staticmethod
     def parts_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of whole tensors as ``module`` loads it: of sharded parameters this replica's part."""
-        held = dict(module.named_parameters())
-        found: dict[str, Tensor] = {}
+        """A state dict of whole tensors as ``module`` loads it: with this replica's shard of sharded parameters."""
+        parameters = dict(module.named_parameters())
+        local: dict[str, Tensor] = {}
         for name, value in state.items():
-            own = held.get(name)
+            own = parameters.get(name)
             if isinstance(own, DTensor) and not isinstance(value, DTensor):
                 value = distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-            found[name] = value
-        return found
+            local[name] = value
+        return local
 
 
 def with_shards(code: Code, shards: Mapping[int, DenseShards], *, training: bool) -> Code:
     """The code of a place whose stages gather their parameters before their first use and shard them after the last.
 
-    shards: by stage. training: whether gradients are summed before the parameters are sharded.
+    shards: by stage index. training: whether gradients are summed before the parameters are sharded.
     """
     before: dict[int, list[Call]] = {}
     after: dict[int, list[Call]] = {}

@@ -1,13 +1,13 @@
-"""Emulated device time: every micro-step takes as long as a table says, on a clock that no busy processor disturbs.
+"""Emulated device time: every micro-step takes as long as a table says, whatever else the processor does.
 
-Real ranks, real messages, real asynchronous collectives on real, tiny tensors; only their times are a model:
+Ranks, messages and asynchronous collectives are real, on tiny tensors. Only their times are a model:
 
     compute   a segment takes its time on the device of its rank, one after the other
-    exchange  takes its time in its queue, from when it was started and the queue was free; its wait returns no sooner
+    exchange  takes its time in its queue, once it is started and the queue is free; its wait returns no sooner
 
 After its real work a micro-step sleeps until the device would be done. The device's clock runs on from the end of the
-last segment, not from when the host came to the next one: as on a GPU, whose queue is filled ahead. What really
-arrives late, a message or a collective, holds the device up.
+last segment, as on a GPU whose queue is filled ahead, not from when the host reached the next one. A message or a
+collective that really arrives late holds the device up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from schedc_runtime.execute.handlers import wait
 from schedc_runtime.execute.micro_steps import MICRO, MicroStep
 
 _BLOCKED = 2e-4
-"""Seconds after which a wait counts as one for something that had not arrived; less is the cost of asking."""
+"""Seconds. A wait that takes longer had to wait; a shorter one found what it waited for."""
 
 
 @dataclass
 class Exchanged:
-    """Of one instruction: seconds that its exchanges took, and that the device stood still for them."""
+    """Times of one instruction, in seconds.
+
+    carried: what its exchanges took. exposed: how long the device was idle for them.
+    """
 
     carried: float = 0.0
     exposed: float = 0.0
@@ -39,24 +42,26 @@ class Exchanged:
 class Device:
     """The emulated device of one rank and its links.
 
-    costs: times in units of ``unit`` seconds. spent: by row of the program. busy: seconds of compute so far.
+    costs: times in units of ``unit`` seconds.
     """
 
     costs: CellCosts
     unit: float = 1e-3
     end: float = 0.0
-    """When the last segment is done; a time of `perf_counter`."""
+    """Seconds of `perf_counter`: when the last segment is done."""
     held: float = 0.0
-    """Before when the next one cannot begin: what was last waited for arrives then."""
+    """Seconds of `perf_counter`: the next segment begins no sooner, since what it waited for arrives then."""
     busy: float = 0.0
+    """Seconds of compute so far."""
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """When each queue (`schedc.cell.graph.QUEUES`) has carried what was started on it."""
+    """Seconds of `perf_counter`, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
     due: dict[tuple[int, int, int, Half], float] = field(default_factory=dict)
-    """When each exchange under way arrives: by stage, microbatch, node and half."""
+    """Seconds of `perf_counter`, by stage, microbatch, node and half: when each started exchange arrives."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
+    """By row of the program."""
 
     def begin(self) -> None:
-        """A step begins: nothing is under way."""
+        """Begin a step."""
         self.end = self.held = perf_counter()
         self.busy = 0.0
         for table in (self.free, self.due, self.spent):
@@ -79,7 +84,7 @@ class Device:
         return self._waited(handler, key, row)
 
     def time(self, op: MicroStep, half: Half) -> float:
-        """Seconds of a segment or an exchange, asked for once it has really been run or started."""
+        """Seconds of a segment or an exchange. Called once it has really been run or started."""
         return self.costs.duration(op.stage.shape, half, op.node) * self.unit
 
     def _computed(self, handler: Handler, half: Half) -> Handler:
@@ -103,12 +108,12 @@ class Device:
 
     def _waited(self, handler: Handler, key: tuple[int, int, int, Half], row: int) -> Handler:
         def wait_for(registers: Any, op: Any) -> bool | None:
-            asked = perf_counter()
+            reached = perf_counter()
             if (late := _arrival(handler, registers, op)) is None:
                 return True
             due, free = self.due.pop(key), max(self.end, self.held)
-            # A host that is late itself, on a busy machine, has waited only from then on.
-            self.spent[row].exposed += max(0.0, due - free, late - max(free, asked))
+            # A host that is late itself, on a busy machine, waits only from then on.
+            self.spent[row].exposed += max(0.0, due - free, late - max(free, reached))
             self.held = max(self.held, due, late)
             _sleep_until(due)
             return None
@@ -116,7 +121,7 @@ class Device:
         return wait_for
 
     def _received(self, handler: Handler) -> Handler:
-        """A message between stages: as long as it really takes."""
+        """A message between stages takes as long as it really does."""
 
         def wait_for(registers: Any, op: Any) -> bool | None:
             if (late := _arrival(handler, registers, op)) is None:
@@ -128,7 +133,8 @@ class Device:
 
 
 def _arrival(handler: Handler, registers: Any, op: Any) -> float | None:
-    """When what a handler waits for came, if it had to be waited for, else 0; None if it has to be asked again."""
+    """Seconds of `perf_counter`: when what a handler waits for came; 0 if it was there, None if it must be called
+    again."""
     before = perf_counter()
     if handler(registers, op):
         return None

@@ -18,11 +18,12 @@ from schedc_runtime.stage.stage import Stage
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one microbatch holds on a stage. A storage is counted once, where it is met first; parameters never.
+    """Bytes that one microbatch holds on a stage. A storage is counted once; parameters are not counted.
 
-    saved: by segment, what autograd has saved in it. runtime: what is held beside that by values between segments, by
-    the leaves of segments, by what will be done once more, and by indexes: where every row goes. total: of these.
-    restored: what is there beside it, having been worked out again, until the backward has used it up.
+    saved: by segment, what autograd has saved.
+    runtime: what the runtime holds besides: values between segments, leaves of segments, inputs of what will be
+        recomputed, and the indexes that say where every row goes.
+    restored: what has been recomputed, until the backward has used it up.
     """
 
     saved: dict[str, int]
@@ -31,11 +32,12 @@ class Bytes:
 
     @property
     def total(self) -> int:
+        """Bytes saved and held by the runtime, without those restored."""
         return sum(self.saved.values()) + self.runtime
 
 
 def held(stage: Stage, microbatch: int) -> Bytes:
-    """Bytes of a microbatch between its forward and its backward; ahead of an R of the whole stage its inputs.
+    """Bytes of a microbatch between its forward and its backward. Ahead of an R of the whole stage: its inputs only.
 
     The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
@@ -61,7 +63,7 @@ def held(stage: Stage, microbatch: int) -> Bytes:
 
 
 def _of(state: MicrobatchState) -> Iterator[Tensor]:
-    """The tensors that the runtime itself refers to."""
+    """The tensors to which the runtime itself refers."""
     yield from _tensors(list(state.values.values()))
     yield from state.sent
     yield from (leaf for _, leaves in state.leaving for leaf in leaves)
@@ -75,7 +77,7 @@ def _of(state: MicrobatchState) -> Iterator[Tensor]:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Those in containers, and in routes, which are frozen data with indexes in it."""
+    """The tensors in containers and in routes, which are frozen data that holds indexes."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -91,12 +93,12 @@ def _notes(values: Any) -> list[Any]:
 def _alive(weak: Any) -> UntypedStorage | None:
     if weak.expired():
         return None
-    found = UntypedStorage._new_with_weak_ptr(weak.cdata)
-    return found if isinstance(found, UntypedStorage) else None
+    storage = UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return storage if isinstance(storage, UntypedStorage) else None
 
 
 def _new(storages: Iterable[UntypedStorage], seen: set[int]) -> int:
-    """Bytes of those not seen before, which then have been."""
+    """Bytes of the storages that are not in ``seen``; adds them to it."""
     total = 0
     for storage in storages:
         if storage._cdata not in seen:

@@ -1,9 +1,9 @@
-"""How long the parts of a model take on this machine: each stage by itself, segment by segment, no schedule around it.
+"""Times of a model's stages on this machine: each stage alone, segment by segment, without a schedule.
 
-One process per rank of an expert group takes the stages in turn. A stage is run serially: its segments, its exchanges
-(all ranks begin one together, so that it is not charged with the slower of them), its input gradients, its weight
-gradients. The first repetitions warm up and do not count. For a program of whole backwards these are timed as they are
-run, and beside them the same stages with their backwards split.
+One process per rank of an expert group takes the stages in turn. A stage runs serially: segments, exchanges, input
+gradients, weight gradients. All ranks begin an exchange together, so that its time contains no wait for slower ranks.
+The first repetitions warm up and do not count. For a program of whole backwards these are timed as they are run, and
+the split backwards of the same stages besides.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 _MILLISECOND = 1e6
 _WARMUP = 5
 _LOSS, _WHOLE = "loss", ""
-"""What is no node of a stage's graph: the loss, and a stage that is not cut."""
+"""Names for what is no node of a stage's graph: the loss, and a stage without segments."""
 _UNSPLIT = "unsplit"
-"""In the place of a half: a backward that is not split."""
+"""In place of a half: a backward that is not split."""
 
 Samples = dict[str, list[float]]
-"""Milliseconds by what took them: ``forward 0.experts``, and ``forward `` of a stage that is not cut."""
+"""Milliseconds of each repetition, by half and node: ``forward 0.experts``; ``forward `` where nothing is cut."""
 
 
 @dataclass
 class Bench:
-    """Runs stages and takes their times. warmup, repetitions: of every stage."""
+    """Runs stages and takes their times. warmup, repetitions: how often every stage runs, uncounted and counted."""
 
     group: ExpertGroup
     device: torch.device
@@ -57,7 +57,10 @@ class Bench:
     samples: Samples = field(default_factory=lambda: defaultdict(list))
 
     def measure(self, stage: Stage, inputs: Sequence[Tensor], target: Any, output: Boundary) -> tuple[Tensor, ...]:
-        """Fill ``samples`` with the times of a bound stage; its outputs."""
+        """The outputs of a bound stage; its times, in milliseconds, go into ``samples``.
+
+        inputs: the tensors of the input boundary. target: what the loss function gets. output: what leaves the stage.
+        """
         run = self._segments if isinstance(stage, SegmentedStage) else self._whole
         outputs: tuple[Tensor, ...] = ()
         self.samples = defaultdict(list)
@@ -74,22 +77,22 @@ class Bench:
     ) -> tuple[Tensor, ...]:
         nodes = stage.shape.nodes
         stage.begin(0, inputs, target)
-        for at, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             if node.exchange:
-                self._exchange(Half.FORWARD, node.name, at, stage.start, stage.wait)
+                self._exchange(Half.FORWARD, node.name, index, stage.start, stage.wait)
             else:
-                self._timed(Half.FORWARD, node.name, stage.run, 0, at)
+                self._timed(Half.FORWARD, node.name, stage.run, 0, index)
         outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _LOSS, stage.outputs, 0)
         self._timed(Half.BACKWARD, _LOSS, stage.begin_backward, 0, gradients)
-        for at in reversed(stage.shape.backward):
-            if nodes[at].exchange:
-                self._exchange(Half.BACKWARD, nodes[at].name, at, stage.start_backward, stage.wait_backward)
+        for index in reversed(stage.shape.backward):
+            if nodes[index].exchange:
+                self._exchange(Half.BACKWARD, nodes[index].name, index, stage.start_backward, stage.wait_backward)
             else:
-                self._timed(Half.BACKWARD, nodes[at].name, stage.run_backward, 0, at)
+                self._timed(Half.BACKWARD, nodes[index].name, stage.run_backward, 0, index)
         stage.input_gradients(0)
         stage.end_backward(0)
-        for at in reversed(stage.shape.weights):
-            self._timed(Half.WEIGHT, nodes[at].name, stage.run_weight, 0, at)
+        for index in reversed(stage.shape.weights):
+            self._timed(Half.WEIGHT, nodes[index].name, stage.run_weight, 0, index)
         return outputs
 
     def _whole(
@@ -104,14 +107,14 @@ class Bench:
         return outputs
 
     def _exchange(
-        self, half: Half, name: str, at: int, start: Callable[[int, int], None], wait: Callable[[int, int], None]
+        self, half: Half, name: str, node: int, start: Callable[[int, int], None], wait: Callable[[int, int], None]
     ) -> None:
-        here = torch.zeros(1, device=self.device)
-        self.group.expert.wait(self.group.expert.all_gather(here, "all ranks are here"))
+        present = torch.zeros(1, device=self.device)
+        self.group.expert.wait(self.group.expert.all_gather(present, "all ranks are here"))
 
         def both() -> None:
-            start(0, at)
-            wait(0, at)
+            start(0, node)
+            wait(0, node)
 
         self._timed(half, name, both)
 
@@ -134,7 +137,7 @@ def _gradient(shape: Sequence[int], dtype: torch.dtype, bench: Bench) -> Tensor:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Of one stage: milliseconds by what took them, and its graph if it was cut."""
+    """Times of one stage, see `Samples`. shape: its graph; None for a stage without segments."""
 
     samples: Mapping[str, Sequence[float]]
     shape: StageShape | None
@@ -153,10 +156,11 @@ def measure_stages(
 ) -> list[StageTimes]:
     """[stages] times of all stages, one after the other on ``bench.device``, each put back to where it lay.
 
-    inputs: the tensors that enter the first stage. split: whether the program splits backwards: stages that are not cut
-    then have no whole ones to be timed. segmented: cut them even where no stage has an exchange.
+    boundaries: [stages + 1]. inputs: the tensors that enter the first stage. target: what ``loss_fn`` gets.
+    split: whether the program splits backwards; whole backwards of stages without segments are then not timed.
+    segmented: as in a `Cut`.
     """
-    found: list[StageTimes] = []
+    times: list[StageTimes] = []
     target = to_device(target, bench.device)
     values: Sequence[Tensor] = [tensor.to(bench.device) for tensor in inputs]
     for index, module in enumerate(parts.modules):
@@ -171,15 +175,15 @@ def measure_stages(
             samples |= bench.samples
             shape = stage.shape if isinstance(stage, SegmentedStage) else None
             stage.release()
-        found.append(StageTimes(samples, shape))
+        times.append(StageTimes(samples, shape))
         module.to(home)
-    return found
+    return times
 
 
 def _stages(
     parts: Partition, index: int, module: nn.Module, loss_fn: LossFunction, *, split: bool, segmented: bool
 ) -> Iterator[Stage]:
-    """What is measured of a stage, in turn. Split first: the last forward counts, and is the one of the program."""
+    """The forms in which a stage is measured. The one that the program runs comes last, since its forward counts."""
     stage = new_stage(parts, index, module, None, loss_fn, segmented=segmented)
     if isinstance(stage, SegmentedStage):
         yield stage
@@ -195,12 +199,14 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 MESSAGES = 15
-"""Messages whose median `message_time` takes."""
+"""How many messages `message_time` takes the median of."""
 
 
 def message_time(tensors: Sequence[Tensor]) -> float:
-    """Milliseconds that a message between stages takes from process 0 to process 1: half of there and back, the median
-    of `MESSAGES` after some to warm up. Both call it."""
+    """Milliseconds of a message between process 0 and process 1, which both call this: half of there and back.
+
+    The median of `MESSAGES`, after some to warm up.
+    """
     rank = dist.get_rank()
     taken: list[float] = []
     for _ in range(_WARMUP + MESSAGES):
@@ -218,36 +224,37 @@ def message_time(tensors: Sequence[Tensor]) -> float:
 
 
 def costs_of(stages: Sequence[StageTimes], method: str, p2p: float | None = None) -> Costs:
-    """The cost file's values: F, I and W of every stage, B where it was timed, and the table of cells where stages were
-    cut. Nothing else is ``given``: p2p is not where no message was timed.
+    """The values of a cost file, in milliseconds: F, I and W of every stage, and p2p where a message was timed.
 
-    Of a stage every part takes its median over repetitions and ranks. F, I and W are the sums over its parts, exchanges
-    included, one after the other. Of a role the table has the median over the places where it stands, of two the lower:
-    embedding, head and loss belong to the first and last segments, which are not typical.
+    B is there where it was timed, the table of cells where stages run in segments. Nothing else is ``given``.
+
+    Every part of a stage takes its median over repetitions and ranks. F, I and W are the sums over the stage's parts,
+    exchanges included, one after the other. The table has, by role, the median over the stages' nodes of that role, of
+    two the lower: the first and last segments contain embedding, head and loss, which are not typical.
     """
     tables = [{key: median(times) for key, times in stage.samples.items()} for stage in stages]
 
     def total(half: str) -> tuple[float, ...]:
-        return tuple(_told(sum(time for key, time in x.items() if key.split(" ")[0] == half)) for x in tables)
+        return tuple(_rounded(sum(time for key, time in x.items() if key.split(" ")[0] == half)) for x in tables)
 
     times: dict[str, Any] = dict(zip(("F", "I", "W"), map(total, HALVES), strict=True))
     if any(whole := total(_UNSPLIT)):
         times["B"] = whole
     if p2p is not None:
-        times["p2p"] = _told(p2p)
+        times["p2p"] = _rounded(p2p)
     shapes = [stage.shape for stage in stages if stage.shape is not None]
     if len(shapes) == len(stages):
         times["cell"] = CellTable(_cell_costs(shapes, tables), tuple(map(blocks_of, shapes)), method)
     return Costs(**times, given=frozenset(times))
 
 
-def _told(time: float) -> float:
-    """As many digits as a measurement is worth."""
+def _rounded(time: float) -> float:
+    """The time with as many digits as a measurement is worth."""
     return float(f"{time:.5g}")
 
 
 def blocks_of(shape: StageShape) -> tuple[str, ...]:
-    """The blocks of a stage, as its graph shows them."""
+    """The blocks of a stage (``dense``, ``moe``), read from its graph."""
     kinds = {"dense": "dense", "experts": "moe"}
     return tuple(kinds[node.role] for node in shape.nodes if node.role in kinds)
 
@@ -266,19 +273,19 @@ def _cell_costs(shapes: Sequence[StageShape], tables: Sequence[Mapping[str, floa
                 if (key := f"{half} {node.name}") in table:
                     taken[role][half].append(table[key])
     times = {
-        role: SegmentTimes(*(_told(median_low(halves[half] or [0.0])) for half in HALVES))
+        role: SegmentTimes(*(_rounded(median_low(halves[half] or [0.0])) for half in HALVES))
         for role, halves in taken.items()
     }
     return CellCosts.of(
-        {role: each for role, each in times.items() if role not in exchanges},
-        {role: each for role, each in times.items() if role in exchanges},
+        {role: time for role, time in times.items() if role not in exchanges},
+        {role: time for role, time in times.items() if role in exchanges},
     )
 
 
 def merged(everyone: Iterable[Sequence[Mapping[str, Sequence[float]]]]) -> list[dict[str, list[float]]]:
-    """[stages] the samples of all ranks together, given each rank's by stage."""
-    found: list[dict[str, list[float]]] = []
+    """[stages] the samples of all ranks together. everyone: [ranks, stages]."""
+    together: list[dict[str, list[float]]] = []
     for stages in zip(*everyone, strict=True):
         keys = dict.fromkeys(key for samples in stages for key in samples)
-        found.append({key: [time for samples in stages for time in samples.get(key, ())] for key in keys})
-    return found
+        together.append({key: [time for samples in stages for time in samples.get(key, ())] for key in keys})
+    return together

@@ -1,4 +1,4 @@
-"""What a traced step tells: a Chrome trace for Perfetto, measured costs, and the makespan beside the predicted one."""
+"""A traced step as a Chrome trace for Perfetto, as measured costs, and beside its predicted timeline."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from schedc.analysis.timeline import simulate
-from schedc.cell.program import Action, Half
 from schedc.cost.costs import Costs
 from schedc.cost.keys import TIMES
 from schedc.ir.ops import OpKind
@@ -19,30 +18,11 @@ from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import label, receives, sentence
 
 Intervals = Mapping[int, Sequence[Interval]]
-"""Of one step: per rank, when each instruction ran, in nanoseconds of one clock."""
+"""When each instruction of one step ran, by rank, in nanoseconds of one clock."""
 
 _MILLISECOND = 1e6
 _COMPUTE, _COMMUNICATION = 0, 1
 _TRACKS = {_COMPUTE: "compute", _COMMUNICATION: "communication"}
-
-
-class TracedStep(NamedTuple):
-    """A micro-step on a node, as traces name it. role: of a segment ``experts``, of an exchange ``dispatch.rail``."""
-
-    action: Action
-    half: Half
-    layer: int
-    role: str
-
-    @classmethod
-    def parse(cls, text: str) -> TracedStep | None:
-        """Reads the label of a `BoundStep`; None where it is no micro-step on a node."""
-        what, of, name = text.partition(" of ")
-        if not of:
-            return None
-        action, half = what.split()
-        layer, _, role = name.partition(".")
-        return cls(Action(action), Half(half), int(layer), role) if role else cls(Action(action), Half(half), -1, name)
 
 
 def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
@@ -64,20 +44,20 @@ def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
 
 
 def measured_costs(program: Program, steps: Iterable[Intervals]) -> Costs:
-    """Costs in milliseconds: per stage the median time of each kind of op, over all ``steps``.
+    """Costs in milliseconds: the median time of each kind of op on each stage, over all ``steps``.
 
-    A stage that never ran a kind gets the median of the stages that did, see `provenance`. A kind that no stage ran by
-    itself is not ``given``. p2p is the median time from a send to the end of its wait, of those messages that were
-    already waited for.
+    A stage that never ran a kind takes the median of the stages that did, see `provenance`. A kind that no stage ran
+    by itself is not ``given``. p2p is the median time from a send to the end of its wait. It counts only messages that
+    were already waited for when they were sent.
     """
     steps = list(steps)
-    lanes = {
+    costs = {
         kind: tuple(times.get(stage, median(times.values())) for stage in range(program.stages))
         for kind, times in _medians(program, steps).items()
         if kind in TIMES
     }
     latencies = [latency for intervals in steps for latency in _latencies(program, intervals)]
-    measured: dict[str, Any] = {**lanes, **({"p2p": max(0.0, median(latencies))} if latencies else {})}
+    measured: dict[str, Any] = {**costs, **({"p2p": max(0.0, median(latencies))} if latencies else {})}
     return Costs(**measured, given=frozenset(measured))
 
 
@@ -94,19 +74,22 @@ def provenance(program: Program, steps: Iterable[Intervals]) -> Iterator[str]:
 
 
 def _medians(program: Program, steps: Iterable[Intervals]) -> dict[str, dict[int, float]]:
-    """By kind of op, ``FB`` for a pair with a full backward, and by stage: the median in milliseconds."""
+    """The median in milliseconds, by kind of op (``FB`` for a pair with a full backward) and by stage."""
     times: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for intervals in steps:
         for row, interval in _compute_rows(program, intervals):
             kind = InstructionKind(int(program.kind[row]))
             name = "FB" if kind is InstructionKind.CELL and program.backward[row] == OpKind.B else kind.name
             times[name][int(program.stage[row])].append((interval.end - interval.start) / _MILLISECOND)
-    return {name: {stage: median(taken) for stage, taken in stages.items()} for name, stages in times.items()}
+    return {name: {stage: median(runs) for stage, runs in stages.items()} for name, stages in times.items()}
 
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """Predicted and measured, in milliseconds: the makespan, and per rank the time that it computed."""
+    """A step as predicted and as measured, in milliseconds.
+
+    predicted, measured: the makespan. predicted_busy, measured_busy: [ranks] the time that a rank computed.
+    """
 
     predicted: float
     measured: float
@@ -114,7 +97,7 @@ class TraceComparison:
     measured_busy: tuple[float, ...]
 
     def table(self) -> str:
-        """Both side by side, a line per rank and one for the step."""
+        """Both side by side: a line per rank, and one for the step."""
         lines = [f"{'':>10} {'predicted':>12} {'measured':>12}"]
         pairs = zip(self.predicted_busy, self.measured_busy, strict=True)
         lines += [f"{f'rank {rank}':>10} {a:>9.2f} ms {b:>9.2f} ms" for rank, (a, b) in enumerate(pairs)]
@@ -122,7 +105,7 @@ class TraceComparison:
 
 
 def compare(program: Program, costs: Costs, intervals: Intervals) -> TraceComparison:
-    """The timeline that ``costs`` (milliseconds) predict for the program, beside what a step took."""
+    """The timeline that ``costs`` (milliseconds) predict for the program, beside that of a traced step."""
     timeline = simulate(computation(program)[0], costs)
     spans = [interval for _, interval in _compute_rows(program, intervals)]
     busy = dict.fromkeys(range(program.ranks), 0.0)
@@ -135,24 +118,25 @@ def compare(program: Program, costs: Costs, intervals: Intervals) -> TraceCompar
 
 
 def _compute_rows(program: Program, intervals: Intervals) -> Iterator[tuple[int, Interval]]:
-    """The computing instructions, from the beginning of the first micro-step of each to the end of the last.
+    """Each compute instruction, from the start of its first micro-step to the end of its last.
 
-    Where one stands for a message inside, its beginning is put off by as long.
+    The time in which it waits for a message inside is cut off at its start.
     """
     for spans in intervals.values():
         whole: dict[int, Interval] = {}
-        stood = 0
+        waited = 0
         for interval in spans:
             if program.kind[interval.row] <= InstructionKind.CELL:
-                known = whole.get(interval.row, interval._replace(start=interval.start - stood))
-                whole[interval.row] = known._replace(start=known.start + stood, end=interval.end, part="")
-                stood = 0
+                before = whole.get(interval.row, interval._replace(start=interval.start - waited))
+                whole[interval.row] = before._replace(start=before.start + waited, end=interval.end, part="")
+                waited = 0
             elif program.kind[interval.row] == InstructionKind.WAIT:
-                stood += interval.end - interval.start
+                waited += interval.end - interval.start
         yield from whole.items()
 
 
 def _latencies(program: Program, intervals: Intervals) -> list[float]:
+    """Milliseconds from a send to the end of its wait, of each message that was waited for before it was sent."""
     sent: dict[int, int] = {}
     waited: dict[int, Interval] = {}
     for interval in (interval for spans in intervals.values() for interval in spans):
@@ -170,6 +154,7 @@ def _latencies(program: Program, intervals: Intervals) -> list[float]:
 
 
 def _headers(rank: int) -> list[dict[str, Any]]:
+    """The names of a rank's process and of its tracks."""
     named: Callable[..., dict[str, Any]] = lambda what, name, **more: {  # noqa: E731
         "ph": "M", "pid": rank, "name": what, "args": {"name": name}, **more,
     }  # fmt: skip
@@ -178,16 +163,16 @@ def _headers(rank: int) -> list[dict[str, Any]]:
 
 
 def _events(program: Program, rank: int, interval: Interval, begin: int) -> Iterator[dict[str, Any]]:
-    """One slice per step; a batch of messages is one slice with its first message's name and all of their arguments."""
+    """One slice per step, with an arrow's end for each message. A batch of messages is one slice."""
     row = interval.row
     track = _COMPUTE if program.kind[row] <= InstructionKind.CELL else _COMMUNICATION
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
-    place = {"pid": rank, "tid": track}
+    where = {"pid": rank, "tid": track}
     name = " + ".join(label(program, r) for r in rows) + (f" {interval.part}" if interval.part else "")
-    yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **place, "args": _arguments(program, row)}
+    yield {"ph": "X", "name": name, "ts": start, "dur": end - start, **where, "args": _arguments(program, row)}
     for r in rows:
-        flow = {"name": "message", "cat": "message", "id": int(program.message[r]), **place}
+        flow = {"name": "message", "cat": "message", "id": int(program.message[r]), **where}
         if program.kind[r] == InstructionKind.SEND:
             yield {"ph": "s", "ts": start, **flow}
         elif program.kind[r] == InstructionKind.WAIT and receives(program, r):

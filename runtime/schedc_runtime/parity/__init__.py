@@ -1,1 +1,1 @@
-"""Oracles of parity: the same stages run serially, and the comparison with a pipeline, bit by bit."""
+"""Oracles of parity: the same stages run serially, and the bitwise comparison with a pipeline."""

@@ -1,4 +1,4 @@
-"""What a pipeline is compared with, bit by bit: another copy of the model on every rank, trained in one process."""
+"""Bitwise comparison of a pipeline with another copy of the model, which every rank trains in one process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from schedc_runtime.stage.stage import LossFunction
 
 
 class ParityCheck(Protocol):
-    """name: what it is, in words."""
+    """A copy of the model that takes the same steps as a pipeline. name: what it is, in words."""
 
     name: str
 
     def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:
-        """Names of what differs, of this rank's part; then takes an optimizer step of its own.
+        """Names of what differs in this rank's part of the model; then takes an optimizer step of its own.
 
-        batch, targets: those of all replicas, one after the other.
+        loss: [] the pipeline's. batch, targets: [rows, ...] those of all replicas, one after the other.
         """
 
 
@@ -66,8 +66,10 @@ class ReferenceCheck:
 
 
 class SerialCheck:
-    """All ranks of the mesh in this process, cells one after the other, nothing recomputed: what a plan may change the
-    speed of, but not a bit."""
+    """All ranks of the mesh in this process, cells in serial order, without recomputation.
+
+    A plan may change the speed of these steps, but not a bit of their results.
+    """
 
     name = "all ranks in one process, serial cells"
 
@@ -99,5 +101,5 @@ class SerialCheck:
         return wrong
 
 
-def _same(mine: Tensor | None, wanted: Tensor | None) -> bool:
-    return mine is wanted if mine is None or wanted is None else torch.equal(mine, wanted)
+def _same(grad: Tensor | None, expected: Tensor | None) -> bool:
+    return grad is expected if grad is None or expected is None else torch.equal(grad, expected)

@@ -1,8 +1,8 @@
 """The oracle of parity: the same stages as the pipeline's, run serially in one process, without any communication.
 
-Bitwise equality with it holds for every schedule: both run the same stage code per microbatch, and a gradient is a
-sum in the order that the program gives the rank that holds it. With two pipes each copy sums its own microbatches; the
-two sums are then added, as the runtime's REDUCE does.
+A pipeline equals it bit by bit under every schedule. Both run the same stage code per microbatch, and a gradient is
+summed in the order in which its rank computes it. With two pipes each copy sums its own microbatches, and the two sums
+are then added, as by REDUCE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Work(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """loss: the mean over microbatches. grads: by the model's parameter names; parameters without one are left out."""
+    """The results of one step.
+
+    loss: [] the mean over microbatches. grads: by the model's parameter names, without parameters that have none.
+    """
 
     loss: Tensor
     grads: dict[str, Tensor]
@@ -53,11 +56,10 @@ def reference_step(
     *,
     segmented: bool = False,
 ) -> Reference:
-    """Loss and gradients of one step over ``microbatches`` (equal signatures) and their ``targets``.
+    """Loss and gradients of one step. The partition's modules and gradients stay as they are: a copy is run.
 
-    program: gives every rank's stages and order of work; None stands for one rank, ascending microbatches and full
-    backwards. segmented: as in a `Cut`. The partition's modules and their gradients are left as they are: a copy
-    is run.
+    program: gives every rank's stages and order of work; None is one rank, ascending microbatches, full backwards.
+    microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`.
     """
     count = len(microbatches)
     if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
@@ -72,7 +74,7 @@ def reference_step(
     for rank, kind, index, m in _serial(program, partition.stages, count):
         stage = ranks[rank][index]
         if kind is OpKind.R:
-            continue  # nothing is worked out again here
+            continue  # the reference keeps everything
         if kind is OpKind.F:
             values[m] = stage.forward(m, values[m], targets[m], 1.0 / count)
         elif kind is OpKind.W:
@@ -89,7 +91,7 @@ def _copies(
     loss_fn: LossFunction,
     segmented: bool,
 ) -> list[dict[int, Stage]]:
-    """[ranks] the stages of each rank by number, of modules of its own; parameters that it shares stay shared."""
+    """[ranks] the stages of each rank by index, of modules of its own. Parameters that its stages share stay shared."""
     ranks = program.ranks if program else 1
     result = []
     for rank in range(ranks):
@@ -106,7 +108,7 @@ def _copies(
 
 
 def _serial(program: Program | None, stages: int, microbatches: int) -> list[Work]:
-    """All ops in one order in which each comes after what it needs, and which keeps the order of every rank."""
+    """All ops in one order: each after what it needs, those of a rank in the order of the program."""
     if program is None:
         forwards = [Work(0, OpKind.F, stage, m) for m in range(microbatches) for stage in range(stages)]
         return forwards + [Work(0, OpKind.B, s, m) for m in range(microbatches) for s in reversed(range(stages))]

@@ -25,12 +25,13 @@ def fingerprint(
     copies: Sequence[Stage],
     cells: Mapping[str, Any],
 ) -> dict[str, str]:
-    """What must be equal on all ranks that have it: program, model, which blocks a stage has, the copied weights.
+    """Digests of what must be equal on all ranks that have it: program, model, blocks of stages, copied weights.
 
-    Of the experts each rank of an expert group has others: they are not compared.
-    cells: the orders inside the instructions of each stage held here, which expert ranks must have in common.
+    Experts are not compared: each rank of an expert group holds others.
 
-    names: those of the model's state with their shapes. blocks: of each stage, as `Partition` has them.
+    names: shape and dtype of each entry of the model's state. blocks: [stages] names, as of a `Partition`.
+    copies: the stages here that another rank holds, too.
+    cells: the order inside each instruction of the stages here, which expert ranks must have in common.
     """
     x = program
     columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
@@ -53,7 +54,7 @@ def fingerprint(
 
 
 def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
-    """What else all ranks must have in common: each word of the plan, and how tokens choose their experts."""
+    """What else all ranks must have in common: each field of the plan, and how tokens choose their experts."""
     return {
         **{f"plan, in `{field.name}`": repr(getattr(plan, field.name)) for field in fields(plan)},
         **{
@@ -65,17 +66,17 @@ def plan_prints(plan: Attachments, stages: Iterable[Stage]) -> dict[str, str]:
 
 
 def check_fingerprints(everyone: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
-    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something they both have.
+    """Raise `RuntimeFault`, the same on every rank, if two ranks differ in something that both have.
 
-    everyone: by process; names: of all processes, as the error calls them.
+    everyone: [processes] the fingerprints of each. names: [processes] what the error calls them.
     """
     first: dict[str, tuple[str, str]] = {}
     for name, prints in zip(names, everyone, strict=True):
         for what, digest in prints.items():
-            other, known = first.setdefault(what, (name, digest))
-            if known != digest:
+            first_name, first_digest = first.setdefault(what, (name, digest))
+            if first_digest != digest:
                 raise RuntimeFault(
-                    f"{other} and {name} differ in their {what}",
+                    f"{first_name} and {name} differ in their {what}",
                     "build the same program and plan and, with the same seed, the same model on every rank",
                 )
 

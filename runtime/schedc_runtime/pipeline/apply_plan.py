@@ -1,4 +1,4 @@
-"""What a plan attaches, carried out on the model of one process: experts spread, rows exchanged, cells in order."""
+"""Carries out a plan on the model of one process: experts spread, rows exchanged, stages recomputed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from schedc_runtime.transport.collectives import Communicator
 
 
 def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
-    """The mesh: as given, or as the plan's topology asks; raises `RuntimeFault` where the two differ."""
+    """``mesh``, or without one that of the plan's topology. Raises `RuntimeFault` where the two differ."""
     topology = plan.topology
     if topology is None or mesh is None:
-        asked = (topology.ranks, topology.per_node) if topology else (1, 0)
-        return mesh or Mesh(program.ranks, asked[0], per_node=asked[1])
+        experts, per_node = (topology.ranks, topology.per_node) if topology else (1, 0)
+        return mesh or Mesh(program.ranks, experts, per_node=per_node)
     if (topology.ranks, topology.per_node) != (mesh.experts, mesh.per_node or mesh.experts):
         raise RuntimeFault(
             f"the plan's topology is {topology.nodes} nodes x {topology.per_node} ranks, in the mesh {mesh.experts}"
@@ -41,7 +41,7 @@ def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
 
 
 def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
-    """How rows travel: what the plan says, or for `auto` the method that its closed forms choose."""
+    """How rows travel: the plan's method, or for `auto` the one with the shortest exchange by closed forms."""
     if plan.method is not Method.AUTO:
         return plan.method.value
     routing = layer.router.routing
@@ -60,7 +60,7 @@ def attach(
 ) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
 
-    replicas: all that hold the same stages; None: those of ``group``.
+    replicas: the ranks that hold the same stages; None for those of ``group``.
     """
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
@@ -70,7 +70,8 @@ def attach(
         layers = [layer for _, layer in moe_layers(module)]
         if not layers:
             continue
-        method = next(known for known in METHODS if known == method_for(plan, layers[0], mesh))
+        wanted = method_for(plan, layers[0], mesh)
+        method = next(method for method in METHODS if method == wanted)
         if group.size > 1:
             shard_experts(module, group, method, capacity, hot, replicas)
         else:
@@ -79,7 +80,7 @@ def attach(
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:
-    """Let every stage work out again what the plan says of it, and what the program has Rs for."""
+    """Let every stage recompute what the plan says, and make it ready for the program's Rs."""
     ahead = {stage for stage, _ in recomputed_slots(program)}
     for held in stages:
         for index, stage in held.items():
@@ -90,7 +91,7 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, p
 
 
 def check_plan(plan: Attachments, program: Program, mesh: Mesh) -> None:
-    """The checks that lines of a plan go through, for one that was made in Python.
+    """Checks a plan that was made in Python as the compiler checks the lines of a plan.
 
     Raises `DiagnosticError` (S149, S150, S152).
     """
@@ -105,14 +106,16 @@ def _recompute_findings(plan: Attachments, program: Program, mesh: Mesh) -> Iter
     if plan.recompute and len(plan.recompute) != program.stages:
         message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
         yield Diagnostic("S149", message, Label(NOWHERE), help="give a `Recompute` for each stage, or none at all")
-    for stage, found in enumerate(plan.recompute):
-        if found.adaptive is None:
+    for stage, recompute in enumerate(plan.recompute):
+        if recompute.adaptive is None:
             continue
-        if not found.adaptive >= 1:
-            message = f"stage {stage}: recompute where rows are more than {found.adaptive:g} times the mean"
+        if not recompute.adaptive >= 1:
+            message = f"stage {stage}: recompute where rows are more than {recompute.adaptive:g} times the mean"
             yield Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more")
-        if found.by is By.RANK and found.level.exchanges and mesh.experts > 1:
-            message = f"stage {stage}: each rank decides for itself about a region with collectives: `{found.level}`"
+        if recompute.by is By.RANK and recompute.level.exchanges and mesh.experts > 1:
+            message = (
+                f"stage {stage}: each rank decides for itself about a region with collectives: `{recompute.level}`"
+            )
             notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
             help = f"decide `By.GROUP`, or take `{Level.MEDIUM}`, which holds none"
             yield Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help)

@@ -1,4 +1,4 @@
-"""What ranks must agree on before a step: the shapes, dtypes and plain values of the batch, as JSON."""
+"""The signature of a batch: its shapes, dtypes and plain values, on which all ranks agree before a step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Json = Any
 
 
 class BatchRefused(RuntimeFault):
-    """This batch cannot be split over the microbatches, or ranks disagree about it; the same on every rank."""
+    """A batch that cannot be split over the microbatches, or on which ranks disagree. Every rank raises the same."""
 
 
 class StepRequest(NamedTuple):
     """What one rank brings to a step.
 
-    batch, targets: their signatures, None where the rank was given none. needs_batch, needs_targets: whether the rank
-    holds a first or a last stage. call: what was called and how (mode, scale), which must be the same everywhere.
+    batch, targets: their signatures; None where the rank was given none.
+    needs_batch, needs_targets: whether the rank holds a first or a last stage.
+    call: what was called and with which options, which must be the same on all ranks.
     """
 
     batch: Json
@@ -34,7 +35,7 @@ class StepRequest(NamedTuple):
 
 
 def signature_of(value: Any) -> Json:
-    """The signature of a batch: nested tuples, lists and dicts of tensors and plain values."""
+    """The signature of a batch, as JSON. A batch is nested tuples, lists and dicts of tensors and plain values."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -49,9 +50,9 @@ def signature_of(value: Any) -> Json:
 
 
 def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: int, replicas: int = 1) -> Json:
-    """The batch's signature, of the requests by process. Raises `BatchRefused`: for equal arguments alike.
+    """The batch's signature, given the requests of all processes. Raises `BatchRefused`, for equal arguments alike.
 
-    names: of all processes, as errors call them.
+    requests: [processes]. names: [processes] what errors call them.
     """
     for name, request in zip(names, requests, strict=True):
         if request.call != requests[0].call:
@@ -77,7 +78,7 @@ def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: i
 
 
 def split(value: Any, microbatches: int, device: torch.device) -> list[Any]:
-    """``value`` for each microbatch: tensors split along dimension 0 and moved to ``device``, all else repeated.
+    """[microbatches] parts of ``value``: tensors split along dimension 0 and moved to ``device``, all else repeated.
 
     Lists come back as tuples.
     """
@@ -94,14 +95,15 @@ def split(value: Any, microbatches: int, device: torch.device) -> list[Any]:
 
 
 def arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as (args, kwargs) of the model: a mapping gives keywords, a tuple or list positions, else it is one."""
+    """A batch as (args, kwargs) of the model: a mapping gives keywords, a tuple or list positions, all else one
+    argument."""
     if isinstance(value, Mapping):
         return (), dict(value)
     return (tuple(value) if isinstance(value, (tuple, list)) else (value,)), {}
 
 
 def microbatch_of(signature: Json, microbatches: int) -> Any:
-    """One microbatch of a signature, with a `TensorSpec` in the place of every tensor."""
+    """One microbatch of a signature: a `TensorSpec` of [rows / microbatches, ...] in place of every tensor."""
 
     def tensor(leaf: Json) -> Any:
         if "shape" not in leaf:
@@ -123,27 +125,34 @@ def _map(signature: Json, leaf: Callable[[Json], Any]) -> Any:
 
 
 def _agreed(
-    what: str, names: Sequence[str], given: Sequence[tuple[Json, bool]], end: str, optional: bool = False
+    what: str, names: Sequence[str], signatures: Sequence[tuple[Json, bool]], end: str, optional: bool = False
 ) -> Json:
-    """The one signature that all ranks which gave one gave."""
-    told = list(zip(names, given, strict=True))
-    known = [(name, signature) for name, (signature, _) in told if signature is not None]
-    for name, (signature, needed) in told:
-        if needed and signature is None and (known or not optional):
+    """The one signature of all ranks that have one; None if no rank has.
+
+    signatures: [processes] each with whether the rank needs it. end: which stage needs it, first or last.
+    """
+    by_name = list(zip(names, signatures, strict=True))
+    present = [(name, signature) for name, (signature, _) in by_name if signature is not None]
+    for name, (signature, needed) in by_name:
+        if needed and signature is None and (present or not optional):
             raise BatchRefused(
                 f"{name} holds the {end} stage and was given no {what}",
                 f"pass the whole {what} on every rank that holds a first or a last stage; others may pass None",
             )
-    for name, signature in known[1:]:
-        if signature != known[0][1]:
+    if not present:
+        return None
+    first_name, first = present[0]
+    for name, signature in present[1:]:
+        if signature != first:
             raise BatchRefused(
-                f"{known[0][0]} and {name} were given a different {what}: {_show(known[0][1])} and {_show(signature)}",
+                f"{first_name} and {name} were given a different {what}: {_show(first)} and {_show(signature)}",
                 "give the same batch to every rank of a pipeline, and its replicas batches of one shape",
             )
-    return known[0][1] if known else None
+    return first
 
 
 def _leaves(signature: Json, path: str) -> list[tuple[str, Json]]:
+    """Each tensor and plain value of a signature, with its path as in Python: ``batch[0]['ids']``."""
     if signature is None:
         return []
     if "items" in signature:

@@ -1,4 +1,4 @@
-"""The executors of this process for each kind of batch: bound once per input signature, and kept."""
+"""Bound code of this process: executors for each input signature and program, bound once and kept."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from schedc_runtime.data_parallel.fsdp import DenseSharding
 
 _KEPT = 16
-"""Bound streams kept, one per input signature and program: batches of changing length must not grow without bound."""
+"""Bound streams kept, one per input signature and program: batches of changing length must not use ever more memory."""
 
 
 class BoundCode:
-    """What has been bound so far. ``stages``: of each place here; their boundaries are set to the last batch's."""
+    """What has been bound so far.
+
+    stages: of each place here. Their boundaries are set to those of the signature that was bound or looked up last.
+    cells: the order inside cells. shards: of the dense parts, where they are sharded.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class BoundCode:
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
         self.mesh, self.shards = mesh, shards
         self.boundaries: tuple[Boundary, ...] = ()
-        """[stages + 1] of the signature asked for last."""
+        """[stages + 1] what crosses before each stage and after the last, for the last signature."""
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]] = OrderedDict()
 
     def executors(
@@ -53,7 +57,10 @@ class BoundCode:
         transports: Mapping[Coordinate, Transport],
         peer_groups: Mapping[Coordinate, PeerGroups],
     ) -> dict[Coordinate, Executor]:
-        """Those of ``program`` for a batch of this signature, one per place here; ``call`` tells programs apart."""
+        """The executors of ``program`` for a batch of this signature, one per place here.
+
+        call: tells programs apart, ``step`` or ``evaluate``.
+        """
         key = f"{call} {signature}"
         if key not in self._bound:
             self._bound[key] = self._bind(program, signature, transports, peer_groups)
@@ -69,7 +76,7 @@ class BoundCode:
         return executors
 
     def forget(self) -> None:
-        """Drop all executors, with whatever they hold: after a failure their channels are out of step."""
+        """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
         for _, executors in self._bound.values():
             for executor in executors.values():
                 executor.reset()

@@ -1,4 +1,4 @@
-"""What is set around a step and put back after it: gradients of earlier steps, and the modules' mode."""
+"""Contexts around a step: gradients of earlier steps set aside, modules in evaluation mode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from schedc_runtime.stage.stage import Stage
 
 @contextmanager
 def isolated_gradients(copied: Iterable[Stage]) -> Iterator[None]:
-    """What REDUCE sums must be this step's gradients: those of earlier steps have been summed then.
+    """Sets the gradients of earlier steps aside, and adds them when the step has succeeded.
 
-    copied: the stages that have a second copy on another rank.
+    Sums over copies and replicas must see this step's gradients only: those of earlier steps have been summed before.
+    copied: the stages that another rank holds, too.
     """
     if not torch.is_grad_enabled():
         yield
@@ -31,7 +32,7 @@ def isolated_gradients(copied: Iterable[Stage]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
-    """All modules in evaluation mode, and afterwards each as it was."""
+    """Puts all modules into evaluation mode, and each back to its own mode afterwards."""
     modules = [(module, module.training) for stage in stages for module in stage.module.modules()]
     for module, _ in modules:
         module.training = False

@@ -1,4 +1,4 @@
-"""What ranks do when a step fails: each tells the others, and raises the cause rather than what it led to."""
+"""Failures of a step: the rank that fails tells the others, and every rank raises the cause rather than its echo."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import TransportError
 
 _AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
-"""What every rank raises alike, with no message under way: the pipeline stays usable."""
+"""Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 
 
 class PipelineBroken(RuntimeFault):
-    """The pipeline has failed before and its messages are no longer in step."""
+    """The pipeline has failed before: the messages of its ranks no longer match."""
 
 
 class FailureGuard:
-    """Stands around whatever other ranks wait for: ``with guard("in step 3"): ...``
+    """A context around whatever other ranks wait for: ``with guard("in step 3"): ...``
 
-    timeout: seconds that a rank waits for another. bound_code, stages: what holds the state of a step here.
+    timeout: seconds that a rank waits for another. bound_code, stages: hold the state of a step on this rank.
     """
 
     def __init__(self, network: Network, timeout: float, bound_code: BoundCode, stages: Sequence[Stage]) -> None:
@@ -41,7 +41,7 @@ class FailureGuard:
         self.control = ControlPlane(network.store, network.process, network.names, timeout, self._describe)
 
     def ready(self) -> None:
-        """The pipeline is built: what comes next is the trainer's."""
+        """Say that the pipeline is built, and that the trainer runs now."""
         self.control.presence.progress.say(self.between)
 
     def check(self) -> None:
@@ -65,10 +65,10 @@ class FailureGuard:
 
     @contextmanager
     def __call__(self, activity: str, *, partial: bool = False) -> Iterator[None]:
-        """A failure inside is told to the other ranks, and theirs is told here.
+        """Reports a failure inside to the other ranks, and raises here what another rank reports.
 
-        activity: what this rank is about, as in "rank 0 is in step 3".
-        partial: whether a failure leaves gradients behind that are not whole, which the error then says.
+        activity: what this rank does, as in "rank 0 is in step 3".
+        partial: whether a failure leaves incomplete gradients behind, which the error then says.
         """
         progress = self.control.presence.progress
         self._activity = activity
@@ -76,52 +76,53 @@ class FailureGuard:
         try:
             yield
         except BaseException as error:
-            told = self._explain(error)
+            cause = self._explain(error)
             if partial:
-                told.add_note("the gradients now hold a part of the failed step: zero them before the next one")
-            if told is error:
+                cause.add_note("the gradients now hold a part of the failed step: zero them before the next one")
+            if cause is error:
                 raise
-            raise told from error
+            raise cause from error
         finally:
             if not self._broken:
                 progress.say(self.between)
 
     def _explain(self, error: BaseException) -> BaseException:
-        """What to raise for ``error``: itself if it is this rank's own, else what the rank that caused it reports."""
+        """What to raise for ``error``: this rank's own error itself, else what the rank that caused it reports."""
         if isinstance(error, _AGREED):
             return error
-        told = self._seen_here(error) if _is_echo(error) else error
-        if told is error and not isinstance(error, (PeerFailure, StepTimeout)):
+        cause = self._seen_here(error) if _is_echo(error) else error
+        if cause is error and not isinstance(error, (PeerFailure, StepTimeout)):
             self.control.publish(f"{type(error).__name__}: {error}")
         self.control.leave()
         self.control.presence.progress.say(f"giving up {self._activity}", keep=True)
         self.forget()
         self._network.abort()
-        first_line = f"{type(told).__name__}: {told}".splitlines()[0]
+        first_line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         self._broken = "" if self._network.in_process else first_line
-        return told
+        return cause
 
     def _seen_here(self, error: BaseException) -> BaseException:
+        """The failure of another rank, worked out from what reached this one."""
         if isinstance(error, (PeerFailure, StepTimeout)):
             return error
         cause = error if isinstance(error, TransportError) else error.__cause__
         assert isinstance(cause, TransportError)
         broken = not cause.timed_out
-        at, peer = self._activity, ""
+        where, peer = self._activity, ""
         if isinstance(error, InstructionError):
-            at, peer = f"{at} at {error.instruction}\n  --> {error.where}", self._peer_of(error)
+            where, peer = f"{where} at {error.instruction}\n  --> {error.where}", self._peer_of(error)
         lost = f"lost {f'the connection with {peer}' if peer else 'a connection'}"
-        view = f"{self.control.name} {lost if broken else 'gave up'} {at}\n  {cause}"
+        view = f"{self.control.name} {lost if broken else 'gave up'} {where}\n  {cause}"
         return self.control.diagnose(view, broken=broken, peer=peer)
 
     def _peer_of(self, error: InstructionError) -> str:
-        """The rank that a message of the instruction goes to or comes from; "" if it is none, or of a collective."""
+        """The rank at the other end of the instruction's message; "" for an instruction without one."""
         peer = error.program.instruction(error.row).peer
         place = self._network.local[0]
         return self._network.mesh.name(place._replace(pipeline=peer)) if peer >= 0 and not error.part else ""
 
     def _describe(self, position: Position) -> str:
-        """Where a rank stands, in words."""
+        """What a rank does and where in its program, in words."""
         program = self._programs.get(position.program)
         if position.row < 0 or program is None:
             return position.activity

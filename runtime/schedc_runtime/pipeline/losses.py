@@ -1,4 +1,4 @@
-"""The end of a step: the mean loss on every rank, and who made it NaN or infinite."""
+"""The end of a step: the mean loss on every rank, and which stage made it NaN or infinite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from schedc_runtime.ranks.control import ControlPlane
 
 
 class NonFiniteLoss(RuntimeFault):
-    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value."""
+    """The loss is NaN or infinite. microbatch, stage: the first that produced such a value.
+
+    ``stage`` counts stages; their number ``stages`` itself means the loss function.
+    """
 
     def __init__(self, loss: float, microbatch: int, stage: int, stages: int) -> None:
         self.microbatch, self.stage = microbatch, min(stage, stages - 1)
@@ -30,7 +33,7 @@ class NonFiniteLoss(RuntimeFault):
 
 
 class Leftovers(Exception):
-    """A program that ends before everything it produced has been used: not one that the compiler made."""
+    """A program ended before everything that it produced was used; the compiler makes no such program."""
 
 
 def share_loss(
@@ -40,10 +43,12 @@ def share_loss(
     replicas: int,
     check_finite: bool,
 ) -> Tensor:
-    """The mean of all ranks' ``losses``, on the CPU; the same bits on every rank.
+    """[] the mean of all ranks' ``losses``, on the CPU; the same bits on every rank.
 
-    losses: by microbatch, those of replica r behind the ``r * microbatches`` of the replicas before it.
-    executors: those of this process, of the step that ends. Raises `NonFiniteLoss` on every rank if ``check_finite``.
+    losses: [] each, by microbatch; those of replica r from ``r * microbatches`` on.
+    executors: those of this process, of the step that ends.
+
+    Raises `NonFiniteLoss` on every rank if ``check_finite``, and `BatchRefused` where no rank formed a loss.
     """
     program = executors[0].program
     dtype = str(next(iter(losses.values())).dtype).removeprefix("torch.") if losses else ""
@@ -64,7 +69,8 @@ def share_loss(
 
 
 def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequence[Executor]) -> tuple[int, int]:
-    """The smallest microbatch that is not finite, and of its stages the first; the number of stages for the loss."""
+    """The first microbatch with a value that is not finite, and its first such stage; for the loss, the number of
+    stages."""
     mine = [
         (forward.microbatch, forward.stage.index)
         for executor in executors
@@ -73,7 +79,7 @@ def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequ
     ]
     everyone: list[Any] = control.gather("naming what is not finite", mine)
     stages = executors[0].program.stages
-    found = [(microbatch, stage) for part in everyone for microbatch, stage in part]
+    culprits = [(microbatch, stage) for part in everyone for microbatch, stage in part]
     microbatches = executors[0].program.microbatches
-    found += [(m % microbatches, stages) for m, value in losses.items() if not math.isfinite(value)]
-    return min(found, default=(0, stages))
+    culprits += [(m % microbatches, stages) for m, value in losses.items() if not math.isfinite(value)]
+    return min(culprits, default=(0, stages))

@@ -37,7 +37,7 @@ class Pipeline:
         loss = pipe.step(batch, targets)
 
     Every rank builds the whole model, equal on all ranks (same seed), and keeps the stages that the program places on
-    it. Parameters and optimizer are ordinary torch; gradients add up until they are zeroed, as ever.
+    it. Parameters and optimizer are ordinary torch: gradients add up until they are zeroed.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
     cut: how the model is cut into stages; by default as the program's layout says, else by parameters.
@@ -48,8 +48,8 @@ class Pipeline:
     cells: the order inside overlapped instructions, the same on all ranks: times of segments and exchanges to order
         by, or a function that gives each cell's program; by default as the plan says.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
-    in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so. With a
-        mesh a batch is that of all replicas, one after the other.
+    in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
+        A batch is then that of all replicas, one after the other.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
 
@@ -112,21 +112,26 @@ class Pipeline:
     ) -> Tensor:
         """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
 
-        batch: a tensor, a tuple (positional arguments of the model) or a dict (keywords), of tensors that are split
-            along dimension 0 and of plain values. Needed on ranks that hold a first stage; others may pass None.
-        targets: given to ``loss_fn``, split likewise. Needed where a last stage is held.
+        batch: [rows, ...] a tensor, or a tuple (positional arguments of the model) or dict (keywords) of tensors and
+            plain values. Tensors are split along dimension 0. Needed on ranks that hold a first stage; others may pass
+            None.
+        targets: [rows, ...] given to ``loss_fn``, split likewise. Needed where a last stage is held.
         scale: factor of the gradients, such as 1 / n when accumulating over n steps. The loss is without it.
-        trace: keep when each instruction ran, in `intervals`. profile: name instructions in torch's profiler.
+        trace: keep when each instruction ran, in `intervals`.
+        profile: name instructions in torch's profiler.
 
-        Returns the mean loss over the microbatches, on every rank. Raises the same error on every rank:
-        `BatchRefused` before anything is sent, `NonFiniteLoss`, `PeerFailure`, `StepTimeout`; an error of this rank's
+        Returns [] the mean loss over the microbatches, on every rank. Raises the same error on every rank:
+        `BatchRefused` before anything is sent, `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's
         own instruction is an `InstructionError`.
         """
         with torch.enable_grad():
             return self._run("step", self.program, batch, targets, scale, trace, profile)
 
     def evaluate(self, batch: Any = None, targets: Any = None) -> Tensor:
-        """The mean loss without training: the forward-only program, dropout off, nothing kept for a backward."""
+        """[] the mean loss without training: the forward-only program, dropout off, nothing kept for a backward.
+
+        batch, targets: as of `step`.
+        """
         if self._evaluation is None:
             self._evaluation = forward_only(self.program)
         with torch.no_grad(), evaluating(self._held()):
@@ -157,11 +162,11 @@ class Pipeline:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the stages held here, under the model's own names; of experts their part."""
+        """Parameters and buffers of the stages held here, under the model's own names; only the experts held here."""
         return {name: value for stage in self._held() for name, value in stage.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
-        """Load the local part of a state dict of the whole model: of experts, too, that of the whole.
+        """Load the local part of a state dict of the whole model, which has all experts.
 
         strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
         """
@@ -175,18 +180,18 @@ class Pipeline:
         return gather_state(self._assembly)
 
     def update_biases(self) -> None:
-        """Move the routers' biases against the load since the last call, as loss-free balancing has it.
+        """Move the routers' biases against the load since the last call (loss-free balancing).
 
-        Once per optimizer step, on all ranks: loads are summed over all replicas and copies of a stage. The layers'
-        statistics begin anew.
+        Call it once per optimizer step, on all ranks: loads are summed over all replicas and copies of a stage. The
+        layers' statistics begin anew.
         """
         with self._guard("updating the routers' biases"):
             update_biases(self.program, self._stages, self._network)
 
     def trace(self) -> dict[int, list[Interval]]:
-        """When each instruction of the last traced step ran, on every rank, by one clock. A collective.
+        """When each instruction of the last traced step ran, in ns of one clock, by rank. A collective.
 
-        Ranks on one machine share a clock; between machines it is as good as their clocks agree.
+        Ranks on one machine share a clock. Between machines times are as good as their clocks agree.
         """
         shift = time_ns() - perf_counter_ns()
         mine = {
@@ -210,41 +215,45 @@ class Pipeline:
     def _run(
         self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
     ) -> Tensor:
+        """A step or an evaluation (``call``): agree on the batch, run the program, share the loss."""
         self._guard.check()
         self._steps += 1
         self._guard.between = f"between steps, behind {call} {self._steps}"
         with self._guard(f"starting {call} {self._steps}"):
-            batches, wanted = self._own(batch), self._own(targets)
-            signature = self._agree(call, batches[0], wanted[0], scale)
-            placed = self._bound_code.executors(
+            batches, expected = self._by_replica(batch), self._by_replica(targets)
+            signature = self._agree(call, batches[0], expected[0], scale)
+            executors = self._bound_code.executors(
                 program, call, signature, self._network.transports, self._network.peer_groups
             )
-            executors = list(placed.values())
-            parts = [self._split(*pair) for pair in zip(batches, wanted, strict=True)]
+            parts = [self._split(*pair) for pair in zip(batches, expected, strict=True)]
         with self._guard(f"in {call} {self._steps}", partial=torch.is_grad_enabled()), isolated_gradients(self._copied):
-            self._guard.watch(executors, evaluating=call == "evaluate")
+            self._guard.watch(list(executors.values()), evaluating=call == "evaluate")
+            loss_scale = scale / (program.microbatches * self.mesh.replicas)
             for layer in self._experts:
-                layer.loss_scale = scale / (program.microbatches * self.mesh.replicas)
-            for place, executor in placed.items():
-                inputs, expected = parts[place.replica - self.replica]
-                executor.start(
-                    inputs, expected, scale / (program.microbatches * self.mesh.replicas),
-                    probing=self.check_finite, trace=trace, profile=profile,
-                )  # fmt: skip
-            self._execute(executors)
+                layer.loss_scale = loss_scale
+            for place, executor in executors.items():
+                inputs, wanted = parts[place.replica - self.replica]
+                executor.start(inputs, wanted, loss_scale, probing=self.check_finite, trace=trace, profile=profile)
+            self._execute(list(executors.values()))
             if trace:
-                first = [(place.pipeline, x) for place, x in placed.items() if place.replica == self.replica]
+                first = [(place.pipeline, x) for place, x in executors.items() if place.replica == self.replica]
                 self.intervals = {rank: executor.intervals or [] for rank, executor in first}
         with self._guard(f"at the end of {call} {self._steps}, sharing the loss"):
-            losses = {
-                place.replica * program.microbatches + m: loss
-                for place, held in self._stages.items()
-                for stage in held.values()
-                for m, loss in stage.take_losses().items()
-            }
-            return share_loss(self.control, losses, executors, self.mesh.replicas, self.check_finite).to(self._device)
+            losses = self._take_losses(program)
+            shared = share_loss(self.control, losses, list(executors.values()), self.mesh.replicas, self.check_finite)
+            return shared.to(self._device)
+
+    def _take_losses(self, program: Program) -> dict[int, Tensor]:
+        """The losses formed here, by microbatch; those of replica r from r * M on."""
+        return {
+            place.replica * program.microbatches + microbatch: loss
+            for place, held in self._stages.items()
+            for stage in held.values()
+            for microbatch, loss in stage.take_losses().items()
+        }
 
     def _execute(self, executors: list[Executor]) -> None:
+        """Run the streams of all places here to their end, and check that nothing is left."""
         if self._network.in_process:
             run_together(executors)
         else:
@@ -257,7 +266,7 @@ class Pipeline:
             stage.end_step()
 
     def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> Any:
-        """The batch's signature, known to all ranks."""
+        """The batch's signature, on which all ranks agree."""
         mine = StepRequest(
             signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
             {"call": call, "scale": scale},
@@ -266,8 +275,8 @@ class Pipeline:
         requests = [StepRequest(*answer) for answer in answers]
         return agree(requests, self.control.names, self.program.microbatches)
 
-    def _own(self, value: Any) -> list[Any]:
-        """What each replica here is given: all in one process, a batch is that of all replicas."""
+    def _by_replica(self, value: Any) -> list[Any]:
+        """The part of a batch that each replica here takes. In one process a batch is that of all replicas."""
         if value is None or not self._network.in_process or self.mesh.replicas == 1:
             return [value] * (self.mesh.replicas if self._network.in_process else 1)
         request = StepRequest(signature_of(value), None, True, False, "")
@@ -275,7 +284,7 @@ class Pipeline:
         return split(value, self.mesh.replicas, self._device)
 
     def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:
-        """[M] tensors that enter the first stage and [M] targets; None where no stage here wants them."""
+        """[M] tensors that enter the first stage, and [M] targets; None where no stage here needs them."""
         microbatches, inputs, parts = self.program.microbatches, None, None
         if batch is not None and self._holds(0):
             entry = self._bound_code.boundaries[0]
@@ -286,4 +295,5 @@ class Pipeline:
         return inputs, parts
 
     def _holds(self, index: int) -> bool:
+        """Whether stage ``index`` is here."""
         return any(stage.index == index for stage in self._held())

@@ -1,4 +1,4 @@
-"""Router biases moved against the load of a step, the same on all ranks that hold a router."""
+"""Router biases moved against the load of a step, equally on all ranks that hold a router."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from schedc_runtime.transport import Transfer
 
 
 def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], network: Network) -> None:
-    """`MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
+    """Calls `MoELayer.update_bias` of all layers here, with the load over all replicas and copies of their stage.
 
-    A layer's own load is that of its expert group. A collective of all ranks: everything is started before anything is
-    waited for, so that ranks in one process can do it together.
+    A layer's own load is that of its expert group. A collective of all ranks: every sum and message is started before
+    the first is waited for, so that ranks in one process can take part together.
     """
     layers = [
         (place, index, layer)
@@ -45,6 +45,5 @@ def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], 
 
 
 def _peers(program: Program, place: Coordinate) -> dict[int, int]:
-    """The rank with the other copy of each stage of a place that has one."""
-    found = (item for item in program.instructions(place.pipeline) if item.kind is InstructionKind.REDUCE)
-    return {item.stage: item.peer for item in found}
+    """The rank with the other copy of each stage of a place that has two."""
+    return {x.stage: x.peer for x in program.instructions(place.pipeline) if x.kind is InstructionKind.REDUCE}

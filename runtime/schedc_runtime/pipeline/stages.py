@@ -19,11 +19,11 @@ from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 StagesByIndex = dict[int, Stage]
-"""The stages of one rank, by number: one that serves two pipes on a rank is one stage there."""
+"""The stages of one rank, by index. A stage that serves two pipes on one rank is one stage there."""
 
 
 def layout_of(program: Program) -> Layout | None:
-    """Where the plan that the program was made of puts the layers; None if there was none.
+    """The layout of the plan that the program was compiled with; None without one.
 
     Raises `DiagnosticError` (S140 to S143) for a string that is no layout of so many layers.
     """
@@ -45,7 +45,7 @@ def stages_of_places(
     attach: Callable[[Coordinate, Iterable[nn.Module]], None],
     segmented: bool = False,
 ) -> dict[Coordinate, StagesByIndex]:
-    """The stages of each of ``places``, all in this process: a further copy of a stage has parameters of its own.
+    """The stages of each of ``places``, all in this process. A further copy of a stage has parameters of its own.
 
     attach: spreads the experts of a place's modules. segmented: see `new_stage`.
     """
@@ -73,10 +73,10 @@ def new_stage(
     *,
     segmented: bool = False,
 ) -> Stage:
-    """Stage ``index`` of a partition, of ``module``, its own or a copy.
+    """Stage ``index`` of a partition, made of ``module``: the partition's own or a copy.
 
-    It runs in segments if any stage of the model has an exchange inside, since an overlapped pair needs both of its
-    stages so, and, with ``segmented``, in a model without any.
+    It runs in segments if any stage of the model has an exchange inside: an overlapped pair needs both of its stages
+    in segments. With ``segmented`` it does so in any model.
     """
     if segmented or any(exchanges_in(part) for part in parts.modules):
         inputs = len(parts.values[index - 1] if index else parts.inputs)
@@ -86,12 +86,12 @@ def new_stage(
 
 
 def splits_backward(program: Program) -> bool:
-    """Whether weight gradients are computed apart from the backward anywhere in the program."""
+    """Whether the program has a W: somewhere weight gradients are computed apart from the backward."""
     return bool((program.kind == InstructionKind.W).any())
 
 
 def copied_stages(program: Program, rank: int) -> list[int]:
-    """Stages of ``rank`` whose gradients are summed with a second copy on another rank."""
+    """The stages of ``rank`` whose gradients are summed with a second copy on another rank."""
     reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.rank == rank))
     stages: list[int] = program.stage[reduced].tolist()
     return stages

@@ -22,13 +22,13 @@ from schedc.cost.costs import Costs, dump_costs, parse_costs
 from schedc.ir.program import InstructionKind
 from schedc.plan import Attachments
 from schedc.source import Source
-from schedc_runtime import Pipeline
-from schedc_runtime.commands.calibrate import measured_cell_costs
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import InstructionError, Interval
 from schedc_runtime.measure.emulated_device import Device
-from schedc_runtime.measure.step_trace import TracedStep, chrome_trace, compare, measured_costs
+from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs
+from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
 from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
@@ -46,8 +46,8 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     """Dense and MoE blocks mixed, and unequal numbers of them in the two halves of a pair."""
     program = schedc.compile(schedule, **STEPS[schedule])
     whole = small_moe(5, 2) if model == "moe" else small_gpt(7)
-    dense = {"overlap": True} if model == "dense" else {}
-    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, **dense)
+    cut = Cut(segmented=model == "dense")
+    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, cut=cut)
     batch, targets = tokens(program.microbatches)
     expected = oracle(pipe, batch, targets)
     assert differences(pipe, pipe.step(batch, targets), expected) == []

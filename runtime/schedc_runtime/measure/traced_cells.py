@@ -1,0 +1,81 @@
+"""Times of segments and exchanges, read from the traced steps of a pipeline that runs in serial order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.program import Action, Half
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.executor import Interval
+from schedc_runtime.measure.stage_times import HALVES
+from schedc_runtime.measure.step_trace import Intervals
+
+
+class TracedStep(NamedTuple):
+    """A micro-step on a node. role: of a segment ``experts``, of an exchange ``dispatch.rail``; layer: -1 for none."""
+
+    action: Action
+    half: Half
+    layer: int
+    role: str
+
+    @classmethod
+    def parse(cls, text: str) -> TracedStep | None:
+        """Reads the label of a `BoundStep`; None where it is no micro-step on a node."""
+        what, of, name = text.partition(" of ")
+        if not of:
+            return None
+        action, half = what.split()
+        layer, _, role = name.partition(".")
+        return cls(Action(action), Half(half), int(layer), role) if role else cls(Action(action), Half(half), -1, name)
+
+
+Times = dict[tuple[str, Half], list[float]]
+"""Milliseconds of every run, by role and half."""
+
+
+def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
+    """Times in milliseconds by role: the median over layers, microbatches, ranks and steps.
+
+    steps: the intervals of each traced step, by rank (`Pipeline.trace`). They must have run in the order
+    `schedc.cell.serial.serial`. There an exchange takes from its start to the end of its wait, including the time in
+    which it waits for slower ranks of its group. Raises `RuntimeFault` for steps in another order.
+
+    The attention behind another MoE layer also ends that layer: only one that begins a stage is counted.
+    """
+    segments: Times = defaultdict(list)
+    exchanges: Times = defaultdict(list)
+    for intervals in steps:
+        for spans in intervals.values():
+            _add(spans, segments, exchanges)
+    if not segments:
+        help = "only stages with expert layers, or of a Cut(segmented=True), do"
+        raise RuntimeFault("the traced steps have no cells", help)
+    return CellCosts.of(_medians(segments), _medians(exchanges))
+
+
+def _add(spans: Sequence[Interval], segments: Times, exchanges: Times) -> None:
+    """Add the times of one rank's step."""
+    started: Interval | None = None
+    for interval in spans:
+        if (step := TracedStep.parse(interval.part)) is None:
+            continue
+        if started is not None and step.action is not Action.WAIT:
+            raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")
+        begin = interval.start if started is None else started.start
+        time = (interval.end - begin) / 1e6
+        started = interval if step.action is Action.START else None
+        if step.action is Action.RUN and (step.role != "attention" or step.layer == 0):
+            segments[step.role, step.half].append(time)
+        elif step.action is Action.WAIT:
+            exchanges[step.role, step.half].append(time)
+
+
+def _medians(times: Mapping[tuple[str, Half], list[float]]) -> dict[str, SegmentTimes]:
+    """The median of each role and half; a half that never ran takes no time."""
+    roles = dict.fromkeys(role for role, _ in times)
+    return {role: SegmentTimes(*(median(times.get((role, half), [0.0])) for half in HALVES)) for role in roles}
