@@ -1,1 +1,1 @@
-"""Checks of a schedule's text before any size is known: names, roles, shapes, places of computed orders."""
+"""Checks a schedule's text before any size is known: names, roles, shapes, places of computed orders."""

@@ -1,4 +1,4 @@
-"""Where `timed` and `policy` may stand, and what they may hold."""
+"""Checks the form of computed orders: where `timed` and `policy` may stand, and what they may contain."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Computed = t.Timed | t.Policy
 _NO_R = "place it in a phase outside of the policy, or in a `timed` block without `fill`"
 
 MAX_CHOICES = 16
-"""Ways that a policy may choose between; each is run."""
+"""Most choices of a policy. Every choice is simulated."""
 
 AIMS = ("makespan", "span")
-"""The times that may be least: of the step, or the longest of a rank, from its first op to its last."""
+"""Times that a policy may minimize: of the whole step, or the longest time from a rank's first op to its last."""
 
 
 def check_computed_orders(block: t.RankBlock, source: Source) -> list[Diagnostic]:
-    """All that is wrong with the form of a rank block's computed order (S126).
+    """All findings (S126) about the form of a rank block's computed order.
 
-    There is at most one, which stands in the block itself or is the whole of a phase of it, so that every rank
-    runs it once; a `timed` block is all the block has. Only there ops have slots.
+    A block has at most one computed order. It stands in the block itself or is all of one phase, so every rank runs it
+    once. Beside a `timed` block the rank block contains no other ops. Only ops of a `timed` block have slots.
     """
 
     def finding(message: str, span: Span, help: str = "") -> Diagnostic:
@@ -31,36 +31,37 @@ def check_computed_orders(block: t.RankBlock, source: Source) -> list[Diagnostic
 
     top = [inner for statement in block.body for inner in _opened(statement)]
     computed = [statement for statement in top if isinstance(statement, Computed)]
-    found = [finding("another computed order in one rank block", extra.span) for extra in computed[1:]]
-    found += [
+    findings = [finding("another computed order in one rank block", extra.span) for extra in computed[1:]]
+    findings += [
         finding("a computed order inside of another statement", deep.span, "move it out to the rank block")
         for deep in _deep(block.body, 0)
     ]
     if any(isinstance(statement, t.Timed) for statement in computed):
-        found += [
+        findings += [
             finding("an order beside a `timed` block", other.span, "give every op a slot in the block")
             for other in top
             if not isinstance(other, t.Let | Computed)
         ]
     for statement in computed[:1]:
         if isinstance(statement, t.Timed):
-            found += [finding(*fault) for fault in _in_timed(statement)]
+            findings += [finding(*fault) for fault in _in_timed(statement)]
         else:
-            found += [finding(*fault) for fault in _in_policy(statement)]
+            findings += [finding(*fault) for fault in _in_policy(statement)]
     chosen = [s for s in computed if isinstance(s, t.Policy) or s.fill is not None]
-    found += [finding("an R where the compiler chooses what runs next", op.span, _NO_R) for op in _recomputed(chosen)]
+    findings += [finding("an R where the compiler chooses what runs next", op.span, _NO_R) for op in _rs(chosen)]
     loose = [s for s in _all(block.body) if isinstance(s, t.SlotItem)] if not computed else []
-    found += [finding("`at` outside of a `timed` block", item.span) for item in loose]
-    return found
+    findings += [finding("`at` outside of a `timed` block", item.span) for item in loose]
+    return findings
 
 
 def _opened(statement: t.Statement) -> tuple[t.Statement, ...]:
-    """The statement, or of a phase that is one computed order that order."""
+    """The statement itself; for a phase that consists of one computed order, this order."""
     alone = isinstance(statement, t.Phase) and len(statement.body) == 1 and isinstance(statement.body[0], Computed)
     return statement.body if isinstance(statement, t.Phase) and alone else (statement,)
 
 
 def _inside(statement: t.Statement) -> tuple[t.Statement, ...]:
+    """The statements directly inside of a statement."""
     match statement:
         case t.If(then=then, otherwise=otherwise):
             return then + otherwise
@@ -73,13 +74,14 @@ def _inside(statement: t.Statement) -> tuple[t.Statement, ...]:
 
 
 def _all(statements: Sequence[t.Statement]) -> Iterator[t.Statement]:
+    """The statements and all statements inside of them."""
     for statement in statements:
         yield statement
         yield from _all(_inside(statement))
 
 
-def _recomputed(computed: Sequence[Computed]) -> Iterator[t.OpItem]:
-    """The Rs in computed orders, and among the ops that their rules name."""
+def _rs(computed: Sequence[Computed]) -> Iterator[t.OpItem]:
+    """The Rs in computed orders and in their rules."""
     for statement in _all(computed):
         match statement:
             case t.OpItem(kind="R"):
@@ -87,13 +89,13 @@ def _recomputed(computed: Sequence[Computed]) -> Iterator[t.OpItem]:
             case t.SlotItem(op=t.OpItem(kind="R") as op):
                 yield op
             case t.Policy(choices=choices):
-                wishes = [wish for choice in choices for wish in choice.prefer]
+                preferred = [item for choice in choices for item in choice.prefer]
                 counted = [op for choice in choices for cap in choice.caps for op in (cap.counted, cap.freed)]
-                yield from (op for op in (*wishes, *counted) if isinstance(op, t.OpItem) and op.kind == "R")
+                yield from (op for op in (*preferred, *counted) if isinstance(op, t.OpItem) and op.kind == "R")
 
 
 def _deep(statements: Sequence[t.Statement], depth: int) -> Iterator[Computed]:
-    """The computed orders that are not at the top."""
+    """The computed orders inside of other statements."""
     for statement in statements:
         for inner in _opened(statement) if depth == 0 else (statement,):
             if depth > 0 and isinstance(inner, Computed):
@@ -102,6 +104,7 @@ def _deep(statements: Sequence[t.Statement], depth: int) -> Iterator[Computed]:
 
 
 def _in_timed(timed: t.Timed) -> Iterator[tuple[str, Span, str]]:
+    """Message, place and help of each fault in a `timed` block."""
     for item in _all(timed.body):
         if isinstance(item, t.OpItem | t.PairItem):
             what = "an op" if isinstance(item, t.OpItem) else "a pair"
@@ -118,8 +121,13 @@ def _fill(op: t.OpItem) -> Iterator[tuple[str, Span, str]]:
 
 
 def _in_policy(policy: t.Policy) -> Iterator[tuple[str, Span, str]]:
+    """Message, place and help of each fault in a policy."""
     if len(policy.choices) > MAX_CHOICES:
-        yield f"more than {MAX_CHOICES} choices of one policy", policy.span, "keep those that are ever taken"
+        yield (
+            f"more than {MAX_CHOICES} choices of one policy",
+            policy.span,
+            "keep those that some costs make the fastest",
+        )
     if policy.aim is not None and policy.aim.id not in AIMS:
         yield f"a policy by `{policy.aim.id}`", policy.aim.span, f"write by {' or by '.join(AIMS)}"
     for choice in policy.choices:

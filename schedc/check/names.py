@@ -1,4 +1,4 @@
-"""`check`: the names and shapes of a schedule, before any size is known; everything found in one run."""
+"""`check` checks the names and shapes of a schedule before any size is known, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a name stands for, and where it was given."""
+    """The meaning of a name. span: where the name is defined. arity: number of parameters of a function."""
 
     kind: str
     span: Span
@@ -27,20 +27,23 @@ _Names = dict[str, _Meaning]
 
 
 def check(tree: t.ScheduleTree) -> list[Diagnostic]:
-    """All that is wrong with ``tree`` at any size (codes S101 to S110), by place."""
+    """All findings about ``tree`` that no size can change (codes S101 to S110), by place."""
     checker = _Checker(tree.source)
     checker.schedule(tree)
     return sorted(checker.findings, key=lambda finding: finding.primary.span)
 
 
 class _Checker:
-    """Walks a schedule; every method adds to ``findings`` and goes on."""
+    """Walks a schedule. Every method adds to ``findings`` and goes on.
+
+    later: by name, the place of each function of the file; tells a call that comes too early from an unknown function.
+    single_chunk: whether the placement gives each rank one chunk, so ops name no chunk.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.findings: list[Diagnostic] = []
         self.later: dict[str, Span] = {}
-        """Functions of the file by name, for calls that come too early."""
         self.single_chunk = False
 
     def add(self, code: str, message: str, span: Span, label: str = "", *others: Label, help: str = "") -> None:
@@ -78,7 +81,7 @@ class _Checker:
             self.claim(claim, names, bound_in(tree.ranks))
 
     def one_of(self, code: str, what: str, spans: Sequence[Span], whole: Span) -> None:
-        """Report that there is not exactly one of something."""
+        """Report that the schedule has none or several of a thing, of which it needs exactly one."""
         if not spans:
             self.add(code, f"the schedule has no {what}", whole, "this schedule")
         else:
@@ -86,22 +89,25 @@ class _Checker:
             self.add(code, f"a schedule has exactly one {what}", spans[1], "another one", *others)
 
     def parameters(self, tree: t.ScheduleTree, names: _Names) -> None:
-        meant = ""
+        hints = ""
         for parameter in tree.parameters:
             if parameter.role not in ROLES:
                 help = did_you_mean(parameter.role, ROLES)
-                meant += help
+                hints += help
                 self.add("S103", f"`{parameter.role}` is not a role of a size", parameter.span, help=help)
             self.define(parameter.name, "size", parameter.span, names, reserved=True)
         for role in ("ranks", "microbatches"):
             spans = [parameter.span for parameter in tree.parameters if parameter.role == role]
-            if len(spans) != 1 and f"did you mean `{role}`" not in meant:
+            if len(spans) != 1 and f"did you mean `{role}`" not in hints:
                 self.one_of("S103", f"size with the role `{role}`", spans, tree.span)
         if len(spans := [parameter.span for parameter in tree.parameters if parameter.role == "segments"]) > 1:
             self.one_of("S103", "size with the role `segments`", spans, tree.span)
 
     def define(self, name: str, kind: str, span: Span, names: _Names, arity: int = 0, reserved: bool = False) -> None:
-        """Give ``name`` a meaning; no name ever has two that are visible at once."""
+        """Give ``name`` a meaning. Report (S102) a name that already has one.
+
+        reserved: whether cost symbols and metrics are refused, too.
+        """
         taken = name in BUILTINS or (reserved and name in (*COST_SYMBOLS, *METRICS))
         if taken:
             what = "a function of the language" if name in BUILTINS else "a word of claims"
@@ -165,7 +171,7 @@ class _Checker:
     # ---- statements
 
     def body(self, statements: Iterable[t.Statement], names: _Names) -> None:
-        """Check a block, whose names end with it."""
+        """Check a block. Names that it defines end with it."""
         names = dict(names)
         for statement in statements:
             match statement:
@@ -215,8 +221,8 @@ class _Checker:
             for part in (choice.search.within, choice.search.kept, choice.search.whole):
                 if part is not None:
                     self.expr(part, names)
-        for wish in choice.prefer:
-            self.pair(wish, names) if isinstance(wish, t.PairItem) else self.op(wish, names)
+        for item in choice.prefer:
+            self.pair(item, names) if isinstance(item, t.PairItem) else self.op(item, names)
         for cap in choice.caps:
             for op in (cap.counted, cap.freed):
                 if op is not None:
@@ -236,7 +242,7 @@ class _Checker:
     # ---- values
 
     def expr(self, expr: t.Expr, names: Mapping[str, _Meaning]) -> None:
-        """Check an expression whose value is an integer known at compile time."""
+        """Check an expression outside of claims, whose value is an integer."""
         match expr:
             case t.Int(value=float()):
                 self.add(
@@ -265,14 +271,14 @@ class _Checker:
         elif name.id in METRICS:
             self.add("S107", f"`{name.id}` is a metric, known only in claims", name.span)
         else:
-            known = [known for known, meaning in names.items() if meaning.kind != "function"]
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))
+            values = [value for value, meaning in names.items() if meaning.kind != "function"]
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, values))
 
     def call(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
         meaning = names.get(call.function)
         if meaning is not None and meaning.kind != "function":
-            said = Label(meaning.span, "given here")
-            self.add("S106", f"`{call.function}` is a {meaning.kind}, not a function", call.span, "", said)
+            definition = Label(meaning.span, "given here")
+            self.add("S106", f"`{call.function}` is a {meaning.kind}, not a function", call.span, "", definition)
             return
         if meaning is None and call.function not in BUILTINS:
             self.unknown_function(call, names)
@@ -285,28 +291,32 @@ class _Checker:
 
     def unknown_function(self, call: t.Call, names: Mapping[str, _Meaning]) -> None:
         if call.function in self.later:
-            there = Label(self.later[call.function], "it is defined here")
-            help = "a function may call only those above it, so that nothing recurs"
-            self.add("S106", f"`{call.function}` is not defined yet", call.span, "called here", there, help=help)
+            definition = Label(self.later[call.function], "it is defined here")
+            help = "a function may call only functions above it, so there is no recursion"
+            self.add("S106", f"`{call.function}` is not defined yet", call.span, "called here", definition, help=help)
             return
-        known = [*BUILTINS, *(name for name, meaning in names.items() if meaning.kind == "function")]
-        help = did_you_mean(call.function, known)
+        functions = [*BUILTINS, *(name for name, meaning in names.items() if meaning.kind == "function")]
+        help = did_you_mean(call.function, functions)
         self.add("S101", f"`{call.function}` is not a function", call.span, help=help)
 
     # ---- claims
 
     def claim(self, claim: t.Claim, names: Mapping[str, _Meaning], rank_only: set[str]) -> None:
-        """Check a claim: it compares metrics with sizes and costs, and knows nothing of single ranks but ``[r]``."""
+        """Check a claim: it compares metrics with sizes and costs, and names a single rank only in ``[r]``.
+
+        rank_only: names that the rank block defines, which claims cannot use.
+        """
         ranks = {i.index.id for i in indexes(claim.claim) if isinstance(i.index, t.Name)}
-        known = {name for name, meaning in names.items() if meaning.kind == "size"} | {*COST_SYMBOLS, *METRICS}
+        legal = {name for name, meaning in names.items() if meaning.kind == "size"} | {*COST_SYMBOLS, *METRICS}
         if not is_statement(claim.claim):
             help = "write for example `expect bubble == (P-1)*(F+B)`"
             self.add("S109", "a claim compares a metric with a value", claim.claim.span, help=help)
-        self.claim_part(claim.claim, names, known | ranks, rank_only)
+        self.claim_part(claim.claim, names, legal | ranks, rank_only)
         if claim.condition is not None:
-            self.claim_part(claim.condition, names, known, rank_only)
+            self.claim_part(claim.condition, names, legal, rank_only)
 
-    def claim_part(self, expr: t.Expr, names: Mapping[str, _Meaning], known: set[str], rank_only: set[str]) -> None:
+    def claim_part(self, expr: t.Expr, names: Mapping[str, _Meaning], legal: set[str], rank_only: set[str]) -> None:
+        """Check a part of a claim. legal: names that it may use."""
         match expr:
             case t.Index(name=name, index=index):
                 if name not in METRICS:
@@ -315,8 +325,8 @@ class _Checker:
                     help = f"write `{name}[r]`: the claim then speaks of every rank r"
                     self.add("S109", "the index of a metric is a name for any rank", index.span, help=help)
                 return
-            case t.Name(id=name) if name not in known:
-                self.unknown_in_claim(expr, names, known, rank_only)
+            case t.Name(id=name) if name not in legal:
+                self.unknown_in_claim(expr, names, legal, rank_only)
             case t.Call(function=function):
                 if function not in BUILTINS and function in names:
                     self.add("S109", "claims call only the functions of the language", expr.span,
@@ -324,14 +334,15 @@ class _Checker:
                 else:
                     self.call(expr, {})
         for part in parts(expr):
-            self.claim_part(part, names, known, rank_only)
+            self.claim_part(part, names, legal, rank_only)
 
     def unknown_in_claim(
-        self, name: t.Name, names: Mapping[str, _Meaning], known: set[str], rank_only: set[str]
+        self, name: t.Name, names: Mapping[str, _Meaning], legal: set[str], rank_only: set[str]
     ) -> None:
+        """Report a name that is not legal in a claim: unknown (S101), or known only elsewhere (S109)."""
         if name.id in names or name.id in rank_only:
             help = "write its value; `metric[r]` speaks of every rank r" if name.id in rank_only else "write its value"
             place = "the rank block" if name.id in rank_only else "the order, not in claims"
             self.add("S109", f"`{name.id}` is known only in {place}", name.span, help=help)
         else:
-            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, known))
+            self.add("S101", f"`{name.id}` is not known here", name.span, help=did_you_mean(name.id, legal))

@@ -1,4 +1,4 @@
-"""Grammar rules to tree nodes: one method per rule of grammar.lark."""
+"""Builds tree nodes from grammar rules: one method per rule of grammar.lark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Children = Sequence[Any]
 
 @v_args(inline=True)
 class TreeBuilder(Transformer[Token, t.FileTree]):
-    """Builds the tree while the parser reduces; ``source`` is the file being parsed."""
+    """Builds the tree while the parser reduces. source: the file that is parsed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def op_digit(self, word: Token, at: t.Expr | None) -> t.OpItem:
         span = span_of(word)
         digits = Span(span.line, span.column + 1, span.end_line, span.end_column)
-        chunk = t.Int(int(word[1:6]), digits)  # a longer number has been reported by the token checks
+        chunk = t.Int(int(word[1:6]), digits)  # the token checks have reported longer numbers
         return t.OpItem(word[0], chunk, at, _to(word, at))
 
     def op_index(self, letter: Token, chunk: t.Expr, close: Token, at: t.Expr | None) -> t.OpItem:
@@ -169,15 +169,15 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def choice(
         self, search: t.Search | None, prefer: tuple[Any, ...] | None, fill: t.OpItem | None, *parts: Any
     ) -> t.Choice:
-        wishes, caps, (body, end) = prefer or (), parts[:-1], parts[-1]
-        heads = (*([search] if search else []), *wishes, *([fill] if fill else []), *caps)
+        items, caps, (body, end) = prefer or (), parts[:-1], parts[-1]
+        heads = (*([search] if search else []), *items, *([fill] if fill else []), *caps)
         first = next((part.span for part in heads if not isinstance(part, Token)), end)
-        signs = tuple(str(part) for part in wishes if isinstance(part, Token))
-        preferred = tuple(p for p in wishes if not isinstance(p, Token))
+        signs = tuple(str(item) for item in items if isinstance(item, Token))
+        preferred = tuple(item for item in items if not isinstance(item, Token))
         return t.Choice(search, preferred, signs, fill, caps, body, first)
 
-    def prefer(self, _: Token, *wishes: Any) -> tuple[Any, ...]:
-        return wishes
+    def prefer(self, _: Token, *items: Any) -> tuple[Any, ...]:
+        return items
 
     def cap(self, word: Token, *parts: Any) -> t.Cap:
         sign, most = parts[-2:]
@@ -296,7 +296,7 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     # ---- values
 
     def integer(self, number: Token) -> t.Int:
-        return t.Int(int(number[-20:]), span_of(number))  # longer ones have been reported by the token checks
+        return t.Int(int(number[-20:]), span_of(number))  # the token checks have reported longer numbers
 
     def decimal(self, number: Token) -> t.Int:
         return t.Int(float(number), span_of(number))
@@ -327,14 +327,14 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
 
 
 class _Arguments(tuple[t.Expr, ...]):
-    """Arguments, and the place of the parenthesis that closes them."""
+    """Arguments of a call. span: the place of the closing parenthesis."""
 
     span: Span
 
     def __new__(cls, values: Sequence[t.Expr], span: Span) -> _Arguments:
-        made = super().__new__(cls, values)
-        made.span = span
-        return made
+        arguments = super().__new__(cls, values)
+        arguments.span = span
+        return arguments
 
 
 def _to(first: Token, last: t.Expr | None) -> Span:
@@ -342,7 +342,7 @@ def _to(first: Token, last: t.Expr | None) -> Span:
 
 
 def _number(token: Token) -> int | float:
-    """The number of a token; longer ones have been reported by the token checks."""
+    """The number of a token. The token checks have reported longer numbers."""
     return float(token[-32:]) if token.type == "DECIMAL" else int(token[-20:])
 
 

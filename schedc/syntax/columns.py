@@ -1,4 +1,4 @@
-"""Formatted lines put into columns: the parts of neighbouring phases, and the comments behind neighbouring lines."""
+"""Aligns formatted lines in columns: the parts of neighbouring phases, and the comments behind neighbouring lines."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from itertools import groupby
 
 INDENT = 2
+"""Spaces per level of indentation."""
 _NAME = 8
-"""Least width of the names of neighbouring phases."""
+"""Least width of the names of neighbouring phases, in characters."""
 _WIDEST = 28
-"""A repeat wider than this keeps out of the columns, and what comes behind it has columns of its own."""
+"""Most characters of a `repeat` in a column. After a wider one, new columns begin."""
 _UNEVEN = 16
-"""Two columns are not aligned where the first differs by more than this: what is far apart is not read together."""
+"""Most characters by which the first column may differ between aligned lines. Beyond it, alignment does not help."""
 _COMMENT_GAP = 3
+"""Least number of spaces before a comment behind code."""
 _PAGE = 120
+"""Most characters of a line with an aligned comment."""
 
 
 @dataclass(frozen=True)
 class TextLine:
     """A line before alignment.
 
-    parts: one text, or columns, such as ``phase name``, what it repeats, and the block of a one-line phase.
-    comment: what stands behind it. kind: the first token of a line with columns, else "".
+    parts: one text, or the columns. A one-line phase has three: ``phase name``, its `repeat`, and its block.
+    comment: the comment behind the code. kind: type of the first token if the line has columns, else "".
     """
 
     indent: int
@@ -35,38 +38,39 @@ class TextLine:
 def align(lines: Sequence[TextLine]) -> list[str]:
     """The text of each line, blank lines included."""
     codes = [" " * (INDENT * line.indent) + code for line, code in zip(lines, _codes(lines), strict=True)]
-    found: list[str] = []
+    texts: list[str] = []
     for run in _runs(lines, [bool(line.comment) for line in lines]):
-        column = _comment_column([codes[at] for at in run], [lines[at].comment for at in run])
-        for at in run:
-            if lines[at].blank_before:
-                found.append("")
-            pad = max(column - len(codes[at]), _COMMENT_GAP)
-            found.append(codes[at] + " " * pad + lines[at].comment if lines[at].comment else codes[at])
-    return found
+        column = _comment_column([codes[i] for i in run], [lines[i].comment for i in run])
+        for i in run:
+            if lines[i].blank_before:
+                texts.append("")
+            pad = max(column - len(codes[i]), _COMMENT_GAP)
+            texts.append(codes[i] + " " * pad + lines[i].comment if lines[i].comment else codes[i])
+    return texts
 
 
 def _runs(lines: Sequence[TextLine], keys: Sequence[object]) -> list[list[int]]:
-    """Indexes of the lines, in runs: neighbours at one depth with one key stand together; without a key, alone."""
+    """Indexes of the lines in runs: neighbours of one indentation and one key. A line without a key is a run alone."""
     runs: list[list[int]] = []
-    for at, (line, key) in enumerate(zip(lines, keys, strict=True)):
-        if at and key and key == keys[at - 1] and not line.blank_before and line.indent == lines[at - 1].indent:
-            runs[-1].append(at)
+    for i, (line, key) in enumerate(zip(lines, keys, strict=True)):
+        if i and key and key == keys[i - 1] and not line.blank_before and line.indent == lines[i - 1].indent:
+            runs[-1].append(i)
         else:
-            runs.append([at])
+            runs.append([i])
     return runs
 
 
 def _codes(lines: Sequence[TextLine]) -> list[str]:
-    found: list[str] = []
+    """The code of each line, aligned, without indentation and comment."""
+    codes: list[str] = []
     for run in _runs(lines, [line.kind for line in lines]):
         put = _COLUMNS.get(lines[run[0]].kind)
-        found += put([lines[at].parts for at in run]) if put else [lines[run[0]].parts[0]]
-    return found
+        codes += put([lines[i].parts for i in run]) if put else [lines[run[0]].parts[0]]
+    return codes
 
 
 def _two(gap: int) -> Callable[[list[tuple[str, ...]]], list[str]]:
-    """Two columns, with at least so many spaces between them."""
+    """A function that aligns lines of two columns. gap: least number of spaces between the columns."""
 
     def put(run: list[tuple[str, ...]]) -> list[str]:
         widths = [len(first) for first, _ in run]
@@ -77,17 +81,17 @@ def _two(gap: int) -> Callable[[list[tuple[str, ...]]], list[str]]:
 
 
 def _phases(run: list[tuple[str, ...]]) -> list[str]:
-    """Neighbouring phases in columns; a single one needs none."""
+    """Neighbouring phases in columns; a single phase needs no columns."""
     alone = len(run) == 1
     names = 0 if alone else max(len("phase ") + _NAME, *(len(parts[0]) for parts in run))
-    found: list[str] = []
+    texts: list[str] = []
     for wide, group in groupby(run, lambda parts: len(parts) == 3 and len(parts[1]) > _WIDEST):
         members = list(group)
         width = 0 if wide else max((len(parts[1]) for parts in members if len(parts) == 3), default=0)
         for parts in members:
             middle = f" {parts[1]:<{width}} " if len(parts) == 3 else ""
-            found.append(f"{parts[0]:<{names}}{middle} {parts[-1]}")
-    return found
+            texts.append(f"{parts[0]:<{names}}{middle} {parts[-1]}")
+    return texts
 
 
 def _loops(run: list[tuple[str, ...]]) -> list[str]:
@@ -102,11 +106,11 @@ _COLUMNS: dict[str, Callable[[list[tuple[str, ...]]], list[str]]] = {
     "FOR": _loops,
     "REPEAT": _loops,
 }
-"""How a run of lines with columns is put together, by their first token."""
+"""By type of the first token of a run of lines: the function that aligns the lines."""
 
 
 def _comment_column(codes: list[str], comments: list[str]) -> int:
-    """The column of the comments of a run; 0 where they would leave the page."""
+    """The column of the comments of a run; 0 if they would not fit on the page."""
     column = max(map(len, codes)) + _COMMENT_GAP
     fits = all(column + len(comment) <= _PAGE for comment in comments)
     return column if fits and len(codes) > 1 else 0

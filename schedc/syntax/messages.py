@@ -1,4 +1,4 @@
-"""Syntax errors in the words of the language: what was expected, what was found, what to write instead."""
+"""Words syntax errors: what was expected, what was found, and what to write instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _GROUPS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"SCHEDULE", "DOC"}), "`schedule`"),
     (frozenset({"NAME", "NUMBERED_WORD"}), "a name"),
 )
-"""Sets of tokens with one word for all of them; the first that fits is taken."""
+"""Sets of token types, and the words that name the whole set in a message. The first set that fits is taken."""
 
 _SINGLE = {
     "INT": "a number", "NAME": "a name", "LPAR": "`(`", "RPAR": "`)`", "LBRACE": "`{`", "RBRACE": "`}`",
@@ -49,15 +49,14 @@ _SINGLE = {
 
 
 def unexpected(items: Sequence[Token], i: int, accepted: set[str], source: Source) -> Diagnostic:
-    """The error of token ``i`` of ``items`` where only ``accepted`` could stand."""
+    """The finding for token ``i`` of ``items``. accepted: the token types that are legal in its place."""
     token, line = items[i], _line_of_plan(items, i, accepted)
-    found = _found(token)
-    message = f"expected {_expected(accepted)}, found {found}"
+    message = f"expected {_expected(accepted)}, found {_in_words(token)}"
     code, help = ("S006" if _is_op(token) and _wants_name(accepted) else "S001"), _help(items, i, accepted)
     if line is None:
         return Diagnostic(code, message, Label(span_of(token), "here"), help=help, source=source)
     place, more = Label(span_of(token), "here"), [Label(span_of(line), "in this line")] * (line.line != token.line)
-    if token.line != items[i - 1].line:  # what is missing, is missing where the line ends
+    if token.line != items[i - 1].line:  # something is missing at the end of the line
         place, more = Label(span_of(items[i - 1]), "expected behind this"), [Label(span_of(token), "found here")]
     help = _near_unit(items, i) or f"write it as `{FORMS[line]}`"
     return Diagnostic(code, message, place, tuple(more), help=help, source=source)
@@ -67,7 +66,7 @@ _LINES = frozenset(PLAN_LINES.values())
 
 
 def _line_of_plan(items: Sequence[Token], i: int, accepted: set[str]) -> Token | None:
-    """The word that begins the line of a plan in which token ``i`` stands, or which it cuts short."""
+    """The first word of the plan line that holds token ``i`` or ends before it; None outside of a plan."""
     if "$END" in accepted:
         return None
     begins = (token for token in reversed(items[:i]) if token.type in _LINES or token.type in ("PLAN", "SCHEDULE"))
@@ -76,10 +75,10 @@ def _line_of_plan(items: Sequence[Token], i: int, accepted: set[str]) -> Token |
 
 
 def _near_unit(items: Sequence[Token], i: int) -> str:
-    """For a name behind a number, at the token or before it: the unit that it is nearly."""
-    for at in (i, i - 1):
-        if items[at].type == "NAME" and items[at - 1].type in ("INT", "DECIMAL"):
-            word = str(items[at])
+    """A hint for a misspelt unit: a name behind a number, at token ``i`` or the one before it."""
+    for position in (i, i - 1):
+        if items[position].type == "NAME" and items[position - 1].type in ("INT", "DECIMAL"):
+            word = str(items[position])
             same = next((unit for unit in UNITS if unit.lower() == word.lower()), "")
             near = f"did you mean `{same}`?" if same else did_you_mean(word, UNITS)
             return near if near.startswith("did you mean") else ""
@@ -87,18 +86,20 @@ def _near_unit(items: Sequence[Token], i: int) -> str:
 
 
 def _expected(accepted: set[str]) -> str:
+    """The accepted token types in words."""
     left, words = set(accepted), []
     for group, word in _GROUPS:
         if group <= left:
             words.append(word)
             left -= group
     if "an operator" in words:
-        left -= {"LPAR", "LSQB", "COMMA"}  # a call, an index, one more argument: true, but no help
+        left -= {"LPAR", "LSQB", "COMMA"}  # a call, an index, another argument: possible, but naming them is no help
     words += sorted(_SINGLE.get(kind, f"`{kind.lower()}`") for kind in left if kind != "DOC")
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _found(token: Token) -> str:
+def _in_words(token: Token) -> str:
+    """A token as a message names it."""
     if token.type == "$END":
         return "the end of the file"
     text = str(token) if len(token) <= 40 else f"{token[:40]}…"
@@ -111,7 +112,7 @@ def _is_op(token: Token) -> bool:
 
 
 def _is_small_op(token: Token) -> bool:
-    """Whether it would be an op if its letter were a capital."""
+    """Whether a token would be an op with a capital letter."""
     return token.type == "NAME" and token[0] in "fiwbr" and (len(token) == 1 or token[1:].isdecimal())
 
 
@@ -121,7 +122,7 @@ def _wants_name(accepted: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Slip:
-    """An unexpected token, its neighbours (empty at the ends of the file) and what could stand in its place."""
+    """An unexpected token and its neighbours, which are empty at the ends of the file. accepted: legal token types."""
 
     token: Token
     before: str
@@ -206,17 +207,17 @@ _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
         lambda _: "a product is written with *",
     ),
 )
-"""What to write instead, for the slips that are common; the first that fits is said."""
+"""Common slips, and what to write instead. The first slip that fits gives the help."""
 
 
 def _help(items: Sequence[Token], i: int, accepted: set[str]) -> str:
     before, after = items[i - 1] if i else None, items[i + 1] if i + 1 < len(items) else None
     slip = _Slip(items[i], str(before or ""), before.type if before else "", str(after or ""), accepted)
-    return next((said(slip) for fits, said in _HELPS if fits(slip)), "")
+    return next((help(slip) for fits, help in _HELPS if fits(slip)), "")
 
 
 def _near_word(slip: _Slip) -> str:
-    """A keyword that a name is nearly, if it could stand there."""
+    """A hint for a misspelt keyword: one like the name, if it is legal in its place."""
     if slip.token.type != "NAME":
         return ""
     legal = [word for word in _KEYWORDS if {word.upper(), f"{word.upper()}_BLOCK"} & slip.accepted]

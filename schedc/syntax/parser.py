@@ -1,4 +1,4 @@
-"""`parse`: the text of a file to its tree, or all of its syntax errors at once."""
+"""`parse` makes the tree of a file from its text, or reports all of its syntax errors at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from schedc.syntax.tokens import PLAN_LINES, Tokens, scan, span_of
 from schedc.syntax.tree import FileTree
 
 EDITION = 1
-"""The one edition of the language that there is."""
+"""The only edition of the language so far."""
 
 _MAX_ERRORS = 10
+"""Most syntax errors of a file that are reported."""
 _MAX_RECOVERIES = 50
+"""Most errors after which parsing goes on."""
 
 _RESUME = frozenset(
     {"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "FN", "RANK", "EXPECT", "REQUIRE", "PLACE",
      "SCHEDULE", "PLAN", *PLAN_LINES.values(), "RBRACE", "OP", "OP_DIGIT"}
 )  # fmt: skip
-"""Tokens that begin something of their own: parsing goes on there after an error."""
-
+"""Tokens that begin a construct. Parsing goes on at one of them after an error."""
 
 _STATEMENTS = frozenset({"PHASE", "REPEAT", "FOR", "IF_BLOCK", "LET", "TIMED", "POLICY", "OP", "OP_DIGIT"})
 """Tokens that begin a statement."""
@@ -43,7 +44,7 @@ def grammar() -> tuple[Lark, TreeBuilder]:
 
 
 class _Refused:
-    """Keeps the tokens that no rule uses, so that they can be refused in words of ours."""
+    """Keeps the tokens that no rule uses, so that they are refused with a message of the language, not of lark."""
 
     always_accept = ("UNKNOWN",)
 
@@ -52,7 +53,7 @@ class _Refused:
 
 
 def parse(source: Source) -> FileTree:
-    """The tree of ``source``. Raises `DiagnosticError` with every syntax error found (codes S0)."""
+    """The tree of ``source``. Raises `DiagnosticError` with all syntax errors (codes S0)."""
     lark, build = grammar()
     tokens = scan(source, lark.parser.lexer.lexer)
     if tokens.fatal:
@@ -66,17 +67,17 @@ def parse(source: Source) -> FileTree:
 
 
 def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[FileTree | None, list[Diagnostic]]:
-    """Feed all tokens, past every error.
+    """Feed all tokens to the parser, and go on after every error.
 
-    What was written for a name or too much is passed over; else parsing goes on where something new begins, and leaves
-    what was open before it.
+    A token in the place of a name, or a superfluous one, is skipped. After another error, parsing goes on at the next
+    token that begins a construct; constructs that were open before it are dropped.
     """
     errors: list[Diagnostic] = []
     entered: set[int] = set()
     last = Token("$END", "", 0, 1, 1, 1, 1, 0)
     i, recoveries, items = 0, 0, tokens.items
     while i < len(items) and len(errors) < _MAX_ERRORS and recoveries < _MAX_RECOVERIES:
-        if i in entered:  # the end of a block whose begin was passed over
+        if i in entered:  # the end of a block whose beginning was skipped
             i += 1
             continue
         try:
@@ -84,11 +85,11 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
             i += 1
         except UnexpectedToken:
             accepted = _accepted(parser)
-            repeats = items[i].type == "ELSE" and errors  # of an `if` that was refused
-            if items[i].start_pos not in tokens.after_stray and not repeats:
+            repeated = items[i].type == "ELSE" and errors  # its `if` was refused
+            if items[i].start_pos not in tokens.after_stray and not repeated:
                 errors.append(unexpected(items, i, accepted, source))
             recoveries += 1
-            if _passed_over(parser, items, i, accepted):
+            if _skipped(parser, items, i, accepted):
                 i += 1
             else:
                 i = _resume(parser, tokens, i + (items[i].type in ("OP", "OP_DIGIT")), entered)
@@ -101,8 +102,8 @@ def _run(parser: InteractiveParser, tokens: Tokens, source: Source) -> tuple[Fil
         return None, [unexpected([*items, end], len(items), _accepted(parser), source)]
 
 
-def _passed_over(parser: InteractiveParser, items: list[Token], i: int, accepted: set[str]) -> bool:
-    """Whether parsing can go on behind token ``i``: a colon before a block, or what stands in the place of a name."""
+def _skipped(parser: InteractiveParser, items: list[Token], i: int, accepted: set[str]) -> bool:
+    """Whether parsing can go on after token ``i``: it is a colon before a block, or stands in the place of a name."""
     token, after = items[i], items[i + 1].type if i + 1 < len(items) else "$END"
     if token.type == "COLON":
         return after in accepted
@@ -113,9 +114,9 @@ def _passed_over(parser: InteractiveParser, items: list[Token], i: int, accepted
 
 
 def _resume(parser: InteractiveParser, tokens: Tokens, start: int, entered: set[int]) -> int:
-    """The next token that parsing can go on with, the parser's stack cut back to where it is legal.
+    """Find the next token with which parsing can go on, and cut the parser's stack back until it is legal.
 
-    A block of statements is entered, and its end noted in ``entered``; what else is in brackets is passed over.
+    A block of statements is entered, and its closing brace added to ``entered``. Other brackets are skipped.
     """
     i = start
     while i < len(tokens.items):
@@ -134,13 +135,13 @@ def _resume(parser: InteractiveParser, tokens: Tokens, start: int, entered: set[
 
 
 def _accepted(parser: InteractiveParser) -> set[str]:
-    """The types of the tokens that could come next."""
+    """The token types that are legal next."""
     return set(parser.accepts())  # type: ignore[no-untyped-call]
 
 
 def _cut_back(parser: InteractiveParser, kind: str) -> bool:
-    """Drop open constructs until ``kind`` is legal; False, and nothing dropped, if it never is."""
-    wanted = "PHASE" if kind in ("OP", "OP_DIGIT") else kind  # an op, and not its letter as a value
+    """Drop open constructs until ``kind`` is legal. Return False, with nothing dropped, if it never is."""
+    wanted = "PHASE" if kind in ("OP", "OP_DIGIT") else kind  # an op as a statement, not its letter as a value
     state = parser.parser_state
     states, values = list(state.state_stack), list(state.value_stack)
     while wanted not in _accepted(parser):
@@ -153,15 +154,15 @@ def _cut_back(parser: InteractiveParser, kind: str) -> bool:
 
 
 def _in_order(tokens: Tokens, errors: list[Diagnostic]) -> list[Diagnostic]:
-    """All findings by place. Errors after a bracket without partner, or where a bad word is, would only repeat it."""
+    """All findings by place, without errors that only follow from a bracket without partner or from a bad word."""
     broken = min((d.primary.span for d in tokens.findings if d.code == "S003"), default=None)
-    known = {d.primary.span for d in tokens.findings}
-    fresh = [d for d in errors if d.primary.span not in known and (broken is None or d.primary.span < broken)]
+    reported = {d.primary.span for d in tokens.findings}
+    fresh = [d for d in errors if d.primary.span not in reported and (broken is None or d.primary.span < broken)]
     return sorted([*tokens.findings, *fresh], key=lambda d: d.primary.span)
 
 
 def _about_file(tree: FileTree | None, tokens: Tokens, source: Source) -> list[Diagnostic]:
-    """What is wrong with a file whose form is right: its edition, or that it holds nothing."""
+    """The finding for a file that parses, but has an unknown edition (S007) or holds nothing (S009)."""
     if tree is None:
         return []
     if tree.edition != EDITION:

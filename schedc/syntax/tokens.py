@@ -1,4 +1,4 @@
-"""Text to tokens, with every limit on hostile input checked before anything is parsed."""
+"""Makes tokens from a text, and checks every limit on hostile input before anything is parsed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MAX_OPERATORS = 200
 MAX_NAME = 64
 MAX_INT = 2**31 - 1
 MAX_FINDINGS = 20
-"""Findings of one kind of check; more of them help nobody."""
+"""Most findings of one check that are reported."""
 
 _SURELY_TOKENS = re.compile(r"(?:#[^\n]*\n|[^\w(){}\[\]])*(?P<token>[A-Za-z0-9_.]+|[(){}\[\]])", re.ASCII)
-"""A word or bracket and what is before it: counting these is much faster than making tokens."""
+"""A word or bracket with the text before it. Counting such matches is much faster than making tokens."""
 
 _BY = re.compile(r"x[0-9]*", re.ASCII)
 """The rest of ``4x8``, which a topology writes ``4 x 8``."""
@@ -77,26 +77,29 @@ _STRAY = "leave it out; names and numbers are letters and digits of ASCII"
 
 @dataclass
 class Tokens:
-    """The tokens of a file, the place of each bracket's partner, and what was found wrong so far."""
+    """The tokens of a file, and the findings so far.
+
+    partner: by index of an opening bracket, the index of its partner.
+    indent: by index of an opening bracket, the column where its line begins.
+    after_stray: offsets in the text of the tokens that follow a dropped token. Errors there only follow from it.
+    fatal: whether a limit was exceeded, so that the tokens must not be parsed.
+    """
 
     items: list[Token]
     findings: list[Diagnostic] = field(default_factory=list)
     partner: dict[int, int] = field(default_factory=dict)
     indent: dict[int, int] = field(default_factory=dict)
-    """Of each opening bracket, the column where its line begins."""
     after_stray: set[int] = field(default_factory=set)
-    """Where in the text the tokens begin that follow a dropped one: errors there only repeat that one."""
     fatal: bool = False
-    """A limit was passed: the tokens must not be parsed."""
 
 
 def span_of(token: Token) -> Span:
-    """The place of a token."""
+    """The place of a token in its file."""
     return Span(token.line or 0, token.column or 0, token.end_line or 0, token.end_column or 0)
 
 
 def scan(source: Source, lexer: Any) -> Tokens:
-    """The tokens of ``source`` without comments, adapted as the head of the grammar says."""
+    """The tokens of ``source`` without comments, adapted as the comment at the top of grammar.lark says."""
     if len(source.text) > MAX_FILE or len(source.text.encode(errors="replace")) > MAX_FILE:
         return _too_large("the file is larger than 1 MiB", Span(1, 1, 1, 1), source)
     if (over := next(islice(_SURELY_TOKENS.finditer(source.text), MAX_TOKENS, None), None)) is not None:
@@ -105,7 +108,7 @@ def scan(source: Source, lexer: Any) -> Tokens:
     if len(raw) > MAX_TOKENS:
         return _too_many(span_of(raw[-1]), source)
     tokens = Tokens([])
-    tokens.items = _without_loose_docs(list(_known(_adapted_plans(raw, tokens, source), tokens, source)))
+    tokens.items = _without_loose_docs(list(_legal(_adapted_plans(raw, tokens, source), tokens, source)))
     _tell_ifs_apart(tokens.items)
     _tell_roles_apart(tokens.items)
     _tell_fills_apart(tokens.items)
@@ -126,15 +129,15 @@ def _too_large(message: str, span: Span, source: Source) -> Tokens:
     return Tokens([], [finding], fatal=True)
 
 
-def _known(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
-    """The tokens that the language has; the others are reported and dropped."""
+def _legal(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[Token]:
+    """The tokens that the language has. Others are reported (S002) and dropped."""
     strays = 0
     after_stray = False
     before = ""
     for token in stream:
-        known = token.type != "UNKNOWN" and (token.type != "STRING" or before == "LAYOUT")
+        legal = token.type != "UNKNOWN" and (token.type != "STRING" or before == "LAYOUT")
         before = token.type
-        if known:
+        if legal:
             if after_stray:
                 tokens.after_stray.add(token.start_pos or 0)
             after_stray = False
@@ -144,7 +147,7 @@ def _known(stream: Iterable[Token], tokens: Tokens, source: Source) -> Iterator[
         strays += 1
         if strays <= MAX_FINDINGS:
             text = str(token) if len(token) <= 20 else f"{token[:20]}…"
-            help = next((said for mark, said in _STRAY_HELP.items() if token.startswith(mark)), _STRAY)
+            help = next((help for mark, help in _STRAY_HELP.items() if token.startswith(mark)), _STRAY)
             label = Label(span_of(token), "not a character of the language")
             tokens.findings.append(Diagnostic("S002", f"unexpected `{text}`", label, help=help, source=source))
 
@@ -185,7 +188,7 @@ def _adapted_plans(stream: Iterable[Token], tokens: Tokens, source: Source) -> I
 
 
 def _without_loose_docs(items: list[Token]) -> list[Token]:
-    """Doc comments belong to the schedule or plan that follows them; elsewhere they are comments."""
+    """Drop doc comments that no schedule or plan follows: they are ordinary comments."""
     kept: list[Token] = []
     follows_doc = False
     for token in reversed(items):
@@ -196,39 +199,39 @@ def _without_loose_docs(items: list[Token]) -> list[Token]:
 
 
 def _tell_ifs_apart(items: list[Token]) -> None:
-    """Turn each `if` that a block follows into IF_BLOCK: `else` came first for the `if` of a conditional value."""
+    """Turn each `if` of a statement into IF_BLOCK: a block follows it. `else` follows the `if` of a value."""
     open_ifs: list[int] = []
     for i, token in enumerate(items):
         if token.type == "IF":
             open_ifs.append(i)
         elif token.type == "ELSE" and open_ifs and items[i - 1].type != "RBRACE":
             open_ifs.pop()
-        elif token.type in ("LBRACE", "COLON"):  # no value has a colon: it was written for the brace
+        elif token.type in ("LBRACE", "COLON"):  # no value has a colon: it stands in place of the brace
             for opened in open_ifs:
                 items[opened] = Token.new_borrow_pos("IF_BLOCK", "if", items[opened])
             open_ifs.clear()
 
 
 def _tell_roles_apart(items: list[Token]) -> None:
-    """Turn each `rank` behind a colon into a name: it was written for the role `ranks`, and `check` says so."""
+    """Turn each `rank` after a colon into a name: it is the misspelt role `ranks`, which `check` reports."""
     for i, token in enumerate(items[1:], 1):
         if token.type == "RANK" and items[i - 1].type == "COLON":
             items[i] = Token.new_borrow_pos("NAME", str(token), token)
 
 
 def _tell_fills_apart(items: list[Token]) -> None:
-    """Turn each `fill` behind `timed` or an op into FILL, where no name can stand: phases are often called so."""
+    """Turn each `fill` after `timed` or an op into FILL. Elsewhere it is a name: phases are often called `fill`."""
     for i, token in enumerate(items[1:], 1):
         if token == "fill" and items[i - 1].type in ("TIMED", "OP", "OP_DIGIT", "RSQB"):
             items[i] = Token.new_borrow_pos("FILL", "fill", token)
 
 
 def _tell_searches_apart(items: list[Token]) -> None:
-    """Turn `by` and `search` into tokens where a policy or a way of it begins, and `keep` and `of` behind a search.
+    """Turn `by` and `search` into tokens where a policy or a choice of it begins, and `keep` and `of` in a search.
 
-    No name can stand there: an `or` behind a brace is not that of a value, and no value is followed by a name.
+    No name is legal there. An `or` after a brace joins choices, not values, and no name follows a value.
     """
-    before, searching = ["", ""], False  # the kinds of the two tokens before
+    before, searching = ["", ""], False  # types of the two tokens before
     for i, token in enumerate(items):
         kind = token.type
         begins = before[1] == "POLICY" or before[0] == "BY" or before == ["RBRACE", "OR"]
@@ -245,7 +248,7 @@ def _tell_searches_apart(items: list[Token]) -> None:
 
 
 def _match_brackets(tokens: Tokens, source: Source) -> None:
-    """Pair the brackets; report the first that has no partner."""
+    """Pair the brackets; report (S003) the first that has no partner."""
     opened: list[int] = []
     suspect: int | None = None
     indent = 0
@@ -262,7 +265,7 @@ def _match_brackets(tokens: Tokens, source: Source) -> None:
             start = opened.pop()
             tokens.partner[start] = i
             if suspect is None and first_on_line and indent < tokens.indent[start]:
-                suspect = start  # a brace that closes left of its opener's line was meant for an outer one
+                suspect = start  # a brace to the left of its opener's line probably closes an outer block
     if opened:
         token = tokens.items[opened[-1] if suspect is None else suspect]
         label = Label(span_of(token), "opened here")
@@ -291,7 +294,7 @@ def _unmatched(items: Sequence[Token], i: int, opened: Sequence[int], source: So
 
 
 def _too_deep(tokens: Tokens, source: Source) -> Diagnostic | None:
-    """The first place with too many brackets or blocks inside each other, or too long an expression."""
+    """A finding (S004) for the first place with too deeply nested brackets or blocks, or too long an expression."""
     depth, carried, operators = 0, 0, 0
     weights: list[int] = []
     items = tokens.items
@@ -319,16 +322,16 @@ def _too_deep(tokens: Tokens, source: Source) -> Diagnostic | None:
 
 
 def _bad_words(items: Sequence[Token], source: Source) -> Iterator[Diagnostic]:
-    """Numbers and names that are too long, and names that begin with a digit."""
+    """Findings for numbers and names that are too long, and names that begin with a digit."""
     for i, token in enumerate(items):
-        said = _fault_of_word(token, [other.type for other in items[max(0, i - 3) : i]])
-        if said:
-            code, message, help = said
+        fault = _fault_of_word(token, [other.type for other in items[max(0, i - 3) : i]])
+        if fault:
+            code, message, help = fault
             yield Diagnostic(code, message, Label(span_of(token)), help=help, source=source)
 
 
 def _fault_of_word(token: Token, before: list[str]) -> tuple[str, str, str] | None:
-    """Code, message and help; None for a good word. before: the types of the three tokens before it."""
+    """Code, message and help; None for a legal word. before: types of the three tokens before it."""
     if token.type in ("INT", "DECIMAL"):
         whole = token.split(".")[0].lstrip("0")
         if len(whole) > 10 or int(whole or "0") > MAX_INT or len(token) > 32:

@@ -1,4 +1,4 @@
-"""The syntax tree of a `.sched` file: what was written and where, nothing decided yet."""
+"""Defines the syntax tree of a `.sched` file: what the text says and where, before any check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Int:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A size, a variable, a cost symbol (F I W B FB p2p) or a metric (bubble, ...), by position."""
+    """A name. Its position decides what it is: a size, a variable, a cost symbol (F I W B FB p2p) or a metric."""
 
     id: str
     span: Span
@@ -55,7 +55,7 @@ class Conditional:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``min(a, b)``, or a function of the file."""
+    """``min(a, b)``, or a call of a function of the file."""
 
     function: str
     arguments: tuple[Expr, ...]
@@ -64,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """``metric[r]``: a metric of one rank, in a claim."""
+    """``metric[r]``: the metric of one rank, in a claim."""
 
     name: str
     index: Expr
@@ -76,7 +76,7 @@ Expr = Int | Name | Unary | Binary | Conditional | Call | Index
 
 @dataclass(frozen=True, slots=True)
 class OpItem:
-    """One op: ``F``, ``B1``, ``F[a] @ k``. ``chunk`` is None where none was written, ``microbatch`` likewise."""
+    """One op: ``F``, ``B1``, ``F[a] @ k``. chunk, microbatch: None if not written."""
 
     kind: str
     chunk: Expr | None
@@ -86,7 +86,7 @@ class OpItem:
 
 @dataclass(frozen=True, slots=True)
 class PairItem:
-    """``X & Y``: one overlapped cell."""
+    """``X & Y``: an overlapped pair."""
 
     first: OpItem
     second: OpItem
@@ -95,6 +95,8 @@ class PairItem:
 
 @dataclass(frozen=True, slots=True)
 class Let:
+    """``let name = value``."""
+
     name: str
     value: Expr
     span: Span
@@ -122,6 +124,8 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class If:
+    """``if condition { then } else { otherwise }``; an ``else if`` is an If in ``otherwise``."""
+
     condition: Expr
     then: tuple[Statement, ...]
     otherwise: tuple[Statement, ...]
@@ -130,7 +134,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """``phase name { body }``; a phase with a `repeat` or `for` holds it as the only statement of its body."""
+    """``phase name { body }``. In ``phase name repeat n { ... }`` the loop is the only statement of the body."""
 
     name: str
     body: tuple[Statement, ...]
@@ -139,7 +143,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SlotItem:
-    """``F0 at 2*r``: one op of a timed block, and its slot."""
+    """``F0 at 2*r``: an op of a timed block, and its slot."""
 
     op: OpItem
     slot: Expr
@@ -148,7 +152,7 @@ class SlotItem:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """``fill W within n``: a W for every I, wherever its rank would wait, and at most n activations held."""
+    """``fill W within n``: a W for every I, placed where its rank would wait; a rank holds at most n activations."""
 
     op: OpItem
     within: Expr | None
@@ -166,7 +170,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """``cap F - B <= n``: F runs only where it leaves at most n more F than B behind."""
+    """``cap F - B <= n``: an F runs only if then at most n more F than B have run."""
 
     counted: OpItem
     freed: OpItem | None
@@ -177,9 +181,9 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """``search within n keep k of w``: the zero-bubble paper's heuristic, at most n activations in memory.
+    """``search within n keep k of w``: the heuristic of the zero-bubble paper, with memory for n activations.
 
-    An activation takes ``whole`` until its I, of which ``kept`` stays until its W; where neither is given, all of it.
+    whole: memory of an activation until its I. kept: the part of it until its W. Both None: all of it is kept.
     """
 
     within: Expr
@@ -190,10 +194,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to order the ops of ``body``: by what is preferred under caps; without both, as written.
+    """One way to order the ops of ``body``: by preferences under caps; without preferences and caps, as written.
 
-    ``comparisons``: the signs between the preferred ops, as written. ``fill``: the W that waits for a gap.
-    ``search``: instead of all these, how the order is looked for.
+    comparisons: the signs between the preferred ops, as written. fill: the W that waits for a gap.
+    search: the search that replaces preferences, caps and fill; None if there is no search.
     """
 
     search: Search | None
@@ -209,7 +213,7 @@ class Choice:
 class Policy:
     """``policy prefer B > F { ... } or { ... }``: the choice that takes the least time under the costs.
 
-    ``aim``: which time, as it is written behind `by`; None where it is not.
+    aim: the name of this time, written behind `by`; None if it is not written.
     """
 
     aim: Name | None
@@ -222,7 +226,7 @@ Statement = OpItem | PairItem | Let | For | Repeat | If | Phase | SlotItem | Tim
 
 @dataclass(frozen=True, slots=True)
 class SizeParameter:
-    """``P: ranks = 4``. ``role``: ranks, microbatches, chunks or count. ``default`` is None if there is none."""
+    """``P: ranks = 4``. role: one of `ROLES`. default: None if not written."""
 
     name: str
     role: str
@@ -232,6 +236,8 @@ class SizeParameter:
 
 @dataclass(frozen=True, slots=True)
 class Require:
+    """One condition of ``require``. text: the condition as written."""
+
     condition: Expr
     text: str
     span: Span
@@ -239,7 +245,10 @@ class Require:
 
 @dataclass(frozen=True, slots=True)
 class PipePlace:
-    """``down(M/2): stage s on rank s`` in ``place pipes``; of a ``map``, nameless and with all microbatches (None)."""
+    """``down(M/2): stage s on rank s`` in ``place pipes``.
+
+    The route of a ``map`` has no name, and None as ``microbatches``: it takes all of them.
+    """
 
     name: str
     microbatches: Expr | None
@@ -252,7 +261,7 @@ class PipePlace:
 class Place:
     """``place linear``, ``place loop(v)``, ``place map(2*P) { stage s on rank ... }``, ``place pipes { ... }``.
 
-    ``arguments`` of map and pipes: the number of stages (of pipes it may be left out: one stage per rank).
+    arguments: for map and pipes, the number of stages. In pipes it may be left out: one stage per rank.
     """
 
     form: str
@@ -263,7 +272,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """``fn up(k) = (k // P) % v``; may call only functions above it, so nothing recurs."""
+    """``fn up(k) = (k // P) % v``. A function may call only functions above it, so there is no recursion."""
 
     name: str
     parameters: tuple[str, ...]
@@ -273,7 +282,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class OrderFor:
-    """``order for n``: the order is written for n microbatches per pipe; those that do not exist are left out of it."""
+    """``order for n``: the order is written for n microbatches per pipe. Those that do not exist are left out."""
 
     microbatches: Expr
     span: Span
@@ -281,7 +290,7 @@ class OrderFor:
 
 @dataclass(frozen=True, slots=True)
 class RankBlock:
-    """``rank r { ... }``."""
+    """``rank r { ... }``: the order of every rank. variable: name of the rank's number."""
 
     variable: str
     body: tuple[Statement, ...]
@@ -290,7 +299,7 @@ class RankBlock:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``expect claim when condition``. The texts are as written, for reports."""
+    """``expect claim when condition``. text, condition_text: both as written, for reports."""
 
     claim: Expr
     condition: Expr | None
@@ -301,7 +310,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTree:
-    """One ``schedule name(sizes) { ... }``. ``span`` is that of its name."""
+    """One ``schedule name(sizes) { ... }``. span: the place of its name."""
 
     name: str
     doc: str
@@ -319,7 +328,7 @@ class ScheduleTree:
 
 @dataclass(frozen=True, slots=True)
 class FileTree:
-    """A whole file. ``edition`` is that of the language, 1 where no ``sched`` line says so."""
+    """A whole file. edition: edition of the language; 1 if no ``sched`` line names it."""
 
     edition: int
     schedules: tuple[ScheduleTree, ...]

@@ -1,4 +1,4 @@
-"""Walks over the tree: the parts of an expression, and the names that a rank block gives."""
+"""Walks over the tree: lists the parts of an expression, and the names that a rank block defines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
 def parts(expr: t.Expr) -> tuple[t.Expr, ...]:
-    """The expressions that ``expr`` is made of; none for the index of a metric, which only names a rank."""
+    """The direct parts of an expression. The index of a metric is not among them: it only names a rank."""
     match expr:
         case t.Unary(operand=operand):
             return (operand,)
@@ -31,7 +31,7 @@ def indexes(expr: t.Expr) -> list[t.Index]:
 
 
 def is_statement(expr: t.Expr) -> bool:
-    """Whether an expression says something that is true or false."""
+    """Whether an expression is a comparison, or comparisons joined by ``and``, ``or`` and ``not``."""
     match expr:
         case t.Unary(op="not", operand=operand):
             return is_statement(operand)
@@ -44,22 +44,22 @@ def is_statement(expr: t.Expr) -> bool:
 
 
 def bound_in(blocks: Iterable[t.RankBlock]) -> set[str]:
-    """Every name that a rank block gives: its variable, its `let`s and its loop variables."""
+    """Every name that a rank block defines: its variable, its `let`s and its loop variables."""
 
     def names(statements: Iterable[t.Statement]) -> set[str]:
-        found: set[str] = set()
+        bound: set[str] = set()
         for statement in statements:
             match statement:
                 case t.Let(name=name):
-                    found.add(name)
+                    bound.add(name)
                 case t.For(name=name, body=body):
-                    found |= {name} | names(body)
+                    bound |= {name} | names(body)
                 case t.Phase(body=body) | t.Repeat(body=body) | t.Timed(body=body):
-                    found |= names(body)
+                    bound |= names(body)
                 case t.Policy(choices=choices):
-                    found |= {name for choice in choices for name in names(choice.body)}
+                    bound |= {name for choice in choices for name in names(choice.body)}
                 case t.If(then=then, otherwise=otherwise):
-                    found |= names(then) | names(otherwise)
-        return found
+                    bound |= names(then) | names(otherwise)
+        return bound
 
     return {name for block in blocks for name in {block.variable} | names(block.body)}

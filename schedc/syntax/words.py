@@ -1,14 +1,14 @@
-"""The names that the language itself defines: roles, placements, functions, cost symbols and metrics."""
+"""Lists the names that the language itself defines: roles, placements, functions, cost symbols and metrics."""
 
 from __future__ import annotations
 
 from schedc.ir.ops import LETTERS
 
 OP_LETTERS = frozenset(LETTERS)
-"""The op kinds; such a letter, alone or followed by digits, is never a name."""
+"""Letters of the op kinds. Such a letter, alone or followed by digits, is never a name."""
 
 ROLES = ("ranks", "microbatches", "chunks", "segments", "count")
-"""What a size parameter may be. ``segments``: the parts of each microbatch along the sequence, numbered one by one."""
+"""Roles of a size parameter. ``segments``: number of parts into which each microbatch is cut along the sequence."""
 
 PLACEMENTS: dict[str, tuple[int, int]] = {
     "linear": (0, 0),
@@ -18,10 +18,10 @@ PLACEMENTS: dict[str, tuple[int, int]] = {
     "map": (1, 1),
     "pipes": (0, 1),
 }
-"""Each placement with the least and the largest number of its arguments."""
+"""By placement: least and largest number of its arguments."""
 
 BUILTINS: dict[str, tuple[int, int]] = {"min": (2, 8), "max": (2, 8), "abs": (1, 1), "ceildiv": (2, 2)}
-"""Each function of the language with the least and the largest number of its arguments."""
+"""By function of the language: least and largest number of its arguments."""
 
 METRICS = (
     "makespan",
@@ -34,4 +34,4 @@ METRICS = (
     "peak_pending_weight",
     "ops",
 )
-"""What a claim may speak of; without an index the largest over the ranks."""
+"""Metrics that a claim may name. Without an index, a metric of ranks is the largest over the ranks."""
