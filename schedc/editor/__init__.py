@@ -1,1 +1,1 @@
-"""The language server: what `schedc check` and `schedc fmt` say, while a file is being written."""
+"""Serves editors: the diagnostics of `schedc check` and the layout of `schedc fmt`, while a file is being written."""

@@ -1,4 +1,4 @@
-"""Everything that is wrong with the text of a file, as `schedc check` at the default sizes would find it."""
+"""Finds all faults in the text of a file, as `schedc check` does at the default sizes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from schedc.syntax.tree import FileTree, ScheduleTree
 
 
 def findings(source: Source) -> list[Diagnostic]:
-    """The diagnostics of all schedules of a text. One without default sizes is checked as far as that goes."""
+    """The diagnostics of all schedules and plans of a text. What has no default sizes is checked only without sizes."""
     try:
         file = parse(source)
     except DiagnosticError as error:
         return list(error.diagnostics)
-    found = [finding for tree in file.schedules for finding in _of_schedule(tree)]
-    return found or [finding for plan in file.plans for finding in _of_plan(plan, file)]
+    of_schedules = [finding for tree in file.schedules for finding in _of_schedule(tree)]
+    return of_schedules or [finding for plan in file.plans for finding in _of_plan(plan, file)]
 
 
 def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
-    """What is wrong with a plan whose file holds nothing but right schedules, where it stands in this text."""
+    """Findings in this text about a plan. The schedules of the file must be free of faults."""
     try:
         plan = applied(tree, file)
         if found := check_plan_lines(tree):
@@ -35,13 +35,14 @@ def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
         if all(parameter.default is not None for parameter in plan.parameters):
             legal_schedule(plan, {})
     except DiagnosticError as error:
-        return [found for found in error.diagnostics if found.source == tree.source]
+        return [finding for finding in error.diagnostics if finding.source == tree.source]
     return []
 
 
 def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:
-    if found := check(tree):
-        return found
+    """Findings about a schedule: of its names, and at the default sizes of its order and its claims."""
+    if findings := check(tree):
+        return findings
     if any(parameter.default is None for parameter in tree.parameters):
         return []
     try:

@@ -1,6 +1,6 @@
-"""A Pygments lexer for `.sched` files: what `pygmentize -l sched` and Sphinx use. Needs Pygments, which loads it.
+"""Highlights `.sched` files: a Pygments lexer, for `pygmentize -l sched` and Sphinx.
 
-Its words are read from the grammar, so that a new one is highlighted from the start.
+Its words are read from the grammar and the language's tables, so a new word is highlighted without a change here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STRINGS = re.compile(r'"([a-z]+)"')
 
 
 def keywords() -> list[str]:
-    """The words that the grammar itself spells out."""
+    """The words that the grammar spells out, sorted."""
     lines = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8").splitlines()
     return sorted({word for line in lines for word in _STRINGS.findall(line.split("//")[0])})
 

@@ -1,4 +1,4 @@
-"""What a word of a `.sched` file means, for the reader who points at it."""
+"""Explains the word of a `.sched` file at which a reader points."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _OP = re.compile(rf"([{LETTERS}])(\d*)")
 _MOST_RANKS = 16
+"""Most ranks whose stages a hover text lists."""
 
 _LINES: dict[str, str] = {
     "layers": "the layers of the model, and where they lie",
@@ -53,23 +54,23 @@ WORDS: dict[str, str] = {
     "max": "max(a, b, ...): the largest",
     "abs": "abs(a): without its sign",
     "ceildiv": "ceildiv(a, b): a / b, rounded up",
-    "makespan": "metric: from the first start to the last end of a step",
-    "bubble": "metric: makespan minus what a rank computes; of all ranks the largest, or bubble[r]",
-    "span_bubble": "metric: from a rank's first start to its last end, minus what it computes",
+    "makespan": "metric: time from the first start to the last end of a step",
+    "bubble": "metric: idle time of a rank within the makespan; the largest of all ranks, or bubble[r]",
+    "span_bubble": "metric: idle time of a rank between its first start and its last end",
     "bubble_ratio": "metric: idle share of all ranks in the makespan",
     "span_bubble_ratio": "metric: 1 - all work / (P * longest span)",
-    "peak_activations": "metric: the most activations (microbatches times chunks) that a rank holds, inside cells",
-    "peak_activations_between": "metric: the most activations that a rank holds between cells",
-    "peak_pending_weight": "metric: the most weight gradients that a rank has put off",
-    "ops": "metric: how many ops a rank runs",
+    "peak_activations": "metric: the most activations (microbatches times chunks) that a rank holds at any time",
+    "peak_activations_between": "metric: the most activations that a rank holds between ops",
+    "peak_pending_weight": "metric: the most pending weight gradients of a rank",
+    "ops": "metric: number of ops that a rank runs",
     **{key.name: f"cost: {key.meaning}" for key in KEYS if key.symbol and key.name not in LETTERS},
     **{word: f"line of a plan, `{FORMS[word]}`: {said}" for word, said in _LINES.items()},
 }
-"""Every name that the language defines, besides the op letters."""
+"""By name that the language defines, except op letters: what the name means."""
 
 
 def word_at(source: Source, line: int, column: int) -> tuple[str, Span] | None:
-    """The word at a place (both from 1), outside comments."""
+    """The word at a place outside of comments, and its span. line, column: from 1."""
     text = source.line(line)
     for match in _WORD.finditer(text.split("#")[0]):
         if match.start() < column <= match.end() + 1:
@@ -78,14 +79,14 @@ def word_at(source: Source, line: int, column: int) -> tuple[str, Span] | None:
 
 
 def explain(source: Source, line: int, column: int) -> tuple[str, Span] | None:
-    """Markdown about the word at a place, and where the word is; None where there is nothing to say.
+    """Markdown about the word at a place, and the span of the word; None if the word has no meaning.
 
-    Names of the file come first: a size called ``v`` hides the placement. A file that does not parse has none.
+    Names of the file come first: a size called ``v`` hides the placement. They are known only if the file parses.
     """
-    found = word_at(source, line, column)
-    if found is None:
+    located = word_at(source, line, column)
+    if located is None:
         return None
-    word, span = found
+    word, span = located
     try:
         trees = parse(source).schedules
     except DiagnosticError:
@@ -96,6 +97,7 @@ def explain(source: Source, line: int, column: int) -> tuple[str, Span] | None:
 
 
 def _of_file(tree: ScheduleTree, word: str, span: Span) -> str | None:
+    """The text about a name that the schedule defines: the schedule itself, a size, a `let` or a function."""
     if word == tree.name and tree.span.line == span.line:
         return _figures(tree)
     for parameter in tree.parameters:
@@ -120,7 +122,7 @@ def _definitions(node: object) -> Iterator[Let | Function]:
 
 
 def _size(parameter: SizeParameter) -> str:
-    default = "" if parameter.default is None else f", {parameter.default} where nothing else is given"
+    default = "" if parameter.default is None else f", {parameter.default} by default"
     return f"`{parameter.name}`: {WORDS[parameter.role]}{default}"
 
 
@@ -129,6 +131,7 @@ def _definition(tree: ScheduleTree, item: Let | Function) -> str:
 
 
 def _of_language(tree: ScheduleTree | None, word: str) -> str | None:
+    """The text about an op or a name that the language defines."""
     if match := _OP.fullmatch(word):
         kind = OpKind[match[1]]
         text = f"`{word}`: {FACTS[kind].name}" + (f" of chunk {match[2]}" if match[2] else "")
@@ -137,22 +140,22 @@ def _of_language(tree: ScheduleTree | None, word: str) -> str | None:
 
 
 def _stages(tree: ScheduleTree, chunk: int) -> str:
-    """Which stage a chunk is on each rank, at the default sizes."""
+    """The stage of a chunk on each rank, at the default sizes."""
     from schedc.compiler import legal_schedule
 
     try:
-        place = legal_schedule(tree, {}).placement
+        placement = legal_schedule(tree, {}).placement
     except DiagnosticError:
         return ""
-    if chunk >= place.chunks:
+    if chunk >= placement.chunks:
         return ""
-    stages = place.stage_of_chunk[:_MOST_RANKS, chunk].tolist()
+    stages = placement.stage_of_chunk[:_MOST_RANKS, chunk].tolist()
     rows = ", ".join(f"rank {rank}: stage {stage}" for rank, stage in enumerate(stages) if stage >= 0)
-    return f"\n\n{rows}" + (", ..." if place.ranks > _MOST_RANKS else "")
+    return f"\n\n{rows}" + (", ..." if placement.ranks > _MOST_RANKS else "")
 
 
 def _figures(tree: ScheduleTree) -> str:
-    """The documentation of a schedule, and what it takes at its default sizes and unit costs."""
+    """The documentation of a schedule, and its times and memory at the default sizes and unit costs."""
     from schedc.analysis.memory import measure_memory
     from schedc.analysis.timeline import simulate
     from schedc.compiler import legal_schedule

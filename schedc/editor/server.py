@@ -1,4 +1,4 @@
-"""The server: documents in, diagnostics, hover texts and formatted texts out (LSP 3.17, over stdio; needs pygls)."""
+"""Runs the language server over stdio: answers with diagnostics, hover texts and formatted texts (LSP 3.17)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedc.syntax.formatter import format_source
 
 
 def serve() -> None:
-    """Answers on stdin and stdout until the client says exit."""
+    """Answer on stdin and stdout until the client exits."""
     server = LanguageServer("schedc", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
     server.feature(types.TEXT_DOCUMENT_DID_OPEN)(_opened)
     server.feature(types.TEXT_DOCUMENT_DID_CHANGE)(_changed)
@@ -39,15 +39,15 @@ def _closed(server: LanguageServer, params: types.DidCloseTextDocumentParams) ->
 def _hover(server: LanguageServer, params: types.HoverParams) -> types.Hover | None:
     source = _source(server, params.text_document.uri)
     line = params.position.line + 1
-    said = explain(source, line, _column(source.line(line), params.position.character))
-    if said is None:
+    explanation = explain(source, line, _column(source.line(line), params.position.character))
+    if explanation is None:
         return None
-    text, span = said
+    text, span = explanation
     return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text), _range(source, span))
 
 
 def _format(server: LanguageServer, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
-    """One edit of the whole text; none where nothing changes or the text does not parse."""
+    """One edit that replaces the whole text; none if nothing changes or the text does not parse."""
     source = _source(server, params.text_document.uri)
     try:
         text = format_source(source)
@@ -61,8 +61,8 @@ def _format(server: LanguageServer, params: types.DocumentFormattingParams) -> l
 
 def _publish(server: LanguageServer, uri: str) -> None:
     source = _source(server, uri)
-    found = [_diagnostic(source, uri, finding) for finding in findings(source)]
-    server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, found))
+    diagnostics = [_diagnostic(source, uri, finding) for finding in findings(source)]
+    server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, diagnostics))
 
 
 def _source(server: LanguageServer, uri: str) -> Source:
@@ -93,7 +93,7 @@ def _diagnostic(source: Source, uri: str, finding: Diagnostic) -> types.Diagnost
 
 
 def _range(source: Source, span: Span) -> types.Range:
-    """Lines and characters from 0, characters in UTF-16 units; what has no place stands at the first line."""
+    """A span in the client's terms: lines and UTF-16 units from 0. `NOWHERE` becomes the start of the text."""
     if span == NOWHERE:
         return types.Range(types.Position(0, 0), types.Position(0, 0))
     ends = ((span.line, span.column), (span.end_line, span.end_column))

@@ -184,13 +184,13 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         freed = parts[2] if len(parts) > 3 else None
         return t.Cap(parts[0], freed, most, str(sign), span_of(word).to(most.span))
 
-    def mark(self, word: Token, *index: Any) -> t.OpItem:
+    def op_pattern(self, word: Token, *index: Any) -> t.OpItem:
         if index:
             chunk, close = index
             return self.op_index(word, chunk, close, None)
         return self.op_digit(word, None) if word.type == "OP_DIGIT" else self.op_whole(word, None)
 
-    marks = pair
+    pair_pattern = pair
 
     # ---- plans
 

@@ -111,7 +111,7 @@ def test_every_word_of_the_language_is_explained() -> None:
     ("line", "column", "said"),
     [
         (3, 10, "What it is.\n\nP = 2, M = 4: makespan "),
-        (3, 15, "`P`: size: the number of ranks, P, 2 where nothing else is given"),
+        (3, 15, "`P`: size: the number of ranks, P, 2 by default"),
         (4, 9, "placement: rank r holds stage r"),
         (5, 8, "let some = M // 2"),
         (6, 47, "let all = 2*some"),
