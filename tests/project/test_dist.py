@@ -22,7 +22,16 @@ from support.paths import ROOT
 
 PACKAGES = {"schedc": ROOT / "schedc", "schedc_runtime": ROOT / "runtime" / "schedc_runtime"}
 SOURCE = {
-    *("LICENSE", "README.md", "CHANGELOG.md", "PKG-INFO", "Makefile", "constraints.txt", "pyproject.toml"),
+    *(
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "PKG-INFO",
+        "Makefile",
+        "constraints.txt",
+        "pyproject.toml",
+    ),
     *("docs", "editors", "examples", "runtime", "schedc", "schedules"),
 }
 

@@ -23,7 +23,7 @@ GENERATED = {
 """Folders of pages that `make docs` writes, and the names of their pages."""
 
 DOCUMENTS = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")),
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent not in GENERATED),
 ]
 
