@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
     from schedc.cell.table import CellTable
     from schedc.layout.parts import Layout
+    from schedc.plan.read import ReadPlan
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,20 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
     return _Priced(known, costs)
 
 
-def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
+def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.writer import write_layout
-    from schedc.plan.apply import layer_costs, place_layers, resolve_attachments, stage_costs
+    from schedc.plan.apply import layer_costs, place_layers, stage_costs
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
+    from schedc.plan.resolve import resolve
     from schedc.plan.writer import write_plan
 
     known = _legal(tree.schedule, sizes, costs)
     check_given(costs, known.schedule)
-    layout = place_layers(tree.tree, known.schedule)
-    plan = resolve_attachments(tree.tree, known.schedule, layout)
-    of_stages = stage_costs(tree.tree, layout, costs, plan)
+    layout = place_layers(tree.directives, known.schedule)
+    plan = resolve(tree.directives, known.schedule, layout)
+    of_stages = stage_costs(tree.directives, layout, costs, plan)
     if has_policy(tree.schedule):
         known = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
@@ -139,7 +141,7 @@ def _planned(tree: Plan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     if written is not None:
         of_stages = recompute_in_backwards(of_stages, bubbles)
         known = place_recomputations(written, of_stages, bubbles)
-    check_memory(tree.tree, plan, layout, layer_costs(tree.tree), known, of_stages)
+    check_memory(tree.tree, plan, layout, layer_costs(tree.directives), known, of_stages)
     return _Priced(known, of_stages, written)
 
 

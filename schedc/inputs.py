@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from schedc.ir.schedule import Schedule
 from schedc.load.library import Given, Plan, Text, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
+
+if TYPE_CHECKING:
+    from schedc.plan.read import ReadPlan
 
 _TEXT_FORM = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*schedule[ \t]+\d{1,9}[ \t]*\r?\n")
 _CSV_FORM = re.compile(r"[\s,]*\d+[A-Z]")
@@ -64,7 +67,7 @@ class Order:
         raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
 
 
-Input: TypeAlias = ScheduleTree | Plan | Order
+Input: TypeAlias = "ScheduleTree | ReadPlan | Order"
 
 
 def open_input(given: Given) -> Input:
@@ -76,9 +79,7 @@ def open_input(given: Given) -> Input:
     if is_order(given):
         return open_order(given)
     found = open_named(given)
-    if isinstance(found, Plan) and (findings := _faults(found)):
-        raise DiagnosticError(findings)
-    return found
+    return _checked(found) if isinstance(found, Plan) else found
 
 
 def open_family(given: Given) -> ScheduleTree:
@@ -160,10 +161,15 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 # What reads orders and plans is imported where it is used: most inputs are schedules, and start faster without it.
 
 
-def _faults(plan: Plan) -> list[Diagnostic]:
+def _checked(plan: Plan) -> ReadPlan:
+    """The plan with its directives, which nobody reads a second time. Raises `DiagnosticError` for wrong lines."""
     from schedc.plan.check_lines import check_plan_lines
+    from schedc.plan.read import read_plan_lines
 
-    return check_plan_lines(plan.tree)
+    read_plan = read_plan_lines(plan)
+    if findings := check_plan_lines(read_plan.directives):
+        raise DiagnosticError(findings)
+    return read_plan
 
 
 def _read_csv(source: Source) -> Schedule:

@@ -10,6 +10,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate.fastest import has_policy
 from schedc.load.library import applied
 from schedc.plan.check_lines import check_plan_lines
+from schedc.plan.read import read_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.plan import PlanTree
@@ -29,8 +30,8 @@ def findings(source: Source) -> list[Diagnostic]:
 def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
     """Findings in this text about a plan. The schedules of the file must be free of faults."""
     try:
-        plan = applied(tree, file)
-        if found := check_plan_lines(tree):
+        plan = read_plan_lines(applied(tree, file))
+        if found := check_plan_lines(plan.directives):
             return found
         if all(parameter.default is not None for parameter in plan.parameters):
             legal_schedule(plan, {})

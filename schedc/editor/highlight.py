@@ -13,7 +13,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation
 
 from schedc.cost.keys import COST_SYMBOLS
 from schedc.ir.ops import LETTERS
-from schedc.syntax.tokens import PLAN_LINES
+from schedc.syntax.plan_words import PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
 
 _STRINGS = re.compile(r'"([a-z]+)"')

@@ -11,32 +11,13 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 from schedc.source import Source, Span
 from schedc.syntax.parser import parse
-from schedc.syntax.plan_words import FORMS
+from schedc.syntax.plan_words import PLAN_WORDS
 from schedc.syntax.tree import Function, Let, ScheduleTree, SizeParameter
 
 _WORD = re.compile(r"[A-Za-z0-9_]+")
 _OP = re.compile(rf"([{LETTERS}])(\d*)")
 _MOST_RANKS = 16
 """Most ranks whose stages a hover text lists."""
-
-_LINES: dict[str, str] = {
-    "layers": "the layers of the model, and where they lie",
-    "layout": "the parts of every stage, as Megatron writes them",
-    "costs": "time of an embedding, a dense or moe layer, a prediction (mtp), the head",
-    "parameters": "memory that a part of each kind holds all the time",
-    "activations": "memory of one microbatch in a part of each kind",
-    "memory": "the most that a rank may hold, with a unit or without",
-    "experts": "the experts of a MoE layer, how many a token takes, and their sizes",
-    "topology": "the ranks that share experts, and the speeds of their links",
-    "tokens": "tokens of a microbatch on a rank, and dtype bf16, fp16, fp32 or fp8",
-    "alltoall": "flat, hierarchical, allgather or auto, chosen by copies and link speeds",
-    "overlap": "auto runs pairs as cell programs, off as one op after the other",
-    "capacity": "rows of an expert over their mean, the others are dropped, by probs or position",
-    "hot": "experts copied to all ranks while their rows are many; hot auto: as many as pay",
-    "recompute": "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles",
-    "cell": "the order inside a pair by hand, or cell F & B auto",
-}
-"""What the lines of a plan say; `FORMS` has how they are written."""
 
 WORDS: dict[str, str] = {
     "ranks": "size: the number of ranks, P",
@@ -64,7 +45,7 @@ WORDS: dict[str, str] = {
     "peak_pending_weight": "metric: the most pending weight gradients of a rank",
     "ops": "metric: number of ops that a rank runs",
     **{key.name: f"cost: {key.meaning}" for key in KEYS if key.symbol and key.name not in LETTERS},
-    **{word: f"line of a plan, `{FORMS[word]}`: {said}" for word, said in _LINES.items()},
+    **{row.word: f"line of a plan, `{row.form}`: {row.meaning}" for row in PLAN_WORDS},
 }
 """By name that the language defines, except op letters: what the name means."""
 

@@ -6,27 +6,29 @@ from collections.abc import Iterator
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.layout.costs import PerKind
-from schedc.plan.checks import check_directives
-from schedc.plan.read import read_directives
+from schedc.plan.directives.base import Directives
+from schedc.plan.units import bytes_of
 from schedc.source import Span
 from schedc.syntax.plan import GivenValue, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
-from schedc.syntax.tokens import PLAN_LINES
+from schedc.syntax.plan_words import PLAN_LINES
 
 _PLACES = ("last", "first", "auto")
 _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
 
 
-def check_plan_lines(plan: PlanTree) -> list[Diagnostic]:
+def check_plan_lines(directives: Directives) -> list[Diagnostic]:
     """What is wrong with the lines of a plan, before any size is known (S144 to S152, S401)."""
-    found = [*_line_faults(plan)]
+    plan = directives.tree
+    findings = [*_line_faults(plan)]
     for line in plan.lines:
         if isinstance(line, LayersLine | LayoutLine):
-            found += _name_faults(plan, line.options, _OPTIONS[type(line)], "S144", "option")
+            findings += _name_faults(plan, line.options, _OPTIONS[type(line)], "S144", "option")
         if isinstance(line, LayersLine):
-            found += _spot_faults(plan, line)
+            findings += _spot_faults(plan, line)
         if isinstance(line, TableLine):
-            found += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
-    return [*found, *check_directives(read_directives(plan))]
+            findings += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
+    together = [*directives.findings, *_unit_faults(plan)]
+    return [*findings, *sorted(together, key=lambda finding: finding.primary.span)]
 
 
 def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
@@ -39,7 +41,7 @@ def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
         yield _fault(plan, "S144", "the layers are placed twice", second.span, "keep one `layers` or `layout` line")
     seen: set[str] = set()
     for line in plan.lines:
-        word = line.table if isinstance(line, TableLine) else "memory"
+        word = line.word if isinstance(line, TableLine) else "memory"
         if isinstance(line, TableLine | MemoryLine) and word in seen:
             yield _fault(plan, "S144", f"`{word}` is said twice", line.span, f"keep one `{word}` line")
         seen.add(word if isinstance(line, TableLine | MemoryLine) else "")
@@ -63,6 +65,24 @@ def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:
         yield _fault(plan, "S144", f"no places are called `{line.at}`", line.at_span, help)
     elif line.at not in (None, "auto") and not any(option.name == "pad" for option in line.options):
         yield _fault(plan, "S144", "places of paddings, and no paddings", line.at_span, "say how many: `pad 3`")
+
+
+def _unit_faults(plan: PlanTree) -> Iterator[Diagnostic]:
+    """Memory is in bytes everywhere in a plan, or nowhere; times have no unit."""
+    memory = plan.memory
+    if memory and memory.unit and bytes_of(1, memory.unit) is None:
+        help = "write KB, MB, GB or TB, or KiB to TiB"
+        yield _fault(plan, "S146", f"`{memory.unit}` is no unit of memory", memory.span, help)
+        return
+    tables = [line for line in plan.lines if isinstance(line, TableLine)]
+    for table, entry in [(line.word, entry) for line in tables for entry in line.entries]:
+        if entry.unit and (table == "costs" or bytes_of(1, entry.unit) is None):
+            help = "costs are times in any one unit" if table == "costs" else "memory is in KB to TB"
+            yield _fault(plan, "S146", f"`{entry.unit}` in `{table}`", entry.span, help)
+        elif memory and table != "costs" and bool(entry.unit) != bool(memory.unit) and entry.value:
+            with_unit, without = ("it", "the memory") if entry.unit else ("the memory", "it")
+            message = f"`{entry.name}` and the memory: {with_unit} is in bytes, {without} is not"
+            yield _fault(plan, "S146", message, entry.span, "give units to both, or to neither")
 
 
 def _fault(plan: PlanTree, code: str, message: str, span: Span, help: str = "") -> Diagnostic:

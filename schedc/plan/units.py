@@ -37,3 +37,10 @@ def plain(value: float, up: bool = False, digits: int = 6) -> str:
         step = 10.0 ** (floor(log10(value)) + 1 - digits)
         value = ceil(value / step * (1 - 1e-12)) * step
     return f"{value:.{digits}g}" if abs(value) < 10.0**digits else f"{value:.0f}"
+
+
+def digits(value: float) -> str:
+    """A number in the digits of the language, which has no exponents."""
+    if value == int(value):
+        return str(int(value))
+    return repr(value) if "e" not in repr(value) else f"{value:.24f}".rstrip("0")

@@ -256,10 +256,10 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def setting(self, word: Token, value: Token) -> p.SettingLine:
         return p.SettingLine(str(word), _word(value), span_of(word).to(span_of(value)))
 
-    def capacity(self, word: Token, factor: Token, *words: Token | None) -> p.CapacityLine:
+    def factor(self, word: Token, factor: Token, *words: Token | None) -> p.FactorLine:
         said = _words(words)
         end = said[-1].span if said else span_of(factor)
-        return p.CapacityLine(float(_number(factor)), said, span_of(word).to(end))
+        return p.FactorLine(str(word), float(_number(factor)), said, span_of(word).to(end))
 
     def hot(self, word: Token, count: Token, *until: Token | None) -> p.HotLine:
         *words, below = until

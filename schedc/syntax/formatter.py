@@ -23,7 +23,8 @@ from schedc.diagnostics import CompilerBug
 from schedc.source import Source
 from schedc.syntax.columns import TextLine, align
 from schedc.syntax.parser import grammar, parse
-from schedc.syntax.tokens import PLAN_LINES, scan
+from schedc.syntax.plan_words import PLAN_LINES
+from schedc.syntax.tokens import scan
 
 _COMMENT = re.compile(r"#[^\n]*")
 _COMMENT_KIND = "COMMENT"

@@ -10,8 +10,8 @@ from lark import Token
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.ops import LETTERS
 from schedc.source import Source
-from schedc.syntax.plan_words import FORMS
-from schedc.syntax.tokens import PLAN_LINES, UNITS, span_of
+from schedc.syntax.plan_words import FORMS, PLAN_LINES
+from schedc.syntax.tokens import UNITS, span_of
 
 _KEYWORDS = ("sched", "schedule", "plan", "require", "place", "let", "fn", "order", "rank", "stage", "on", "expect",
              "when", "phase", "repeat", "for", "in", "if", "else", "timed", "at", "fill", "within", "policy", "prefer",

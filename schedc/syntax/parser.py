@@ -14,7 +14,8 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.source import Source, Span
 from schedc.syntax.build import TreeBuilder
 from schedc.syntax.messages import unexpected
-from schedc.syntax.tokens import PLAN_LINES, Tokens, scan, span_of
+from schedc.syntax.plan_words import PLAN_LINES
+from schedc.syntax.tokens import Tokens, scan, span_of
 from schedc.syntax.tree import FileTree
 
 EDITION = 1
@@ -40,6 +41,7 @@ def grammar() -> tuple[Lark, TreeBuilder]:
     """The LALR tables (0.05 to 0.1 s to build, once per process) and the builder that they call."""
     build = TreeBuilder()
     text = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8")
+    text += f"\n%declare {' '.join(dict.fromkeys(PLAN_LINES.values()))}\n"
     return Lark(text, parser="lalr", lexer="basic", transformer=build, postlex=_Refused()), build
 
 

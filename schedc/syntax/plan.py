@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from schedc.source import Source, Span
 
@@ -24,6 +25,7 @@ class GivenValue:
 class LayersLine:
     """``layers 61 dense 3 mtp 1 pad 3 at last``. ``at``: a word, numbers of places, or None where it is not said."""
 
+    word: ClassVar[str] = "layers"
     count: int
     options: tuple[GivenValue, ...]
     at: str | tuple[int, ...] | None
@@ -35,6 +37,7 @@ class LayersLine:
 class LayoutLine:
     """``layout "Et*3|(tt|)*29,m|L" dense 3``. ``text`` is without its quotes, ``text_span`` with them."""
 
+    word: ClassVar[str] = "layout"
     text: str
     options: tuple[GivenValue, ...]
     text_span: Span
@@ -45,7 +48,7 @@ class LayoutLine:
 class TableLine:
     """``costs dense 1 moe 2``, ``parameters ...`` or ``activations ...``: a number for each kind of part."""
 
-    table: str
+    word: str
     entries: tuple[GivenValue, ...]
     span: Span
 
@@ -54,6 +57,7 @@ class TableLine:
 class MemoryLine:
     """``memory 80`` or ``memory 80 GB``: the most that a rank may hold."""
 
+    word: ClassVar[str] = "memory"
     limit: float
     span: Span
     unit: str = ""
@@ -71,6 +75,7 @@ class Word:
 class ExpertsLine:
     """``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``."""
 
+    word: ClassVar[str] = "experts"
     count: int
     options: tuple[GivenValue, ...]
     span: Span
@@ -80,6 +85,7 @@ class ExpertsLine:
 class TopologyLine:
     """``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``. ``words``: those at the two numbers."""
 
+    word: ClassVar[str] = "topology"
     nodes: int
     per_node: int
     words: tuple[Word, Word]
@@ -91,6 +97,7 @@ class TopologyLine:
 class TokensLine:
     """``tokens 4096 dtype bf16``. ``words``: what stands behind the number, if anything does."""
 
+    word: ClassVar[str] = "tokens"
     count: int
     words: tuple[Word, ...]
     span: Span
@@ -100,15 +107,16 @@ class TokensLine:
 class SettingLine:
     """``alltoall hierarchical``, ``overlap auto``."""
 
-    setting: str
+    word: str
     value: Word
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityLine:
+class FactorLine:
     """``capacity 1.25 drop probs``. ``words``: what stands behind the number, if anything does."""
 
+    word: str
     factor: float
     words: tuple[Word, ...]
     span: Span
@@ -121,6 +129,7 @@ class HotLine:
     count: a number, or the word in its place. words: ``until``, ``imbalance`` and the sign, if they are there.
     """
 
+    word: ClassVar[str] = "hot"
     count: int | Word
     words: tuple[Word, ...]
     below: float | None
@@ -143,6 +152,7 @@ class RecomputePart:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeLine:
+    word: ClassVar[str] = "recompute"
     parts: tuple[RecomputePart, ...]
     span: Span
 
@@ -159,6 +169,7 @@ class CellLane:
 class CellLine:
     """``cell F & B { compute ...  comm ... }``. ``value``: the word in place of the lanes, in ``cell F & B auto``."""
 
+    word: ClassVar[str] = "cell"
     first: Word
     second: Word
     value: Word | None
@@ -166,10 +177,20 @@ class CellLine:
     span: Span
 
 
-Directive = ExpertsLine | TopologyLine | TokensLine | SettingLine | CapacityLine | HotLine | RecomputeLine | CellLine
-"""What a plan attaches to a schedule besides layers."""
-
-Line = LayersLine | LayoutLine | TableLine | MemoryLine | Directive
+PlanLine = (
+    LayersLine
+    | LayoutLine
+    | TableLine
+    | MemoryLine
+    | ExpertsLine
+    | TopologyLine
+    | TokensLine
+    | SettingLine
+    | FactorLine
+    | HotLine
+    | RecomputeLine
+    | CellLine
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +201,7 @@ class PlanTree:
     doc: str
     schedule: str
     sizes: tuple[GivenValue, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
     schedule_span: Span
     span: Span
     source: Source

@@ -1,35 +1,151 @@
-"""The lines of a plan in words: how each is written, and what may stand in one."""
+"""The table of the words that begin a line of a plan: the one place that names them for everything about text.
+
+Everything about text follows from a row: the tokens, the parser's recovery, the formatter, error messages, hover texts,
+the Pygments lexer, the grammar of the editors (`schedc.editor.textmate`, held by a test) and the fuzzer. The table lies
+in `syntax`, below the values of a plan, so that the tokens can read it. `schedc.plan.directives` has, by its word, what
+a directive means.
+
+The column ``token`` names the form of a line. A new word with a form that exists (``SETTING``: a name, ``FACTOR``: a
+number and at most one option) needs no grammar: a row here is all. A new form is a rule in `grammar.lark` under a new
+token, its method in `build.py` and its line in `plan.py`.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from schedc.diagnostics import did_you_mean
 
-FORMS: dict[str, str] = {
-    "layers": "layers 61 dense 3 mtp 1 pad 3 at last",
-    "layout": 'layout "Et*3|(tt|)*2m|L" dense 3',
-    "costs": "costs dense 1 moe 1.5",
-    "parameters": "parameters dense 200 MB moe 1.2 GB",
-    "activations": "activations dense 300 MB",
-    "memory": "memory 80 GB",
-    "experts": "experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",
-    "topology": "topology nodes 4 x 8 rail 50 GB/s node 400 GB/s",
-    "tokens": "tokens 4096 dtype bf16",
-    "alltoall": "alltoall auto",
-    "overlap": "overlap auto",
-    "capacity": "capacity 1.25 drop probs",
-    "hot": "hot 3 until imbalance < 1.2",
-    "recompute": "recompute chunk 0 medium adaptive(2.0) by rank",
-    "cell": "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",
-}
+
+class PlanWord(NamedTuple):
+    """A word that begins a line of a plan.
+
+    token: its form, a terminal of the grammar. form: one right line. meaning: what the line says, for hover texts.
+    names: the names that may stand in the line, and so begin a line of the text where the line goes on.
+    """
+
+    word: str
+    token: str
+    form: str
+    meaning: str
+    names: tuple[str, ...] = ()
+
+
+_KINDS = ("embedding", "dense", "moe", "mtp", "head")
+
+PLAN_WORDS = (
+    PlanWord(
+        "layers",
+        "LAYERS",
+        "layers 61 dense 3 mtp 1 pad 3 at last",
+        "the layers of the model, and where they lie",
+        ("dense", "mtp", "pad", "last", "first", "auto"),
+    ),
+    PlanWord(
+        "layout",
+        "LAYOUT",
+        'layout "Et*3|(tt|)*2m|L" dense 3',
+        "the parts of every stage, as Megatron writes them",
+        ("dense",),
+    ),
+    PlanWord(
+        "costs",
+        "TABLE",
+        "costs dense 1 moe 1.5",
+        "time of an embedding, a dense or moe layer, a prediction (mtp), the head",
+        _KINDS,
+    ),
+    PlanWord(
+        "parameters",
+        "TABLE",
+        "parameters dense 200 MB moe 1.2 GB",
+        "memory that a part of each kind holds all the time",
+        _KINDS,
+    ),
+    PlanWord(
+        "activations",
+        "TABLE",
+        "activations dense 300 MB",
+        "memory of one microbatch in a part of each kind",
+        _KINDS,
+    ),
+    PlanWord("memory", "MEMORY", "memory 80 GB", "the most that a rank may hold, with a unit or without"),
+    PlanWord(
+        "experts",
+        "EXPERTS",
+        "experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",
+        "the experts of a MoE layer, how many a token takes, and their sizes",
+        ("top", "groups", "limit", "shared", "width", "hidden"),
+    ),
+    PlanWord(
+        "topology",
+        "TOPOLOGY",
+        "topology nodes 4 x 8 rail 50 GB/s node 400 GB/s",
+        "the ranks that share experts, and the speeds of their links",
+        ("nodes", "x", "rail", "node"),
+    ),
+    PlanWord(
+        "tokens",
+        "TOKENS",
+        "tokens 4096 dtype bf16",
+        "tokens of a microbatch on a rank, and dtype bf16, fp16, fp32 or fp8",
+        ("dtype", "bf16", "fp16", "fp32", "fp8"),
+    ),
+    PlanWord(
+        "alltoall",
+        "SETTING",
+        "alltoall auto",
+        "flat, hierarchical, allgather or auto, chosen by copies and link speeds",
+        ("flat", "hierarchical", "allgather", "auto"),
+    ),
+    PlanWord(
+        "overlap",
+        "SETTING",
+        "overlap auto",
+        "auto runs pairs as cell programs, off as one op after the other",
+        ("auto", "off"),
+    ),
+    PlanWord(
+        "capacity",
+        "FACTOR",
+        "capacity 1.25 drop probs",
+        "rows of an expert over their mean, the others are dropped, by probs or position",
+        ("drop", "probs", "position"),
+    ),
+    PlanWord(
+        "hot",
+        "HOT",
+        "hot 3 until imbalance < 1.2",
+        "experts copied to all ranks while their rows are many; hot auto: as many as pay",
+        ("auto", "until", "imbalance"),
+    ),
+    PlanWord(
+        "recompute",
+        "RECOMPUTE",
+        "recompute chunk 0 medium adaptive(2.0) by rank",
+        "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles",
+        ("all", "chunk", "adaptive", "by", "group", "bubbles", "none", "norm", "act", "light", "medium", "full"),
+    ),
+    PlanWord(
+        "cell",
+        "CELL",
+        "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",
+        "the order inside a pair by hand, or cell F & B auto",
+        ("auto",),
+    ),
+)
+
+PLAN_LINES: dict[str, str] = {row.word: row.token for row in PLAN_WORDS}
+"""The words that begin a line of a plan, and their tokens; elsewhere they are names."""
+
+FORMS: dict[str, str] = {row.word: row.form for row in PLAN_WORDS}
 """One right line for each word that begins one."""
 
-INSIDE = frozenset((
-    "dense", "moe", "mtp", "embedding", "head", "pad", "last", "first", "auto", "off", "top", "groups", "limit",
-    "shared", "width", "hidden", "nodes", "x", "rail", "node", "dtype", "bf16", "fp16", "fp32", "fp8", "flat",
-    "hierarchical", "allgather", "drop", "probs", "position", "until", "imbalance", "all", "chunk", "adaptive", "by",
-    "group", "bubbles", "none", "norm", "act", "light", "medium", "full",
-))  # fmt: skip
-"""The names that may stand in a line, and so begin a line of the text where a line of the plan goes on."""
+NAMES: dict[str, tuple[str, ...]] = {row.word: row.names for row in PLAN_WORDS}
+"""The names that may stand in the lines of each word."""
+
+INSIDE = frozenset(name for row in PLAN_WORDS for name in row.names)
+"""The names that may stand in any line."""
 
 
 def begins_nothing(word: str) -> bool:

@@ -13,7 +13,7 @@ from lark.lexer import LexerThread
 
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.source import Source, Span
-from schedc.syntax.plan_words import begins_nothing
+from schedc.syntax.plan_words import PLAN_LINES, begins_nothing
 
 MAX_FILE = 1 << 20
 MAX_TOKENS = 200_000
@@ -35,24 +35,6 @@ _OPENS = frozenset(_CLOSES.values())
 _OPERATORS = frozenset({"PLUS", "MINUS", "TIMES", "COMPARISON", "AND", "OR", "NOT", "IF", "COMMA"})
 _IN_EXPRESSIONS = _OPERATORS | {"INT", "DECIMAL", "NAME", "LPAR", "RPAR", "LSQB", "RSQB", "ELSE", "OP", "OP_DIGIT"}
 _VALUE_ENDS = frozenset({"INT", "NAME", "OP", "OP_DIGIT", "RPAR", "RSQB"})
-PLAN_LINES = {
-    "layers": "LAYERS",
-    "layout": "LAYOUT",
-    "costs": "TABLE",
-    "parameters": "TABLE",
-    "activations": "TABLE",
-    "memory": "MEMORY",
-    "experts": "EXPERTS",
-    "topology": "TOPOLOGY",
-    "tokens": "TOKENS",
-    "alltoall": "SETTING",
-    "overlap": "SETTING",
-    "capacity": "CAPACITY",
-    "hot": "HOT",
-    "recompute": "RECOMPUTE",
-    "cell": "CELL",
-}
-"""The words that begin a line of a plan, and their tokens; elsewhere they are names."""
 UNITS: dict[str, float] = {
     **{f"{prefix}B": 1000.0**power for power, prefix in enumerate("KMGT", 1)},
     **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},

@@ -12,6 +12,7 @@ from schedc.compiler import legal_schedule
 from schedc.cost.keys import COST_SYMBOLS
 from schedc.load.library import applied
 from schedc.plan.check_lines import check_plan_lines
+from schedc.plan.read import read_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
@@ -31,8 +32,9 @@ def test_every_example_compiles_and_its_claims_hold(text: str) -> None:
         assert len(schedule) > 0
         assert all(result.holds for result in check_claims(tree.claims, schedule))
     for plan in file.plans:
-        assert check_plan_lines(plan) == []
-        assert legal_schedule(applied(plan, file), {}).layers > 0
+        read = read_plan_lines(applied(plan, file))
+        assert check_plan_lines(read.directives) == []
+        assert legal_schedule(read, {}).layers > 0
 
 
 def test_every_word_of_the_language_is_described() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -11,8 +11,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Attachments, Method
-from schedc.plan.checks import capacity_fault
-from schedc.plan.values import By, Level
+from schedc.plan.contradictions import contradictions
 from schedc.source import NOWHERE
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
@@ -90,35 +89,21 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, p
                 stage.prepare_recompute()
 
 
-def check_plan(plan: Attachments, program: Program, mesh: Mesh) -> None:
-    """Checks a plan that was made in Python as the compiler checks the lines of a plan.
+def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> None:
+    """Checks the values of a plan that was made in Python, as the lines of a plan are checked.
 
-    Raises `DiagnosticError` (S149, S150, S152).
+    Raises `DiagnosticError` (S145, S149 to S152).
     """
-    findings = list(_recompute_findings(plan, program, mesh))
-    if (fault := capacity_fault(plan)) is not None:
-        findings.append(Diagnostic("S152", fault[0], Label(NOWHERE), help=fault[1]))
-    if findings:
-        raise DiagnosticError(findings)
-
-
-def _recompute_findings(plan: Attachments, program: Program, mesh: Mesh) -> Iterator[Diagnostic]:
+    findings = []
     if plan.recompute and len(plan.recompute) != program.stages:
         message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
-        yield Diagnostic("S149", message, Label(NOWHERE), help="give a `Recompute` for each stage, or none at all")
-    for stage, recompute in enumerate(plan.recompute):
-        if recompute.adaptive is None:
-            continue
-        if not recompute.adaptive >= 1:
-            message = f"stage {stage}: recompute where rows are more than {recompute.adaptive:g} times the mean"
-            yield Diagnostic("S149", message, Label(NOWHERE), help="the fullest rank has the mean, or more")
-        if recompute.by is By.RANK and recompute.level.exchanges and mesh.experts > 1:
-            message = (
-                f"stage {stage}: each rank decides for itself about a region with collectives: `{recompute.level}`"
-            )
-            notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
-            help = f"decide `By.GROUP`, or take `{Level.MEDIUM}`, which holds none"
-            yield Diagnostic("S150", message, Label(NOWHERE), notes=notes, help=help)
+        help = "give a `Recompute` for each stage, or none at all"
+        findings.append(Diagnostic("S149", message, Label(NOWHERE), help=help))
+    for wrong in contradictions(plan, mesh.experts):
+        message = wrong.message if wrong.index is None else f"stage {wrong.index}: {wrong.message}"
+        findings.append(Diagnostic(wrong.code, message, Label(NOWHERE), notes=wrong.notes, help=wrong.help))
+    if findings:
+        raise DiagnosticError(findings)
 
 
 def _check_model(plan: Attachments, name: str, layer: MoELayer) -> None:

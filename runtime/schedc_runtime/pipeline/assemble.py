@@ -25,7 +25,7 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
-from schedc_runtime.pipeline.apply_plan import attach, check_plan, mesh_for, recompute_stages
+from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
@@ -124,7 +124,7 @@ def connect(assembly: Assembly) -> None:
 
 def check_attachments(assembly: Assembly) -> None:
     """A plan made in Python goes through the checks of a plan's lines."""
-    check_plan(assembly.plan, assembly.program, assembly.mesh)
+    check_contradictions(assembly.plan, assembly.program, assembly.mesh)
 
 
 def cut_model(assembly: Assembly) -> None:

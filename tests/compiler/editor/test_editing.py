@@ -19,8 +19,7 @@ from schedc.editor.findings import findings
 from schedc.editor.hover import WORDS, explain
 from schedc.load.library import names
 from schedc.source import Source
-from schedc.syntax.plan_words import FORMS
-from schedc.syntax.tokens import PLAN_LINES
+from schedc.syntax.plan_words import FORMS, PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, OP_LETTERS, PLACEMENTS, ROLES
 from support.paths import ROOT
 

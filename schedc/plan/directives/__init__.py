@@ -1,0 +1,32 @@
+"""The table of directives: what a line of a plan means, one file each, in the order of a plan's canonical text.
+
+To add a directive:
+
+1. Give it a row in `schedc.syntax.plan_words.PLAN_WORDS` (word, token, form, meaning). Tokens, formatter, hover texts,
+   highlighting and fuzzing follow. A line of a new form also needs its rule; see there.
+2. Give `Attachments` its field in `schedc.plan.values`, with "off" as the default.
+3. Write its file here, with a row ``DIRECTIVE``, and name it in `DIRECTIVES`.
+4. Let the runtime do it: `schedc_runtime.pipeline.apply_plan`.
+
+Each file reads its lines, writes them, says what contradicts them, and gives the facts of the plan's report.
+"""
+
+from schedc.plan.directives import (
+    alltoall,
+    capacity,
+    cell,
+    experts,
+    hot,
+    overlap,
+    recompute,
+    tokens,
+    topology,
+)
+from schedc.plan.directives.base import Directive
+
+_FILES = (experts, topology, tokens, alltoall, overlap, cell, capacity, hot, recompute)
+
+DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
+"""The directives by their word."""
+
+__all__ = ["DIRECTIVES"]

@@ -1,0 +1,125 @@
+"""What the files of the directives are made of: the lines being read, the lines read, and the row of a directive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.plan.values import Attachments, Recompute
+from schedc.source import Span
+from schedc.syntax.plan import PlanTree, Word
+
+
+@dataclass(frozen=True)
+class RecomputeRequest:
+    """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``. numbers: which chunks or stages."""
+
+    scope: str
+    numbers: tuple[int, ...]
+    recompute: Recompute
+    span: Span
+
+
+@dataclass(frozen=True)
+class Directives:
+    """The directives of a plan, read.
+
+    plan: the attachments without `recompute`, whose stages are not known yet. requests: the ``recompute`` lines.
+    spans: the first line of each word. findings: what is wrong with the lines, by place.
+    """
+
+    tree: PlanTree
+    plan: Attachments
+    requests: tuple[RecomputeRequest, ...]
+    spans: Mapping[str, Span]
+    findings: tuple[Diagnostic, ...] = ()
+
+    def span(self, word: str) -> Span:
+        """The place of a word's line; the plan's name where it has no such line."""
+        return self.spans.get(word, self.tree.span)
+
+
+@dataclass
+class Reading:
+    """The directives of a plan while they are read; fields as in `Directives`."""
+
+    tree: PlanTree
+    plan: Attachments = field(default_factory=Attachments)
+    requests: list[RecomputeRequest] = field(default_factory=list)
+    spans: dict[str, Span] = field(default_factory=dict)
+    findings: list[Diagnostic] = field(default_factory=list)
+
+    def fault(self, code: str, message: str, span: Span, help: str = "", notes: tuple[str, ...] = ()) -> None:
+        """Reports a finding at a place of the plan."""
+        self.findings.append(Diagnostic(code, message, Label(span), notes=notes, help=help, source=self.tree.source))
+
+    def give(self, **values: Any) -> None:
+        """Sets fields of the attachments."""
+        self.plan = replace(self.plan, **values)
+
+    def span(self, word: str) -> Span:
+        """The place of a word's line; the plan's name where it has no such line."""
+        return self.spans.get(word, self.tree.span)
+
+    def word(self, word: Word, known: Iterable[str], what: str) -> bool:
+        """Whether a word is one of ``known``; if not, it is reported as no ``what``."""
+        names = tuple(known)
+        if word.text in names:
+            return True
+        near = did_you_mean(word.text, names)
+        choice = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+        help = near if near.startswith("did you mean") else f"write {choice}"
+        self.fault("S144", f"`{word.text}` is no {what}", word.span, help)
+        return False
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Values of a plan that contradict each other, wherever they were written.
+
+    word: the directive whose line is wrong. index: of the element of ``recompute`` that is wrong; None for others.
+    """
+
+    code: str
+    message: str
+    word: str
+    help: str = ""
+    notes: tuple[str, ...] = ()
+    index: int | None = None
+
+
+def no_contradictions(_plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    """The default of `Directive.contradictions`."""
+    return iter(())
+
+
+def no_findings(_directives: Directives, _schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """The default of `Directive.check_schedule`."""
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Directive:
+    """The row of a directive: what its file gives to the table `schedc.plan.directives.DIRECTIVES`.
+
+    read: a line into the attachments, with the findings of the line alone. write: its lines in the canonical text.
+    several: whether a plan may have several of its lines. check_lines: findings beside other lines, before any size is
+    known. contradictions: what is wrong with the values, of a line or of a plan made in Python; ranks: those that share
+    the experts, None where that is not known. check_schedule: findings beside a schedule and its layout. resolve: the
+    fields that a schedule decides. facts: keys of the plan's report, for ``--json``. text: lines of that report.
+    """
+
+    word: str
+    read: Callable[[Reading, Any], None]
+    write: Callable[[Attachments], Iterator[str]]
+    several: bool = False
+    check_lines: Callable[[Reading], None] = lambda reading: None
+    contradictions: Callable[[Attachments, int | None], Iterator[Contradiction]] = no_contradictions
+    check_schedule: Callable[[Directives, Schedule, Layout], Iterator[Diagnostic]] = no_findings
+    resolve: Callable[[Directives, Schedule], dict[str, Any]] = lambda directives, schedule: {}
+    facts: Callable[[Attachments, Layout], dict[str, Any]] = lambda plan, layout: {}
+    text: Callable[[dict[str, Any]], Iterator[str]] = lambda facts: iter(())

@@ -1,0 +1,67 @@
+"""``capacity 1.25 drop probs``: rows of an expert over their mean; an expert drops the rows beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, inf
+from typing import Any
+
+from schedc.cost.exchange import capacity_rows
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.row_counts import routing_of
+from schedc.plan.units import digits
+from schedc.plan.values import Attachments, Capacity, Drop
+from schedc.syntax.plan import FactorLine
+
+
+def _read(reading: Reading, line: FactorLine) -> None:
+    drop = Drop.PROBS
+    if line.words:
+        option, value = line.words
+        ways = [str(way) for way in Drop]
+        if not (reading.word(option, ("drop",), "part of a capacity") and reading.word(value, ways, "way to drop")):
+            return
+        drop = Drop(value.text)
+    reading.give(capacity=Capacity(line.factor, drop))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if plan.capacity is not None:
+        yield f"capacity {digits(plan.capacity.factor)} drop {plan.capacity.drop}"
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    capacity, experts, tokens = plan.capacity, plan.experts, plan.tokens
+    if capacity is None:
+        return
+    if not 0 < capacity.factor < inf:
+        help = "1 takes the mean number of rows, 1.25 a quarter more"
+        yield Contradiction("S152", f"a capacity of {capacity.factor:g}", "capacity", help)
+    elif experts and tokens and (room := tokens * experts.top / experts.count * capacity.factor) < 1:
+        least = ceil(experts.count / (tokens * experts.top) * 100) / 100
+        yield Contradiction(
+            "S152",
+            f"a capacity of {room:.3g} tokens: {tokens} tokens, top {experts.top} of {experts.count} experts",
+            "capacity",
+            f"take a factor from {least:g}, more tokens in a microbatch, or no capacity",
+        )
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    """rows: of an expert from one rank; null where the plan does not say how many tokens there are."""
+    if plan.capacity is None:
+        return {"capacity": None}
+    rows = None
+    if plan.experts is not None and plan.tokens:
+        rows = capacity_rows(plan.tokens, routing_of(plan.experts), plan.capacity.factor)
+    return {"capacity": {"factor": plan.capacity.factor, "drop": str(plan.capacity.drop), "rows": rows}}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (capacity := facts["capacity"]) is not None:
+        rows = "" if capacity["rows"] is None else f": {capacity['rows']} rows of an expert from each rank"
+        yield f"capacity {capacity['factor']:g} drop {capacity['drop']}{rows}"
+
+
+DIRECTIVE = Directive("capacity", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)

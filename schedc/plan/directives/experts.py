@@ -1,0 +1,86 @@
+"""``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``: the experts of a MoE layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout, PartKind
+from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.values import Attachments, ExpertSizes
+from schedc.syntax.plan import ExpertsLine, Word
+from schedc.syntax.plan_words import NAMES
+
+MOST_EXPERTS = 65_536
+MOST_GROUPS = 1_024
+
+
+def _read(reading: Reading, line: ExpertsLine) -> None:
+    values: dict[str, int] = {}
+    for option in line.options:
+        if not reading.word(Word(option.name, option.span), NAMES["experts"], "fact of the experts"):
+            continue
+        if option.name in values:
+            reading.fault("S144", f"`{option.name}` is said twice", option.span, "keep one of the two")
+        values[option.name] = int(option.value)
+    if "top" not in values:
+        help = "write `top 8` behind them"
+        reading.fault("S145", "experts, and not how many of them a token takes", line.span, help)
+        return
+    if "limit" in values and "groups" not in values:
+        reading.fault("S145", "a limit of groups, and no groups", line.span, "write `groups 8 limit 4`")
+        return
+    values.setdefault("limit", values.get("groups", 1))
+    experts = ExpertSizes(line.count, **values)
+    if (problem := _misfit(experts, values)) is None:
+        reading.give(experts=experts)
+    else:
+        reading.fault("S145", problem[0], line.span, problem[1])
+
+
+def _misfit(experts: ExpertSizes, written: dict[str, int]) -> tuple[str, str] | None:
+    """(message, help) for numbers that make no MoE; None for numbers that do. written: the options of the line."""
+    count, top, groups, limit = experts.count, experts.top, experts.groups, experts.limit
+    if not 1 <= top <= count <= MOST_EXPERTS:
+        return f"the top {top} of {count} experts", f"a token takes from 1 to all of up to {MOST_EXPERTS:,} experts"
+    if not 1 <= groups <= MOST_GROUPS or count % groups:
+        help = f"groups are equal: take a number up to {MOST_GROUPS:,} that divides the experts"
+        return f"{count} experts in {groups} groups", help
+    if not 1 <= limit <= groups:
+        return f"{limit} of {groups} groups", "a token may use from 1 to all of the groups"
+    if top > count // groups * limit:
+        room = count // groups * limit
+        return f"the top {top} of the {room} experts in {limit} groups", f"allow more groups, or take at most {room}"
+    if zero := [name for name in ("width", "hidden") if name in written and written[name] < 1]:
+        return f"a {zero[0]} of {written[zero[0]]}", "it is a number of columns"
+    return None
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if (experts := plan.experts) is None:
+        return
+    groups = f" groups {experts.groups} limit {experts.limit}" if experts.groups > 1 else ""
+    sizes = "".join(f" {name} {value}" for name in ("shared", "width", "hidden") if (value := getattr(experts, name)))
+    yield f"experts {experts.count} top {experts.top}{groups}{sizes}"
+
+
+def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+    if plan.experts and ranks and plan.experts.count % ranks:
+        message = f"{plan.experts.count} experts on {ranks} ranks"
+        yield Contradiction("S145", message, "topology", "every rank holds equally many: take ranks that divide them")
+
+
+def _check_schedule(directives: Directives, _schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
+    """S145: experts, and no layer that has any."""
+    if directives.plan.experts and not layout.total(PartKind.MOE) and not layout.total(PartKind.MTP):
+        yield Diagnostic(
+            "S145",
+            "experts, and all layers are dense",
+            Label(directives.span("experts")),
+            help="say fewer `dense` layers, or leave out the line and those that speak of experts",
+            source=directives.tree.source,
+        )
+
+
+DIRECTIVE = Directive("experts", _read, _write, contradictions=_contradictions, check_schedule=_check_schedule)

@@ -1,0 +1,85 @@
+"""``hot 3 until imbalance < 1.2``: experts that are copied to all ranks for a microbatch with many of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedc.cost.exchange import hot_break_even
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.plan.recompute_bytes import slot_bytes
+from schedc.plan.units import digits, shown
+from schedc.plan.values import BYTES, Attachments, Hot
+from schedc.syntax.plan import HotLine, Word
+
+
+def _read(reading: Reading, line: HotLine) -> None:
+    if isinstance(line.count, Word) and not reading.word(line.count, ("auto",), "number of hot experts"):
+        return
+    condition = zip(line.words, ("until", "imbalance", "<"), strict=False)
+    if not all(reading.word(word, (name,), "end of hot experts") for word, name in condition):
+        return
+    if line.below is not None and line.below < 1:
+        help = "it is 1 where all ranks have the same rows"
+        reading.fault("S146", f"an imbalance below {line.below:g}", line.span, help)
+        return
+    reading.give(hot=Hot(line.count if isinstance(line.count, int) else None, line.below))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if plan.hot is not None:
+        until = "" if plan.hot.below is None else f" until imbalance < {digits(plan.hot.below)}"
+        yield f"hot {'auto' if plan.hot.most is None else plan.hot.most}{until}"
+
+
+def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
+    hot, experts = plan.hot, plan.experts
+    if hot is None or hot.most is None:
+        return
+    if hot.most == 0:
+        yield Contradiction("S151", "no hot expert", "hot", "leave the line out, or write `hot auto`")
+    elif experts and hot.most > (slots := experts.count // (ranks or 1)) > 0:
+        own = f", and each rank has {slots} of its own" if ranks else f" of {slots}"
+        help = f"a rank has a slot for a hot expert beside each of its own: write `hot {slots}`, or fewer"
+        yield Contradiction("S151", f"{hot.most} hot experts{own}", "hot", help)
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    """break_even_rows: of an expert on a rank, from which on a copy of it moves fewer bytes than its rows do.
+
+    off: why there will be none in spite of the line, or null.
+    """
+    if plan.hot is None:
+        return {"hot": None}
+    experts = plan.experts
+    sized = experts is not None and experts.width and experts.hidden
+    most = plan.hot.most
+    if most is None and experts is not None and plan.topology is not None:
+        most = experts.count // plan.topology.ranks
+    facts = {
+        "most": most,
+        "auto": plan.hot.most is None,
+        "until_imbalance_below": plan.hot.below,
+        "off": "with a capacity all ranks have equally many rows" if plan.capacity else None,
+        "break_even_rows": hot_break_even(experts.width, *2 * (BYTES[plan.dtype],)) if experts and sized else None,
+        "slot_bytes": most * slot_bytes(experts, plan.dtype) if most and experts and sized else None,
+    }
+    return {"hot": facts}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (hot := facts["hot"]) is None:
+        return
+    if hot["off"]:
+        yield f"hot: none, {hot['off']}"
+        return
+    most = "as many as pay" if hot["most"] is None else f"at most {hot['most']}"
+    below, even, slot = hot["until_imbalance_below"], hot["break_even_rows"], hot["slot_bytes"]
+    until = "" if below is None else f", until the imbalance is below {below:g}"
+    pays = "" if even is None else f"; a copy pays from {even} rows on a rank"
+    slots = f"; slots take {shown(slot)} per layer and microbatch in flight" if slot else ""
+    yield f"hot {most}{until}{pays}{slots}"
+
+
+DIRECTIVE = Directive("hot", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)

@@ -1,0 +1,28 @@
+"""``tokens 4096 dtype bf16``: the tokens of a microbatch on a rank, and the type of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schedc.plan.directives.base import Directive, Reading
+from schedc.plan.values import BYTES, Attachments
+from schedc.syntax.plan import TokensLine
+
+
+def _read(reading: Reading, line: TokensLine) -> None:
+    if line.count < 1:
+        reading.fault("S146", "no tokens", line.span, "say how many a rank has in one microbatch")
+        return
+    reading.give(tokens=line.count)
+    if line.words:
+        option, dtype = line.words
+        if reading.word(option, ("dtype",), "fact of the tokens") and reading.word(dtype, BYTES, "type of number"):
+            reading.give(dtype=dtype.text)
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if plan.tokens:
+        yield f"tokens {plan.tokens} dtype {plan.dtype}"
+
+
+DIRECTIVE = Directive("tokens", _read, _write)

@@ -1,0 +1,54 @@
+"""``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``: the ranks that share experts, and their links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schedc.cost.exchange import Topology
+from schedc.plan.directives.base import Directive, Reading
+from schedc.plan.units import digits, speed_of
+from schedc.plan.values import Attachments
+from schedc.syntax.plan import TopologyLine, Word
+from schedc.syntax.tokens import MAX_INT, UNITS
+
+MOST_RANKS = 65_536
+
+
+def _read(reading: Reading, line: TopologyLine) -> None:
+    shape = zip(line.words, ("nodes", "x"), strict=True)
+    good = [reading.word(word, (name,), "part of a topology") for word, name in shape]
+    speeds: dict[str, float] = {}
+    for link in line.links:
+        if not reading.word(Word(link.name, link.span), ("rail", "node"), "link"):
+            continue
+        if link.name in speeds:
+            reading.fault("S144", f"`{link.name}` is said twice", link.span, "keep one of the two")
+        speed = speed_of(link)
+        if speed is None or speed <= 0:
+            help = f"write it as `{link.name} 50 GB/s`; Gbit/s and GiB/s are known too"
+            reading.fault("S146", f"`{link.name}` without a speed", link.span, help)
+        speeds[link.name] = speed or 0.0
+    if line.nodes < 1 or line.per_node < 1 or line.nodes * line.per_node > MOST_RANKS:
+        message = f"{line.nodes} nodes of {line.per_node} ranks"
+        reading.fault("S146", message, line.span, f"from 1 to {MOST_RANKS:,} ranks")
+    elif all(good):
+        reading.give(topology=Topology(line.nodes, line.per_node, **speeds))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if (topology := plan.topology) is not None:
+        links = "".join(f" {name} {_speed(value)}" for name in ("rail", "node") if (value := getattr(topology, name)))
+        yield f"topology nodes {topology.nodes} x {topology.per_node}{links}"
+
+
+def _speed(value: float) -> str:
+    """Bytes per second in the unit with the fewest digits, of the units that give the value back exactly."""
+    exact = [
+        f"{digits(value / size)} {unit}/s"
+        for unit, size in UNITS.items()
+        if value / size * size == value and value / size < MAX_INT
+    ]
+    return min(exact, key=len, default=f"{digits(value / UNITS['GB'])} GB/s")
+
+
+DIRECTIVE = Directive("topology", _read, _write)
