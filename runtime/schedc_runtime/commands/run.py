@@ -2,8 +2,8 @@
 
     python -m schedc_runtime.commands.run --program program.json [--steps N] [--check bitwise] [--trace out.json]
 
-The model is a GPT. Where the program's plan has experts, it is a transformer with experts, and every rank of the
-schedule is a group of as many processes as the plan's topology says. Exit status: 0 done, 1 the check or the run
+The model is a GPT. Where the program's plan has experts, it is a transformer with experts: every rank of the schedule
+is then a group of as many processes as the plan's topology says. Exit status: 0 done, 1 the check or the run
 failed, 2 wrong usage.
 """
 

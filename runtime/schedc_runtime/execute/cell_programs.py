@@ -39,7 +39,7 @@ TYPICAL_COSTS = CellCosts.of(
     },
     {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
 )
-"""SegmentTimes by which cells are ordered where no costs are given: only their proportions count.
+"""Times by which cells are ordered where no costs are given: only their proportions count.
 
 Measured of DeepSeek-V3-like blocks: attention and experts alike, an All-to-All a bit more than half as long."""
 

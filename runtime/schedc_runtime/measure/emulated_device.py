@@ -6,8 +6,8 @@ Ranks, messages and asynchronous collectives are real, on tiny tensors. Only the
     exchange  takes its time in its queue, once it is started and the queue is free; its wait returns no sooner
 
 After its real work a micro-step sleeps until the device would be done. The device's clock runs on from the end of the
-last segment, as on a GPU whose queue is filled ahead, not from when the host reached the next one. A message or a
-collective that really arrives late holds the device up.
+last segment, as on a GPU whose queue is filled ahead. When the host reaches the next segment does not matter. A message
+or a collective that really arrives late holds the device up.
 """
 
 from __future__ import annotations

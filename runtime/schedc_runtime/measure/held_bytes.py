@@ -53,16 +53,16 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     for node in sorted(recorder.saved):
         storages = [storage for weak in recorder.saved[node].values() if (storage := _alive(weak)) is not None]
         saved[names[node] if node >= 0 else "stage"] = _new(storages, seen)
-    runtime = 0 if state is None else _new((x.untyped_storage() for x in _of(state)), seen)
-    made = (
+    runtime = 0 if state is None else _new((x.untyped_storage() for x in _runtime_tensors(state)), seen)
+    restored = (
         recorder.restored()
         if state is None or state.recompute is None
         else [*recorder.restored(), *state.recompute.made]
     )
-    return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(made)), seen))
+    return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
 
 
-def _of(state: MicrobatchState) -> Iterator[Tensor]:
+def _runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
     """The tensors to which the runtime itself refers."""
     yield from _tensors(list(state.values.values()))
     yield from state.sent

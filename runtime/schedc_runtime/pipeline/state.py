@@ -63,5 +63,5 @@ def _joined_state(stages: Mapping[Coordinate, StagesByIndex], experts: int) -> d
         if place.replica == 0:
             for index, stage in held.items():
                 sharing = [stages[place._replace(replica=replica)][index] for replica in range(experts)]
-                joined |= join_shards(stage.module, [dict(each.module.state_dict()) for each in sharing])
+                joined |= join_shards(stage.module, [dict(part.module.state_dict()) for part in sharing])
     return joined
