@@ -109,6 +109,18 @@ def test_opposite_messages_of_one_moment_are_posted_by_one_call() -> None:
         assert {low.channel, low2.channel} == {0, 1}
 
 
+def test_an_instruction_knows_its_kind_and_its_halves() -> None:
+    program = compile_schedule("dualpipe", P=2, M=4)
+    instructions = [x for rank in range(2) for x in program.instructions(rank)]
+    assert {x.kind_name for x in instructions} == {"F", "I", "W", "B", "FB", "SEND", "RECV", "WAIT", "REDUCE"}
+    for x in instructions:
+        pair = x.kind is InstructionKind.CELL
+        assert x.computes == (x.kind_name in ("F", "I", "W", "B", "FB"))
+        assert not pair or x._replace(backward=InstructionKind.I).kind_name == "FI"
+        assert x.stages == ((x.stage, x.stage2) if pair else (x.stage,))
+        assert x.backward_slot == ((x.stage2, x.microbatch2) if pair else (x.stage, x.microbatch))
+
+
 def test_reductions_follow_from_the_placement() -> None:
     program = insert_communication(published("dualpipe"))
     found = [[(i.stage, i.peer, i.message) for i in program.instructions(r) if i.kind is REDUCE] for r in range(4)]

@@ -1,4 +1,4 @@
-"""What the tests of a sharded dense part run on every rank of a pool of processes: importable, with JSON in and out."""
+"""Cases of a sharded dense part, run on every rank of a pool of processes: importable, with JSON in and out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.segmented_cases import small_moe
 
 
 def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, data: int, rs: bool) -> dict[str, Any]:
-    """Two optimizer steps with and without sharding: what differs, and what was found on the way."""
+    """Two optimizer steps with and without sharding: what differs, with names and sizes of the parameters held."""
     program = compile_schedule(schedule, P=2, M=4)
     program = with_rs(program) if rs else program
     mesh = Mesh(2, experts, data)

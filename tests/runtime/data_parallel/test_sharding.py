@@ -23,17 +23,17 @@ def test_sharded_dense_parts_give_the_bits_of_whole_ones(
     schedule: str, kind: str, experts: int, data: int, rs: bool
 ) -> None:
     arguments = {"schedule": schedule, "kind": kind, "experts": experts, "data": data, "rs": rs}
-    for found in pool(4).run("runtime.data_parallel.sharding_cases:parity", timeout=120, **arguments):
-        assert found["wrong"] == []
-        assert found["compared"] > 40
-        assert found["names sharded"] == found["names plain"]
-        assert found["loaded plain"]
-        assert found["loaded sharded"]
-        assert found["sharded plain"] == 0
-        assert found["sharded sharded"] > 10
-        assert found["experts sharded"] == []
+    for results in pool(4).run("runtime.data_parallel.sharding_cases:parity", timeout=120, **arguments):
+        assert results["wrong"] == []
+        assert results["compared"] > 40
+        assert results["names sharded"] == results["names plain"]
+        assert results["loaded plain"]
+        assert results["loaded sharded"]
+        assert results["sharded plain"] == 0
+        assert results["sharded sharded"] > 10
+        assert results["experts sharded"] == []
         if kind == "gpt":
-            assert found["held sharded"] <= 0.51 * found["held plain"]
+            assert results["held sharded"] <= 0.51 * results["held plain"]
 
 
 @pytest.mark.parametrize(

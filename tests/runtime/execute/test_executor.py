@@ -1,4 +1,4 @@
-"""The loop over a stream: deadlocks, programs that are wrong, other handlers, names of instructions."""
+"""The executor's loop: deadlocks, wrong programs, other handlers, names of instructions."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ UNEVEN = Costs(F=1.5, I=(2.0, 1.0, 3.0, 2.5, 2.0, 1.0, 3.0, 2.5), W=0.5, p2p=0.2
 
 
 def in_steps(intervals: Intervals) -> dict[int, list[Interval]]:
-    """The same with each instruction in two micro-steps, a pause between them."""
+    """The intervals with each instruction in two micro-steps and a pause between them."""
     return {
         rank: [
             x._replace(start=low, end=high, part=part)
@@ -138,12 +138,12 @@ def in_steps(intervals: Intervals) -> dict[int, list[Interval]]:
 def test_a_trace_is_read_back_cell_by_cell(schedule: str, parts: Callable[[Intervals], Intervals]) -> None:
     program = schedc.compile(schedule, P=4, M=8)
     computed, _ = computation(program)
-    known = Dependencies.of(computed)
-    predicted = simulate(computed, UNEVEN, known)
+    dependencies = Dependencies.of(computed)
+    predicted = simulate(computed, UNEVEN, dependencies)
     trace = chrome_trace(program, parts(as_measured(program, UNEVEN)))
     run = read_run(json.dumps(trace), "run.json")
     assert (run.schedule, run.sizes) == (schedule, {"P": 4, "M": 8})
-    timeline = measured(run, known)
+    timeline = measured(run, dependencies)
     np.testing.assert_allclose(timeline.start, predicted.start, atol=1e-5)
     np.testing.assert_allclose(timeline.end, predicted.end, atol=1e-5)
     assert timeline.busy == pytest.approx(predicted.busy, abs=1e-4)
@@ -157,8 +157,8 @@ def named(events: Events, name: str) -> dict[str, Any]:
 
 
 def swapped(events: Events) -> None:
-    one, other = named(events, "0F1"), named(events, "0F2")
-    one["ts"], other["ts"] = other["ts"], one["ts"]
+    first, second = named(events, "0F1"), named(events, "0F2")
+    first["ts"], second["ts"] = second["ts"], first["ts"]
 
 
 MISFITS: list[tuple[Callable[[Events], Any], str]] = [

@@ -1,4 +1,4 @@
-"""Every schedule computes what the serial reference computes, bit for bit, and what plain autograd computes."""
+"""Every schedule gives the bits of the serial reference, and the numbers of plain autograd."""
 
 from __future__ import annotations
 

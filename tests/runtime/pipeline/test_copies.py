@@ -111,7 +111,7 @@ schedule folded(P: ranks = 2, M: microbatches = 4) {
 
 
 def test_a_rank_that_serves_a_stage_in_both_pipes() -> None:
-    """The middle rank has one copy of its stage, which sums by itself."""
+    """The middle rank has the only copy of its stage, so that no REDUCE is needed."""
     program, model = written(BOTH_WAYS, P=3, M=6), small_gpt()
     pipe = train(model, program)
     assert check_parity(pipe, model, 6) == sorted(name for name, _ in model.named_parameters())

@@ -1,4 +1,4 @@
-"""What the documents show of the runtime is run: the lines for a trainer, and the example trainer under torchrun."""
+"""Runs what the documents show of the runtime: the lines for a trainer, and the example trainer under torchrun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
 
 
 def embed(rank: int, world_size: int, code: str) -> list[Any]:
-    """Run ``code`` with what a trainer has; the rank and the last loss."""
+    """Runs ``code`` with the names that a trainer defines; returns the rank and the last loss."""
     model = small_gpt(tied=True)
     names: dict[str, Any] = {"torch": torch, "model": model, "loss_fn": next_token_loss, "loader": BATCHES}
     names["batch"], names["targets"] = BATCHES[0]

@@ -1,4 +1,4 @@
-"""What a trainer sees of a pipeline: losses, gradients, evaluation, state, and what is refused."""
+"""A pipeline as a trainer uses it: losses, gradients, evaluation, state, and refusals."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def test_frozen_parts_and_empty_stages(schedule: str, blocks: int) -> None:
     batch, targets = tokens(2 * pipe.program.microbatches)
     _, expected = plain_of(small_gpt(blocks=blocks), batch, targets, pipe.program.microbatches)
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
-    found = gradients(pipe)
-    assert found.keys() == {name for name in expected if not name.startswith(frozen)}
-    for name, grad in found.items():
+    held = gradients(pipe)
+    assert held.keys() == {name for name in expected if not name.startswith(frozen)}
+    for name, grad in held.items():
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-13)
 
 
@@ -144,7 +144,7 @@ class TwiceBlock(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_a_layer_that_is_used_twice(schedule: str) -> None:
-    """Its gradient is a sum of two per microbatch, in the order of the reference with and without deferral."""
+    """Its gradient is a sum of two terms per microbatch, in the order of the reference, deferred or not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(32, 8), *[TwiceBlock() for _ in range(4)], nn.Linear(8, 32)).double()
     pipe = pipeline(model, schedule)
