@@ -1,1 +1,1 @@
-"""Better orders of the same ops: searched under a cap on memory, with a proven lower bound (docs/guide/tuning.md)."""
+"""Searches for better orders of the same ops under a memory cap, with a proved lower bound (docs/guide/tuning.md)."""

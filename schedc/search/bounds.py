@@ -1,4 +1,4 @@
-"""How early and how late every cell can be, and from that a lower bound that needs no search."""
+"""Bounds when every cell can run, and computes from this a lower bound of the objective without a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from schedc.search.ticks import Int64
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """The arcs of a problem from both ends: of each cell the (neighbour, lag) that follow it and that it follows."""
+    """The arcs of a problem from both ends.
+
+    following: [cells] pairs (cell, lag) of the cells that start after a cell. followed: [cells] those it starts after.
+    Lags are in ticks.
+    """
 
     following: list[list[tuple[int, int]]]
     followed: list[list[tuple[int, int]]]
@@ -33,7 +37,10 @@ class Arcs:
         return arcs
 
     def sorted(self, priority: list[tuple[int, ...]]) -> list[int]:
-        """All cells, each after those that it follows; of several possible ones the least by ``priority``."""
+        """[cells] all cells in an order that respects the arcs; the possible cell of least ``priority`` goes first.
+
+        Shorter than the number of cells if the arcs contain a circle.
+        """
         missing = [len(before) for before in self.followed]
         ready = [(priority[cell], cell) for cell, count in enumerate(missing) if not count]
         heapify(ready)
@@ -50,7 +57,11 @@ class Arcs:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """head: [cells] ticks before which a cell cannot start. tail: [cells] ticks that must follow its end."""
+    """Earliest starts and latest ends of the cells, as far as the arcs imply them.
+
+    order: [cells] in an order that respects the arcs.
+    head: [cells] ticks before which a cell cannot start. tail: [cells] ticks that must follow its end.
+    """
 
     problem: SearchProblem
     arcs: Arcs
@@ -59,7 +70,7 @@ class Windows:
     def order(self) -> list[int]:
         order = self.arcs.sorted([()] * len(self.problem))
         if len(order) < len(self.problem):
-            raise CompilerBug("search", "arcs in a circle: nothing fits, which was to be found before")
+            raise CompilerBug("search", "the arcs contain a circle, so no order exists; this is refused earlier")
         return order
 
     @cached_property
@@ -78,12 +89,11 @@ class Windows:
 
     @cached_property
     def first(self) -> Int64 | None:
-        """[P] the cell that each rank begins with, at its head, in every order; None where that is not so.
+        """[P] the cell that starts first on each rank, at its head, in every order; None if a rank has no such cell.
 
-        It is so if every other cell of the rank follows from it, and it waits only for such cells of other ranks.
+        Every other cell of the rank must follow from it, and it may wait only for such first cells of other ranks.
         """
-        known = self.problem.dependencies
-        start = known.rank_start
+        start = self.problem.dependencies.rank_start
         if (start[:-1] == start[1:]).any():
             return None
         ranks = [range(low, high) for low, high in pairwise(start.tolist())]
@@ -95,32 +105,33 @@ class Windows:
         return np.array(first, np.int64) if waits <= set(first) else None
 
     def _after(self, cell: int) -> set[int]:
-        """The cell and all that follow from it."""
-        found, left = {cell}, [cell]
+        """The cell and all cells that follow from it, directly or not."""
+        reached, left = {cell}, [cell]
         while left:
             for after, _ in self.arcs.following[left.pop()]:
-                if after not in found:
-                    found.add(after)
+                if after not in reached:
+                    reached.add(after)
                     left.append(after)
-        return found
+        return reached
 
 
 def combinatorial_bound(problem: SearchProblem, windows: Windows, objective: str) -> int:
     """Ticks that no order of the problem can undercut.
 
-    Makespan: the largest over all chains of arcs, and over all ranks of the shortest that one machine takes for the
-    rank's cells with their heads and tails if it may interrupt them (Carlier, EJOR 11, 1982): the largest, over sets
-    of cells, of the least head plus all durations plus the least tail. Span: the work of the busiest rank.
+    objective "span": the work of the busiest rank.
+    objective "makespan": the largest of two bounds. (1) The longest chain of arcs. (2) For each rank, the shortest time
+    of one machine that runs the rank's cells between their heads and tails and may interrupt them. It is the largest,
+    over sets of cells, of the least head plus all durations plus the least tail (Carlier, EJOR 11, 1982).
     """
-    known = problem.dependencies
+    dependencies = problem.dependencies
     if objective == "span":
-        return int(bincount(known.rank, problem.duration).max(initial=0))
+        return int(bincount(dependencies.rank, problem.duration).max(initial=0))
     longest = int((windows.head + problem.duration + windows.tail).max(initial=0))
-    return max([longest, *(_one_machine(problem, windows, rank) for rank in range(known.rank_start.size - 1))])
+    return max([longest, *(_one_machine(problem, windows, rank) for rank in range(dependencies.rank_start.size - 1))])
 
 
 def _one_machine(problem: SearchProblem, windows: Windows, rank: int) -> int:
-    """The sets worth asking: all cells with at least some tail, from some head on."""
+    """The bound (2) for one rank, in ticks. It suffices to try sets of cells with at least some head and some tail."""
     start = problem.dependencies.rank_start
     cells = np.arange(start[rank], start[rank + 1])
     cells = cells[np.argsort(windows.head[cells], kind="stable")]

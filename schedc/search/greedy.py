@@ -1,4 +1,4 @@
-"""Orders made without search: lists by priority within the cap, and one microbatch after another."""
+"""Makes orders without search: list schedules within the cap, and one microbatch after another."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from schedc.search.bounds import Arcs, Windows
 from schedc.search.problem import SearchProblem
 
 Order = list[int]
-"""All cells of a problem, each after those that it follows: the cells of a rank run in this order."""
+"""[cells] all cells of a problem, each after those that it depends on. The cells of a rank run in this order."""
 
 
 def serial_order(problem: SearchProblem, arcs: Arcs) -> Order:
-    """One microbatch after another, as far as the arcs allow; each weight gradient as early as it can.
+    """One microbatch after another, as far as the arcs allow, with each weight gradient as early as possible.
 
-    Where microbatches do not depend on each other (no pairs, one sequence) no order needs less memory on any rank:
-    before the first backward of a microbatch on a rank comes its forward through all of the rank's chunks.
+    If microbatches do not depend on each other (no pairs, one sequence), no order needs less memory on any rank: a
+    microbatch runs its forwards through all chunks of a rank before its first backward there.
     """
     schedule, first = problem.schedule, problem.dependencies.first
     second = np.maximum(problem.dependencies.second, first)
@@ -32,13 +32,13 @@ def serial_order(problem: SearchProblem, arcs: Arcs) -> Order:
 
 
 def list_orders(problem: SearchProblem, windows: Windows, position: list[int]) -> Iterator[Order]:
-    """List schedules under different priorities; those that end in ranks waiting for ever are left out.
+    """List schedules under different priorities. Those that deadlock are left out.
 
-    position: [cells] time or number in the seed, or another order, that one of the priorities follows.
+    position: [cells] position in the seed, or in another order, which some of the priorities follow.
     """
-    kind, known = problem.schedule.kind, problem.dependencies
-    weight = (kind[known.first] == OpKind.W).tolist()
-    backward = (kind[np.maximum(known.second, known.first)] != OpKind.F).tolist()
+    kind, dependencies = problem.schedule.kind, problem.dependencies
+    weight = (kind[dependencies.first] == OpKind.W).tolist()
+    backward = (kind[np.maximum(dependencies.second, dependencies.first)] != OpKind.F).tolist()
     tail = windows.tail.tolist()
     priorities: tuple[list[tuple[int, ...]], ...] = (
         [(w, -t) for w, t in zip(weight, tail, strict=True)],
@@ -48,14 +48,17 @@ def list_orders(problem: SearchProblem, windows: Windows, position: list[int]) -
     )
     for priority in priorities:
         for reserve in (True, False) if problem.capacity is not None else (False,):
-            ran = _ListRun(problem, windows.arcs, priority, reserve).run()
-            if len(ran) == len(problem):
-                yield ran
+            order = _ListRun(problem, windows.arcs, priority, reserve).run()
+            if len(order) == len(problem):
+                yield order
 
 
 @dataclass
 class _GreedyRank:
-    """now: when it is free; ready: cells whose needs are there; held, promised: memory."""
+    """The state of a rank. now: ticks at which it is free. ready: cells whose inputs have arrived, by priority.
+
+    held, promised: memory in use, and memory reserved for microbatches that have begun.
+    """
 
     now: int
     ready: list[tuple[tuple[int, ...], int]]
@@ -64,10 +67,10 @@ class _GreedyRank:
 
 
 class _ListRun:
-    """A run in which every rank that is free starts the ready cell of the least priority that its memory admits.
+    """A simulation in which every free rank starts its ready cell of least priority that fits into its memory.
 
-    reserve: the first cell of a microbatch on a rank is admitted only with room for all that the microbatch will hold
-    there at once, so that what was begun can end. Else only the next activation needs room, and the run may stall.
+    reserve: the first cell of a microbatch on a rank needs room for all memory that the microbatch will hold there.
+        So a microbatch that has begun can end. Without it, a cell needs room only for itself, and the run may deadlock.
     """
 
     def __init__(self, problem: SearchProblem, arcs: Arcs, priority: list[tuple[int, ...]], reserve: bool) -> None:
@@ -80,9 +83,10 @@ class _ListRun:
         self.promises, self.keeps = _promises(problem) if reserve else ([0] * len(problem), [0] * len(problem))
 
     def run(self) -> Order:
+        """The order of the simulation, shorter than the number of cells if it deadlocks."""
         missing = [len(before) for before in self.arcs.followed]
         arrival = [0] * len(missing)
-        events: list[tuple[int, int, int, int]] = []  # time, 0 end of a cell | 1 cell is ready | 2 choose, rank, cell
+        events: list[tuple[int, int, int, int]] = []  # time, what (0 a cell ends, 1 is ready, 2 choose), rank, cell
         for cell, count in enumerate(missing):
             if not count:
                 events.append((0, 1, self.rank_of[cell], cell))
@@ -112,8 +116,8 @@ class _ListRun:
         return order
 
     def _choose(self, rank: _GreedyRank, number: int) -> int:
-        """The least ready cell that fits, taken from the rank's list; -1 if none does."""
-        passed = []
+        """Take the ready cell of least priority that fits; -1 if no ready cell fits."""
+        skipped = []
         chosen = -1
         while rank.ready and chosen < 0:
             entry = heappop(rank.ready)
@@ -121,8 +125,8 @@ class _ListRun:
             if self._fits(rank, number, cell):
                 chosen = cell
             else:
-                passed.append(entry)
-        for entry in passed:
+                skipped.append(entry)
+        for entry in skipped:
             heappush(rank.ready, entry)
         if chosen >= 0:
             rank.held += self.takes[chosen]
@@ -137,22 +141,22 @@ class _ListRun:
 
 
 def _changes(problem: SearchProblem) -> tuple[list[int], list[int]]:
-    """[cells] memory taken at the start of a cell and given at its end (less where it then holds a pending weight)."""
+    """[cells] memory taken at the start of a cell; [cells] memory freed at its end, less that of a pending weight."""
     takes, gives = np.zeros(len(problem), np.int64), np.zeros(len(problem), np.int64)
     holds = problem.holds
     np.add.at(takes, holds.taken[~holds.late], holds.amount[~holds.late])
     np.add.at(gives, holds.taken[holds.late], -holds.amount[holds.late])
-    np.add.at(gives, holds.given, holds.amount)
+    np.add.at(gives, holds.freed, holds.amount)
     return takes.tolist(), gives.tolist()
 
 
 def _promises(problem: SearchProblem) -> tuple[list[int], list[int]]:
-    """[cells] what a microbatch's first forward on a rank promises for its other chunks there, and what each of the
-    later forwards takes up of the promise (pending weights that outweigh activations are not foreseen)."""
-    schedule, known = problem.schedule, problem.dependencies
+    """[cells] memory that a microbatch's first forward on a rank reserves for its other chunks there; [cells] the part
+    of it that each later forward uses. Pending weights larger than activations are not counted."""
+    schedule, dependencies = problem.schedule, problem.dependencies
     takes = np.array(_changes(problem)[0])
     cells = np.flatnonzero(takes > 0)
-    row = known.first[cells]
+    row = dependencies.first[cells]
     key = schedule.rank[row].astype(np.int64) * schedule.microbatches + schedule.microbatch[row]
     order = np.lexsort((schedule.stage[row], key))
     cells, key = cells[order], key[order]

@@ -1,12 +1,14 @@
-"""What is searched over: cells with durations on ranks, arcs that order them, and the memory that they hold.
+"""States the problem that is searched: cells with durations on ranks, arcs between them, and memory that they hold.
 
-The microbatches of a pipe are alike, so their ops on one stage can be exchanged. The search therefore keeps, on each
-stage, the sequence of microbatches that the seed has, separately for forwards, backwards and weight gradients. This
-loses nothing where the sequence is the same everywhere (first in, first out) and a stage splits all of its backwards
-or none: number the k-th forward, the k-th backward and the k-th weight gradient of every stage k. Each op then still
-starts after what it needs: if the k-th op of one sequence starts at t, then k ops of the sequence before it have ended
-by t, so the first k of them have. Times and memory do not change. Elsewhere it is a restriction
-(`SearchProblem.limits`).
+A *cell* is an op, or an overlapped pair. The microbatches of a pipe are alike, so their ops on one stage can be
+exchanged. The search therefore keeps the sequence of microbatches that the seed has on each stage, separately for
+forwards, backwards and weight gradients.
+
+This loses no order if the sequence is the same on all stages (first in, first out) and every stage splits all of its
+backwards or none. Proof: number the k-th forward, the k-th backward and the k-th weight gradient of every stage k.
+Each op still starts after what it needs: if the k-th op of one sequence starts at t, then k ops of the sequence before
+it have ended by t, so the first k of them have. Times and memory do not change. Otherwise, keeping the sequence is a
+restriction (`SearchProblem.limits`).
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ ALL_SPLIT = "every backward split"
 
 @dataclass(frozen=True, eq=False)
 class MemoryHolds:
-    """Memory held by a rank: from the start of cell ``taken`` (its end where ``late``) to the end of cell ``given``.
+    """Memory held by ranks: from the start of cell ``taken`` (from its end if ``late``) to the end of cell ``freed``.
 
-    taken, given: [holds] cells; late: [holds]; amount: [holds] in the memory grid.
+    taken, freed: [holds] cells. late: [holds]. amount: [holds] ticks of the memory grid.
     """
 
     taken: Int64
     late: Bools
-    given: Int64
+    freed: Int64
     amount: Int64
 
 
@@ -53,14 +55,14 @@ class MemoryHolds:
 class SearchProblem:
     """The orders of a seed's cells that are searched.
 
-    dependencies: of the seed as it is searched (pairs dissolved if asked for, W in the sequence of I).
-    time: grid of all times. A cell of no duration is given one tick, so that all cells have a place in an order;
-        the grid is refined so that all of these together are less than one tick of the exact grid, and ``borrowed``
-        says how many they are.
-    duration: [cells] ticks. before, after, lag: [arcs] cell ``after`` starts at least ``lag`` ticks after the end of
-        ``before``.
-    memory: grid of memory; holds; capacity: [P], None where there is no cap.
-    limits: what the orders searched have in common beyond legality and the cap, in words; empty if nothing.
+    dependencies: those of the seed as it is searched: pairs dissolved if requested, W in the sequence of I.
+    time: grid of all times. A cell of zero duration takes one tick, so that every cell has a place in an order.
+    borrowed: number of these ticks. refined: factor by which the grid is finer than the exact one, so that all borrowed
+        ticks together are less than one tick of the exact grid.
+    duration: [cells] ticks.
+    before, after, lag: [arcs] cell ``after`` starts at least ``lag`` ticks after the end of cell ``before``.
+    memory: grid of memory. holds: memory that cells hold. capacity: [P] ticks of the memory grid; None without a cap.
+    limits: restrictions of the search beyond legality and the cap, in words.
     """
 
     dependencies: Dependencies
@@ -85,11 +87,11 @@ class SearchProblem:
 
     @property
     def independent(self) -> bool:
-        """Whether microbatches may run one after another, so that the least memory of every rank is known."""
+        """Whether microbatches can run one after another. The least memory of every rank is then known."""
         return not {PAIRS_KEPT, SEQUENCE, ALL_SPLIT} & set(self.limits)
 
     def cost(self, ticks: int, slack: int = 0) -> float:
-        """The least cost that a value of at least ``ticks`` stands for. ``slack``: ticks it may be too large by."""
+        """The least value in units of cost that ``ticks`` or more correspond to. slack: ticks of rounding to allow."""
         least = ticks - self.borrowed - slack
         if self.time.exact:
             return -(-least // self.refined) / (self.time.ticks / self.refined)
@@ -98,10 +100,11 @@ class SearchProblem:
 
 @dataclass(frozen=True)
 class Freedom:
-    """What else than the order may differ from the seed.
+    """What may differ from the seed besides the order.
 
-    keep_pairs: overlapped pairs stay pairs, each with its partner; else every op is a cell of its own.
-    split: every full backward may be split, and is one again where its W directly follows its I and nothing is lost.
+    keep_pairs: overlapped pairs stay, with their partners. Otherwise every op is a cell of its own.
+    split: every full backward may be split. It is joined if in the end its W directly follows its I and nothing is
+        lost.
     """
 
     keep_pairs: bool = True
@@ -111,28 +114,30 @@ class Freedom:
 def problem_of(seed: Schedule, costs: Costs, caps: Floats | None, freedom: Freedom) -> SearchProblem:
     """The problem that a legal schedule poses under these costs.
 
-    caps: [P] memory that a rank may hold, in the unit of ``costs.activation``, or None for no cap.
+    caps: [P] memory that a rank may hold, in the unit of ``costs.activation``; None for no cap.
     """
     schedule = _searched(seed, freedom)
     check_given(costs, schedule)
-    known = Dependencies.of(schedule)
-    of_stage = costs.resolved(schedule.stages)
-    spent = durations(known, of_stage)
-    time, refined, borrowed = _time_grid(spent, of_stage.p2p)
-    duration = np.maximum(time.down(spent), 1)
-    memory, holds = _holds(known, of_stage, caps)
+    dependencies = Dependencies.of(schedule)
+    stage_costs = costs.resolved(schedule.stages)
+    times = durations(dependencies, stage_costs)
+    time, refined, borrowed = _time_grid(times, stage_costs.p2p)
+    duration = np.maximum(time.down(times), 1)
+    memory, holds = _holds(dependencies, stage_costs, caps)
     capacity = None if caps is None else memory.down(caps * (1 + 1e-12))
-    arcs = _arcs(known, int(time.down(np.array([of_stage.p2p]))[0]))
+    arcs = _arcs(dependencies, int(time.down(np.array([stage_costs.p2p]))[0]))
     if caps is not None:
-        room = _room(known, of_stage, caps)
+        room = _room(dependencies, stage_costs, caps)
         arcs = np.concatenate([arcs, room], axis=1)
     before, after, lag = np.unique(arcs, axis=1)
-    limits = _limits(seed, schedule, of_stage)
-    return SearchProblem(known, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits)
+    limits = _limits(seed, schedule, stage_costs)
+    return SearchProblem(
+        dependencies, time, refined, borrowed, duration, before, after, lag, memory, holds, capacity, limits
+    )
 
 
 def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
-    """The seed with its weight gradients in the sequence of its input gradients, and with its freedom used."""
+    """The seed as it is searched: W in the sequence of I, backwards split and pairs dissolved as ``freedom`` says."""
     schedule = split_backwards(seed) if freedom.split else seed
     key = _stage_key(schedule)
     rows_i, rows_w = (_by_key(key, np.flatnonzero(schedule.kind == kind)) for kind in (I, W))
@@ -143,27 +148,28 @@ def _searched(seed: Schedule, freedom: Freedom) -> Schedule:
 
 
 def _stage_key(schedule: Schedule) -> Int64:
-    """[ops] a number for the stage and the pipe of each op."""
+    """[ops] a number that identifies the stage and the pipe of each op."""
     pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
     return pipe.astype(np.int64) * schedule.stages + schedule.stage
 
 
 def _by_key(key: Int64, rows: Int64) -> Int64:
+    """The rows sorted by key, in order within each key."""
     return rows[np.argsort(key[rows], kind="stable")]
 
 
-def _time_grid(spent: Floats, p2p: float) -> tuple[TickGrid, int, int]:
-    """The grid, by how much it is finer than one for the costs alone, and how many cells borrow a tick."""
-    longest = max(float(spent.sum()) + 2 * spent.size * p2p, 1e-300)
-    grid = grid_for(np.append(spent, p2p), longest)
-    borrowed = int((grid.down(spent) == 0).sum())
+def _time_grid(times: Floats, p2p: float) -> tuple[TickGrid, int, int]:
+    """The grid of times, its factor ``refined``, and the number of borrowed ticks. times: [cells] in units of cost."""
+    longest = max(float(times.sum()) + 2 * times.size * p2p, 1e-300)
+    grid = grid_for(np.append(times, p2p), longest)
+    borrowed = int((grid.down(times) == 0).sum())
     refined = borrowed + 1 if grid.exact else 1
     return TickGrid(grid.ticks * refined, grid.exact), refined, borrowed
 
 
-def _arcs(known: Dependencies, latency: int) -> Int64:
-    """[3, arcs] what follows from the data flow, and the sequences on each stage."""
-    schedule, cell = known.schedule, known.cell_of
+def _arcs(dependencies: Dependencies, latency: int) -> Int64:
+    """[3, arcs] before, after and lag: the arcs of the data flow, and of the sequences on each stage."""
+    schedule, cell = dependencies.schedule, dependencies.cell_of
     slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
     row = np.full((len(OpKind), schedule.stages * schedule.microbatches), -1)
     row[schedule.kind, slot] = np.arange(len(schedule))
@@ -171,7 +177,7 @@ def _arcs(known: Dependencies, latency: int) -> Int64:
     parts = [_pairs(cell[row[F]], cell[backward], 0)]
     split = row[I] >= 0
     parts.append(_pairs(cell[row[I][split]], cell[row[W][split]], 0))
-    for producers, remote in zip(known.producers, known.remote, strict=True):
+    for producers, remote in zip(dependencies.producers, dependencies.remote, strict=True):
         waits = np.flatnonzero(producers >= 0)
         parts.append(_pairs(producers[waits], waits, np.where(remote[waits], latency, 0)))
     key = _stage_key(schedule) * 3 + TURN[schedule.kind]
@@ -182,12 +188,16 @@ def _arcs(known: Dependencies, latency: int) -> Int64:
 
 
 def _pairs(before: Int64 | Int32, after: Int64 | Int32, lag: Int64 | int) -> Int64:
+    """[3, arcs] from the cells before and after ([arcs]) and their lags, one or [arcs]."""
     return np.stack([before, after, np.broadcast_to(np.asarray(lag, np.int64), before.shape)])
 
 
-def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple[TickGrid, MemoryHolds]:
-    """Every hold of an activation and of a pending weight gradient; of one throughout where both are as large."""
-    schedule, cell = known.schedule, known.cell_of
+def _holds(dependencies: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple[TickGrid, MemoryHolds]:
+    """The grid of memory, and the holds of activations and pending weight gradients.
+
+    An activation and its pending weight gradient are one hold if both are equally large.
+    """
+    schedule, cell = dependencies.schedule, dependencies.cell_of
     values = np.concatenate([costs.activation, costs.pending_weight, [1.0] if caps is None else caps])
     grid = grid_for(values, max(float(values.max()) * len(schedule), 1e-300))
     slots = schedule.stages * schedule.microbatches
@@ -201,20 +211,21 @@ def _holds(known: Dependencies, costs: StageCosts, caps: Floats | None) -> tuple
     until = np.where(split & whole, row[W], np.maximum(row[B], row[I]))
     rest = np.flatnonzero(~whole)
     taken = np.concatenate([cell[row[F]], cell[row[I][rest]]])
-    given = np.concatenate([cell[until], cell[row[W][rest]]])
+    freed = np.concatenate([cell[until], cell[row[W][rest]]])
     late = np.arange(taken.size) >= slots
     amount = np.concatenate([held, pending[rest]])
     real = amount > 0
-    return grid, MemoryHolds(taken[real], late[real], given[real], amount[real])
+    return grid, MemoryHolds(taken[real], late[real], freed[real], amount[real])
 
 
-def _room(known: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
-    """[3, arcs] what a cap means for the forwards of one stage: the k-th waits for the end of the one n before it.
+def _room(dependencies: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
+    """[3, arcs] arcs that a cap implies between the ops of one stage.
 
-    n activations of the stage fill the cap. Implied by the cap; they make bounds and search stronger. Only for stages
-    whose backwards come in the sequence of their forwards.
+    If n activations of the stage fill the cap, forward k waits until activation k - n is freed. The cap implies these
+    arcs, but with them bounds are tighter and the search is faster. Only stages whose backwards follow the sequence of
+    their forwards have them.
     """
-    schedule, cell = known.schedule, known.cell_of
+    schedule, cell = dependencies.schedule, dependencies.cell_of
     key = _stage_key(schedule)
     parts = [np.zeros((3, 0), np.int64)]
     for number in np.unique(key).tolist():
@@ -233,24 +244,24 @@ def _room(known: Dependencies, costs: StageCosts, caps: Floats) -> Int64:
 
 
 def _limits(seed: Schedule, schedule: Schedule, costs: StageCosts) -> tuple[str, ...]:
-    """What keeps the search from being one over every order of the seed's ops."""
+    """The restrictions that keep the search from covering every order of the seed's ops, in words."""
     paired = bool((seed.pair >= 0).any())
     kept = bool((schedule.pair >= 0).any())
     apart = costs.F + np.maximum(costs.B, costs.I + costs.W).max()
     pays = costs.FB is not None and bool((apart > costs.FB).any())
     dear = (costs.I + costs.W > costs.B) | (costs.pending_weight > costs.activation)
-    said = {
+    applies = {
         PAIRS_KEPT: kept,
         NO_PAIRS: not kept and (paired or pays),
         SEQUENCE: not _in_turn(schedule),
         SPLIT_AS_SEED: _mixed(schedule),
         ALL_SPLIT: len(schedule) > len(seed) and bool(dear.any()),
     }
-    return tuple(text for text, holds in said.items() if holds)
+    return tuple(text for text, holds in applies.items() if holds)
 
 
 def _in_turn(schedule: Schedule) -> bool:
-    """Whether every stage of a pipe has its forwards and its backwards in one sequence of microbatches."""
+    """Whether all stages of a pipe run forwards and backwards in the same sequence of microbatches."""
     pipe = schedule.placement.pipe_of_microbatch(schedule.microbatch)
     key = _stage_key(schedule) * 2 + TURN[schedule.kind]
     rows = _by_key(key, np.flatnonzero(schedule.kind != W))
@@ -262,6 +273,6 @@ def _in_turn(schedule: Schedule) -> bool:
 
 
 def _mixed(schedule: Schedule) -> bool:
-    """Whether some stage of a pipe splits some backwards and others not."""
+    """Whether some stage of a pipe splits some of its backwards, but not all."""
     key = _stage_key(schedule)
     return bool(np.intersect1d(key[schedule.kind == B], key[schedule.kind == I]).size)

@@ -1,4 +1,4 @@
-"""The search itself: the problem as a constraint model for OR-tools' CP-SAT, which is loaded only here."""
+"""Searches for the best order: states the problem as a constraint model for CP-SAT of OR-tools."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 _BEAT = 0.1
-"""Seconds between two looks at a search."""
+"""Seconds between two checks of a running search for Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long and how the solver searches.
+    """The limits and settings of the solver.
 
-    seconds: wall-clock limit, or None. work: limit in the solver's own measure of work, or None; with it, and without
-    ``seconds``, the result depends on nothing but the input, these settings and the version of OR-tools.
-    workers: strategies that search side by side. seed: of the solver's random numbers.
+    seconds: wall-clock limit, or None. work: limit in the solver's own measure of work, or None. With ``work`` and
+        without ``seconds``, the result depends only on the input, these settings and the version of OR-tools.
+    workers: number of strategies that search in parallel. seed: seed of the solver's random numbers.
     """
 
     seconds: float | None = 30.0
@@ -37,13 +37,17 @@ class Effort:
 
     @property
     def repeatable(self) -> bool:
+        """Whether another run gives the same result."""
         return self.seconds is None
 
 
 @dataclass(frozen=True)
 class SolverResult:
-    """What the solver says. start: [cells] ticks of its best order, None if it has none; bound: ticks that no order
-    undercuts; status: optimal, feasible, infeasible or unknown; seconds: that it took."""
+    """The result of the solver.
+
+    status: optimal, feasible, infeasible or unknown. start: [cells] ticks at which the cells of its best order start;
+    None if it found no order. bound: ticks that no order undercuts. seconds: wall-clock time of the search.
+    """
 
     status: str
     start: Int64 | None
@@ -54,15 +58,15 @@ class SolverResult:
 def solve(
     problem: SearchProblem, windows: Windows, objective: str, bound: int, hint: Int64 | None, effort: Effort
 ) -> SolverResult:
-    """Search for an order whose objective is least.
+    """Search for an order with the least objective.
 
-    hint: [cells] starts of a known order, which the result is never worse than; None where none is known.
-    bound: ticks that are known to be a lower bound.
+    objective: "makespan" or "span". bound: ticks of a known lower bound.
+    hint: [cells] ticks at which the cells of a known order start; the result is never worse. None: no order is known.
     """
     from ortools.sat.python import cp_model
 
-    began = perf_counter()
-    known = problem.dependencies
+    begin = perf_counter()
+    dependencies = problem.dependencies
     horizon = _horizon(problem)
     if hint is not None and objective == "makespan":
         horizon = int((hint + problem.duration).max())
@@ -74,8 +78,8 @@ def solve(
     for before, after, lag in zip(problem.before.tolist(), problem.after.tolist(), problem.lag.tolist(), strict=True):
         model.add(start[after] >= start[before] + (duration[before] + lag))
     cells = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, duration, strict=True)]
-    for rank in range(known.rank_start.size - 1):
-        model.add_no_overlap(cells[known.rank_start[rank] : known.rank_start[rank + 1]])
+    for rank in range(dependencies.rank_start.size - 1):
+        model.add_no_overlap(cells[dependencies.rank_start[rank] : dependencies.rank_start[rank + 1]])
     _limit_memory(model, problem, start, horizon)
     _minimize(model, problem, windows, start, objective, bound, horizon)
     if hint is not None:
@@ -85,24 +89,24 @@ def solve(
     _configure(solver, effort)
     status = _interruptible(solver, model)
     names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
-    has = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return SolverResult(
         names.get(status, "unknown"),
-        np.array([solver.value(variable) for variable in start], np.int64) if has else None,
-        max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if has else bound,
-        perf_counter() - began,
+        np.array([solver.value(variable) for variable in start], np.int64) if solved else None,
+        max(bound, int(np.ceil(solver.best_objective_bound - 1e-6))) if solved else bound,
+        perf_counter() - begin,
     )
 
 
 def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
-    """The status of a search in another thread: in this one, Python hears of Ctrl-C only between its own steps."""
+    """Search in another thread and return the status. Ctrl-C then interrupts this thread, which stops the search."""
     with ThreadPoolExecutor(1) as thread:
         search = thread.submit(solver.solve, model)
         try:
             while not wait([search], _BEAT).done:
                 pass
         except KeyboardInterrupt:
-            while not search.done():  # the first call comes to nothing where the search has not begun
+            while not search.done():  # a call before the search has begun has no effect
                 solver.stop_search()
                 wait([search], _BEAT)
             raise
@@ -110,29 +114,29 @@ def _interruptible(solver: CpSolver, model: CpModel) -> CpSolverStatus:
 
 
 def _horizon(problem: SearchProblem) -> int:
-    """Ticks in which some order ends whatever it is, if any exists."""
+    """Ticks within which the best order ends, if any order exists."""
     return int(problem.duration.sum() + problem.lag.sum())
 
 
 def _limit_memory(model: CpModel, problem: SearchProblem, start: list[IntVar], horizon: int) -> None:
-    """On each rank, what is held at one time is at most its capacity: every hold is an interval of its own."""
+    """Require that the memory in use on each rank is at most its capacity at all times. Every hold is an interval."""
     if problem.capacity is None:
         return
     holds, duration = problem.holds, problem.duration.tolist()
     rank = problem.dependencies.rank[holds.taken]
     for number, capacity in enumerate(problem.capacity.tolist()):
-        mine = np.flatnonzero(rank == number)
-        if int(holds.amount[mine].sum()) <= capacity:
+        of_rank = np.flatnonzero(rank == number)
+        if int(holds.amount[of_rank].sum()) <= capacity:
             continue
         intervals = []
-        for taken, late, given in zip(
-            holds.taken[mine].tolist(), holds.late[mine].tolist(), holds.given[mine].tolist(), strict=True
+        for taken, late, freed in zip(
+            holds.taken[of_rank].tolist(), holds.late[of_rank].tolist(), holds.freed[of_rank].tolist(), strict=True
         ):
             begin = start[taken] + (duration[taken] if late else 0)
-            end = start[given] + duration[given]
+            end = start[freed] + duration[freed]
             size = model.new_int_var(0, horizon, "")
             intervals.append(model.new_interval_var(begin, size, end, ""))
-        model.add_cumulative(intervals, holds.amount[mine].tolist(), capacity)
+        model.add_cumulative(intervals, holds.amount[of_rank].tolist(), capacity)
 
 
 def _minimize(
@@ -144,26 +148,26 @@ def _minimize(
     bound: int,
     horizon: int,
 ) -> None:
-    """The objective: the last end, or the longest time from a rank's first start to its last end."""
+    """Add the objective: the last end, or the longest time from a rank's first start to its last end."""
     value = model.new_int_var(bound, horizon, "")
-    duration, known = problem.duration.tolist(), problem.dependencies
+    duration, dependencies = problem.duration.tolist(), problem.dependencies
     if objective == "makespan":
         for cell in np.flatnonzero(windows.tail == 0).tolist():
             model.add(value >= start[cell] + duration[cell])
         model.minimize(value)
         return
     forced = windows.first if problem.time.exact else None
-    for rank in np.unique(known.rank).tolist():
-        mine = range(int(known.rank_start[rank]), int(known.rank_start[rank + 1]))
+    for rank in np.unique(dependencies.rank).tolist():
+        cells = range(int(dependencies.rank_start[rank]), int(dependencies.rank_start[rank + 1]))
         begin: IntVar | int
         if forced is not None:
             begin = int(windows.head[forced[rank]])
             model.add(start[int(forced[rank])] == begin)
         else:
             begin = model.new_int_var(0, horizon, "")
-            for cell in mine:
+            for cell in cells:
                 model.add(begin <= start[cell])
-        for cell in mine:
+        for cell in cells:
             model.add(value >= start[cell] + duration[cell] - begin)
     model.minimize(value)
 

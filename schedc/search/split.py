@@ -1,4 +1,4 @@
-"""Full backwards taken apart into I and W, so that W can move, and put together again where it did not."""
+"""Splits full backwards into I and W, so that W can move, and joins them where moving W gains nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from schedc.ir.schedule import Int64, Schedule
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 
 _TRIALS = 400
-"""Most schedules that are judged while backwards are put together again."""
+"""Most schedules that are simulated while backwards are joined."""
 
 
 def split_backwards(schedule: Schedule) -> Schedule:
-    """Every B as an I with its W behind it. The backward of a pair stays in it as an I."""
+    """The schedule with every B replaced by an I and a W after it. A B in a pair becomes an I, which stays in it."""
     full = schedule.kind == B
     rows = repeat(np.arange(len(schedule)), 1 + full)
     added = np.append(False, rows[1:] == rows[:-1]) if rows.size else np.zeros(0, bool)
@@ -30,9 +30,9 @@ def split_backwards(schedule: Schedule) -> Schedule:
 
 
 def join_backwards(schedule: Schedule, seed: Schedule, good: Callable[[Schedule], bool]) -> Schedule:
-    """The schedule with as many of the seed's full backwards whole again as a search by halves finds.
+    """The schedule with I and W joined to the full backwards that the seed has, as far as it stays ``good``.
 
-    Only where W stands directly behind its I, outside of pairs, and only as long as the schedule stays ``good``.
+    Only an I outside of pairs with its W directly after it is joined. Candidates are tried all at once, then by halves.
     """
     whole = np.zeros((seed.stages, seed.microbatches), bool)
     whole[seed.stage[seed.kind == B], seed.microbatch[seed.kind == B]] = True
@@ -54,7 +54,7 @@ def join_backwards(schedule: Schedule, seed: Schedule, good: Callable[[Schedule]
 
 
 def _joined(schedule: Schedule, inputs: Int64) -> Schedule:
-    """``inputs``: rows of I whose W is the next row: the two become one B."""
+    """The schedule in which each of these I and the W in the next row become one B. inputs: [n] rows of I."""
     kind = schedule.kind.copy()
     kind[inputs] = B
     stays = np.ones(len(schedule), bool)
@@ -66,5 +66,6 @@ def _joined(schedule: Schedule, inputs: Int64) -> Schedule:
 def _rows(
     schedule: Schedule, rows: Int64, kind: npt.NDArray[np.int8], pair: npt.NDArray[np.int32], rank_start: Int64
 ) -> Schedule:
+    """The schedule with other rows. rows: [ops] the old row that each new one copies."""
     columns = {name: getattr(schedule, name)[rows] for name in ("stage", "microbatch", "phase", "span")}
     return replace(schedule, rank_start=rank_start.astype(np.int64), kind=kind, pair=pair, **columns)

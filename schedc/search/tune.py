@@ -1,4 +1,4 @@
-"""From a legal schedule to a better order of its ops: seeds, bound, search, and the judgement of what was found."""
+"""Finds a better order of a legal schedule's ops: makes candidates, bounds and searches, and evaluates every result."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from schedc.search.ticks import Floats, Int64
 from schedc.source import NOWHERE
 
 MAX_OPS = 8_000
-"""Ops of the largest schedule that is searched, split backwards counted as two: with more, the solver needs gigabytes
-and does not keep to its time."""
+"""Most ops of a schedule that is searched. A split backward counts as two. With more ops, the solver needs gigabytes
+and exceeds its time limit."""
 
 _ROUNDING = 1e-9
-"""Relative difference below which two values of an objective, or a peak and its cap, are one."""
+"""Relative difference below which two values of an objective, or a peak and its cap, are equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedSchedule:
-    """A schedule and what our own timeline and memory say of it.
+    """A schedule, evaluated by the compiler's own timeline and memory analysis.
 
-    value: of the objective. peak: [P] memory in the unit of ``costs.activation``. fits: whether within the cap.
+    peak: [P] peak memory, in the unit of ``costs.activation``. value: the objective, in the time unit of the costs.
+    fits: whether no rank exceeds its cap.
     """
 
     schedule: Schedule
@@ -49,14 +50,15 @@ class JudgedSchedule:
 
 @dataclass(frozen=True, eq=False)
 class TuningResult:
-    """The best order known at the end.
+    """The best order found, and the proof of how good it is. Times are in the time unit of the costs.
 
-    seed, best: judged by the compiler's own analyses; best is the seed where nothing better was found.
-    origin: where the best comes from: "seed", "list" (a list schedule), "serial" (one microbatch after another) or
-        "search" (the solver).
-    bound: no order within ``problem.limits`` and the cap has a lower objective. own_bound: the part of it that needs
-        no search.
-    search: what the solver says, None where nothing was left for it to do.
+    caps: [P] memory caps, in the unit of ``costs.activation``; None for no cap.
+    seed, best: the given schedule and the best one. They are the same if no better order was found.
+    origin: origin of the best: "seed", "list" (a list schedule), "serial" (one microbatch after another) or "search"
+        (the solver).
+    bound: lower bound of the objective for all orders within ``problem.limits`` and the cap.
+    own_bound: the lower bound that needs no search.
+    search: the result of the solver; None if a search was not needed.
     """
 
     objective: str
@@ -73,11 +75,12 @@ class TuningResult:
 
     @property
     def gap(self) -> float:
-        """By how much of the bound the result may be away from the best."""
+        """Most by which the result can exceed the best possible value, relative to the bound."""
         return self.best.value / self.bound - 1 if self.bound else 0.0
 
     @property
     def proven(self) -> bool:
+        """Whether the result is proved to be the best possible."""
         return self.best.value <= self.bound * (1 + _ROUNDING)
 
 
@@ -92,13 +95,12 @@ def tune(
 ) -> TuningResult:
     """The best order of a legal schedule's ops that is found within ``effort``.
 
-    caps: [P] the most that each rank may hold, in the unit of ``costs.activation``; None for no cap.
+    caps: [P] memory that each rank may hold, in the unit of ``costs.activation``; None for no cap.
     objective: "makespan", or "span": the longest time from a rank's first start to its last end.
-    freedom: what else than the order may differ; default: nothing.
+    freedom: what may differ from the seed besides the order. Default: nothing.
 
-    The result is legal, within the cap, and never worse than the seed if that is within the cap. Raises
-    `DiagnosticError`: S407 if no order within the cap exists or is known at the end, S408 for too many ops, S409 for an
-    order with Rs.
+    The result is legal and within the cap. It is never worse than a seed within the cap. Raises `DiagnosticError`:
+    S407 if no order within the cap exists or is found, S408 for too many ops, S409 for a schedule with Rs.
     """
     effort, freedom = effort or Effort(), freedom or Freedom()
     _refuse_recomputation(seed)
@@ -110,34 +112,36 @@ def tune(
         raise _nothing_fits(seed, problem, caps, "")
     windows, judge = Windows(problem, arcs), _Judge(costs, caps, objective)
     judged = judge(seed)
-    known = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
-    known += _made(problem, windows, judge, simple)
+    candidates = [Candidate("seed", _seed_order(problem), judged)] if judged.fits else []
+    candidates += _without_search(problem, windows, judge, simple)
     least = judge(with_cell_order(problem, simple)).peak
-    if not known and problem.independent:
+    if not candidates and problem.independent:
         raise _nothing_fits(seed, problem, caps, _needs(least, "the least"))
-    best = reduce(_shorter, known) if known else None
-    own = combinatorial_bound(problem, windows, objective)
-    own_bound, found = _cost(problem, objective, own), None
+    best = reduce(_shorter, candidates) if candidates else None
+    ticks = combinatorial_bound(problem, windows, objective)
+    own_bound, search = _cost(problem, objective, ticks), None
     if best is None or best.judged.value > own_bound * (1 + _ROUNDING):
         hint = None if best is None else start_times(problem, arcs, best.order)
-        found = solve(problem, windows, objective, own, hint, effort)
-        best = _better(problem, judge, best, found)
+        search = solve(problem, windows, objective, ticks, hint, effort)
+        best = _better(problem, judge, best, search)
     if best is None:
-        raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), found)
+        raise _nothing_fits(seed, problem, caps, _needs(least, "enough for one order"), search)
     result = best.judged if best.origin == "seed" or not freedom.split else _joined(judge, seed, best.judged)
-    bound = min(own_bound if found is None else _cost(problem, objective, found.bound), result.value)
+    bound = min(own_bound if search is None else _cost(problem, objective, search.bound), result.value)
     own_bound = min(own_bound, bound)
-    return TuningResult(objective, problem, caps, judged, result, best.origin, own_bound, bound, found, freedom, effort)
+    return TuningResult(
+        objective, problem, caps, judged, result, best.origin, own_bound, bound, search, freedom, effort
+    )
 
 
 def with_cell_order(problem: SearchProblem, order: Order) -> Schedule:
-    """The schedule whose ranks run their cells in this order. Its ops point at no text: no text wrote the order."""
-    known, schedule = problem.dependencies, problem.schedule
+    """The schedule whose ranks run their cells in this order. Its ops have no place in a text."""
+    dependencies, schedule = problem.dependencies, problem.schedule
     cells = np.array(order, np.int64)
-    cells = cells[np.argsort(known.rank[cells], kind="stable")]
-    rows = np.stack([known.first[cells], known.second[cells]], axis=1)
-    number = np.cumsum(known.pairs[cells]) - 1
-    pair = repeat(np.where(known.pairs[cells], number, -1), 1 + known.pairs[cells])
+    cells = cells[np.argsort(dependencies.rank[cells], kind="stable")]
+    rows = np.stack([dependencies.first[cells], dependencies.second[cells]], axis=1)
+    number = np.cumsum(dependencies.pairs[cells]) - 1
+    pair = repeat(np.where(dependencies.pairs[cells], number, -1), 1 + dependencies.pairs[cells])
     taken = rows[rows >= 0]
     columns = {name: getattr(schedule, name)[taken] for name in ("kind", "stage", "microbatch")}
     nothing = np.zeros(len(schedule), np.int32)
@@ -146,20 +150,20 @@ def with_cell_order(problem: SearchProblem, order: Order) -> Schedule:
 
 
 def start_times(problem: SearchProblem, arcs: Arcs, order: Order) -> Int64:
-    """[cells] ticks at which the cells start if ranks run them in this order, each as soon as it can."""
+    """[cells] ticks at which the cells start if ranks run them in this order, each as early as possible."""
     duration, rank = problem.duration.tolist(), problem.dependencies.rank.tolist()
     free = [0] * problem.schedule.ranks
     start = [0] * len(problem)
     for cell in order:
-        arrived = max((start[b] + duration[b] + lag for b, lag in arcs.followed[cell]), default=0)
-        start[cell] = max(free[rank[cell]], arrived)
+        arrival = max((start[b] + duration[b] + lag for b, lag in arcs.followed[cell]), default=0)
+        start[cell] = max(free[rank[cell]], arrival)
         free[rank[cell]] = start[cell] + duration[cell]
     return np.array(start, np.int64)
 
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges schedules by the compiler's own analyses; trusts nobody."""
+    """Evaluates schedules by the compiler's own analyses, and checks that they are legal, whoever made them."""
 
     costs: Costs
     caps: Floats | None
@@ -168,9 +172,9 @@ class _Judge:
     def __call__(self, schedule: Schedule) -> JudgedSchedule:
         if findings := check_schedule(schedule):
             raise CompilerBug("search", "an order that is not legal", "\n".join(map(render, findings)))
-        known = Dependencies.of(schedule)
-        timeline = simulate(schedule, self.costs, known)
-        peak = measure_memory(schedule, self.costs, known).peak_memory
+        dependencies = Dependencies.of(schedule)
+        timeline = simulate(schedule, self.costs, dependencies)
+        peak = measure_memory(schedule, self.costs, dependencies).peak_memory
         value = timeline.makespan if self.objective == "makespan" else float(timeline.span.max(initial=0))
         fits = self.caps is None or bool((peak <= self.caps * (1 + _ROUNDING)).all())
         return JudgedSchedule(schedule, timeline, peak, value, fits)
@@ -178,42 +182,42 @@ class _Judge:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """An order of the cells of a problem, where it comes from, and its judgement."""
+    """An order of the cells of a problem, its origin as in `TuningResult`, and its evaluation."""
 
     origin: str
     order: Order
     judged: JudgedSchedule
 
 
-def _made(problem: SearchProblem, windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
-    """Orders that need no search and keep within the cap."""
+def _without_search(problem: SearchProblem, windows: Windows, judge: _Judge, simple: Order) -> Iterator[Candidate]:
+    """The list schedules and the serial order, as far as they keep within the cap. simple: the serial order."""
     position = np.empty(len(problem), np.int64)
     position[_seed_order(problem)] = np.arange(len(problem))
-    made = [*(("list", order) for order in list_orders(problem, windows, position.tolist())), ("serial", simple)]
-    for origin, order in made:
+    orders = [*(("list", order) for order in list_orders(problem, windows, position.tolist())), ("serial", simple)]
+    for origin, order in orders:
         judged = judge(with_cell_order(problem, order))
         if judged.fits:
             yield Candidate(origin, order, judged)
 
 
 def _shorter(first: Candidate, second: Candidate) -> Candidate:
-    """The second only where more than rounding speaks for it."""
+    """The second candidate if it is shorter by more than rounding, else the first."""
     return second if second.judged.value < first.judged.value * (1 - _ROUNDING) else first
 
 
-def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, found: SolverResult) -> Candidate | None:
-    """The solver's order if it is within the cap and better than the best so far, else that."""
-    if found.start is None:
+def _better(problem: SearchProblem, judge: _Judge, best: Candidate | None, result: SolverResult) -> Candidate | None:
+    """The solver's order if it is within the cap and better than the best so far, else the best so far."""
+    if result.start is None:
         return best
-    order = np.argsort(found.start, kind="stable").tolist()
-    found_one = Candidate("search", order, judge(with_cell_order(problem, order)))
-    if not found_one.judged.fits:
+    order = np.argsort(result.start, kind="stable").tolist()
+    candidate = Candidate("search", order, judge(with_cell_order(problem, order)))
+    if not candidate.judged.fits:
         return best
-    return found_one if best is None else _shorter(best, found_one)
+    return candidate if best is None else _shorter(best, candidate)
 
 
 def _joined(judge: _Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedule:
-    """The best with full backwards where splitting them gains nothing."""
+    """The best schedule, with full backwards where splitting them gains nothing."""
 
     def as_good(schedule: Schedule) -> bool:
         judged = judge(schedule)
@@ -223,9 +227,9 @@ def _joined(judge: _Judge, seed: Schedule, best: JudgedSchedule) -> JudgedSchedu
 
 
 def _refuse_recomputation(seed: Schedule) -> None:
-    again = np.flatnonzero(seed.kind == OpKind.R)
-    if again.size:
-        label = Label(seed.spans[seed.span[again[0]]])
+    recomputations = np.flatnonzero(seed.kind == OpKind.R)
+    if recomputations.size:
+        label = Label(seed.spans[seed.span[recomputations[0]]])
         help = "tune the order without its Rs, and let `recompute ... in bubbles` of a plan place them"
         message = "an order with recomputations is not searched"
         raise DiagnosticError([Diagnostic("S409", message, label, help=help, source=seed.source)])
@@ -244,7 +248,7 @@ def _seed_order(problem: SearchProblem) -> Order:
 
 
 def _cost(problem: SearchProblem, objective: str, ticks: int) -> float:
-    """A bound in ticks as one in the unit of the costs. A span rounds at both of its ends."""
+    """A bound in ticks as one in the unit of the costs. A span is rounded at both of its ends."""
     return max(0.0, problem.cost(ticks, slack=int(objective == "span" and not problem.time.exact)))
 
 
@@ -253,14 +257,14 @@ def _needs(peak: Floats, what: str) -> str:
 
 
 def _nothing_fits(
-    seed: Schedule, problem: SearchProblem, caps: Floats | None, needs: str, found: SolverResult | None = None
+    seed: Schedule, problem: SearchProblem, caps: Floats | None, needs: str, result: SolverResult | None = None
 ) -> DiagnosticError:
-    """S407, with what is known of the memory that would do."""
+    """The finding S407: no order within the cap. needs: the memory that would suffice, as far as it is known."""
     if caps is None:
         raise CompilerBug("search", "no order without a cap")
     shown = f"{caps[0]:g}" if (caps == caps[0]).all() else ", ".join(f"{cap:g}" for cap in caps)
-    proven = found is None or found.status == "infeasible"
+    proven = result is None or result.status == "infeasible"
     message = f"no order within memory {shown} {'exists' if proven else 'was found in this time'}"
-    notes = tuple(f"searched were only orders with this in common: {text}" for text in problem.limits)
+    notes = tuple(f"only orders with this in common were searched: {text}" for text in problem.limits)
     help = f"raise --memory; {needs}" if needs else "raise --memory"
     return DiagnosticError([Diagnostic("S407", message, notes=notes, help=help, source=seed.source)])
