@@ -1,16 +1,18 @@
-"""Dispatch and combine between nodes: hierarchical and all-gather against flat, over links of limited speed.
+"""Compares dispatch and combine between nodes: hierarchical and all-gather against flat, over links of limited speed.
 
-    python benchmarks/alltoall.py [--json]        (as root, with iproute2; otherwise it is skipped, with the reason)
+    python benchmarks/alltoall.py [--json]        (as root, with iproute2; otherwise it prints why it is skipped)
 
-Four nodes of two ranks are emulated by network namespaces: every node has one virtual interface, limited in both
-directions by a token bucket, to a bridge in a fifth namespace. Ranks of a node reach each other through the loopback,
-which is not limited. All of it has names of its own and is removed in the end.
+Network namespaces emulate four nodes of two ranks. Every node has one virtual interface to a bridge in a fifth
+namespace; a token bucket limits the interface in both directions. Ranks of a node reach each other through the
+loopback, which is not limited. The namespaces have names of their own and are removed at the end.
 
-Timed is the way of the rows from the ranks of the tokens to the experts' rows in order, and of the results back and
-summed, by the modules that training uses, over gloo. The routing, which all methods exchange in the same way, is
-known before. Tokens choose uniformly. A figure is the time of the slowest rank; methods take turns, medians are
-compared. Bytes are those that the nodes' interfaces have sent, by the kernel's counters, headers and all; predicted
-is the ratio of rows between nodes in closed form.
+Instrument: wall clock of the slowest rank. It covers the way of the rows from the ranks of the tokens to the experts'
+ordered rows, and of the results back until they are summed, by the modules that training uses, over gloo. The routing,
+which all methods exchange in the same way, is known before. Tokens choose experts uniformly. Methods take turns.
+
+Printed: the median time and the bytes sent by a node, for each top-k and method, and the method that `auto` takes.
+Bytes are those that the kernel counts on the nodes' interfaces, headers included. The predicted ratio of bytes is the
+ratio of rows between nodes in closed form.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ INTERFACE = "eth0"
 
 
 class Skipped(Exception):
-    """This machine cannot show it; the text says why."""
+    """The machine cannot run this benchmark; the text says why."""
 
 
 # ---- the network
 
 
 def missing_rights() -> str:
-    """Why namespaces cannot be made here; empty if nothing speaks against it."""
+    """Why this process cannot make namespaces; empty if it can."""
     if absent := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         return f"{' and '.join(absent)} not found (apt-get install iproute2)"
     return "" if os.geteuid() == 0 else "network namespaces need root"
@@ -71,23 +73,23 @@ def network(rate: str) -> Iterator[list[str]]:
         raise Skipped(reason)
     prefix = f"schedc-a2a-{os.getpid()}"
     nodes, bridge = [f"{prefix}-{node}" for node in range(NODES)], f"{prefix}-bridge"
-    made: list[str] = []
+    namespaces: list[str] = []
     try:
         for name in (bridge, *nodes):
             command("ip", "netns", "add", name)
-            made.append(name)
+            namespaces.append(name)
         command("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
         command("ip", "-n", bridge, "link", "set", "bridge", "up")
         for node, name in enumerate(nodes):
             join(name, node, bridge, rate)
         yield nodes
     finally:
-        for name in made:
+        for name in namespaces:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def join(name: str, node: int, bridge: str, rate: str) -> None:
-    """Connect a node's namespace to the bridge, and limit what it sends and what it is sent."""
+    """Connect a node's namespace to the bridge, and limit the interface in both directions."""
     port = f"port{node}"
     command("ip", "-n", name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", bridge)
     command("ip", "-n", bridge, "link", "set", port, "master", "bridge")
@@ -100,7 +102,7 @@ def join(name: str, node: int, bridge: str, rate: str) -> None:
 
 
 def measure(rate: str, repetitions: int) -> dict[str, Any]:
-    """Run all ranks in their namespaces; what rank 0 has found."""
+    """Run all ranks in their namespaces; returns the figures that rank 0 prints."""
     with network(rate) as nodes:
         workers: list[subprocess.Popen[str]] = []
         environment = {
@@ -121,8 +123,8 @@ def measure(rate: str, repetitions: int) -> dict[str, Any]:
             output, _ = workers[0].communicate(timeout=900)
             if workers[0].returncode:
                 raise RuntimeError(f"rank 0 ended with status {workers[0].returncode}")
-            found: dict[str, Any] = json.loads(output.splitlines()[-1])
-            return found
+            figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+            return figures
         finally:
             for worker in workers:
                 worker.kill()
@@ -133,7 +135,7 @@ def measure(rate: str, repetitions: int) -> dict[str, Any]:
 
 
 def rank_main(rank: int, repetitions: int) -> None:
-    """Measure as one of the ranks; rank 0 prints times by top-k and method, bytes, and the speed inside a node."""
+    """Measure as one of the ranks. Rank 0 prints times and bytes by top-k and method, and the speed inside a node."""
     import torch
     import torch.distributed as dist
 
@@ -145,7 +147,7 @@ def rank_main(rank: int, repetitions: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT))
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], PER_NODE, TIMEOUT)
-    found: dict[str, Any] = {"ms": {}, "bytes": {}, "node_bytes_per_s": inside_speed(group)}
+    figures: dict[str, Any] = {"ms": {}, "bytes": {}, "node_bytes_per_s": inside_speed(group)}
     for top in TOPS:
         ways = {method: way(group, method, top) for method in METHODS}
         times: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -161,18 +163,18 @@ def rank_main(rank: int, repetitions: int) -> None:
                     times[method].append(1e3 * float(gathered.max()))
                     sent[method] += sent_by_node() - before
         totals = group.expert.wait(group.expert.sum(torch.tensor([float(sent[m]) for m in METHODS])))
-        found["ms"][top] = {method: statistics.median(values) for method, values in times.items()}
-        found["bytes"][top] = {
+        figures["ms"][top] = {method: statistics.median(values) for method, values in times.items()}
+        figures["bytes"][top] = {
             method: float(total) / size / repetitions for method, total in zip(METHODS, totals, strict=True)
         }
     group.expert.wait(group.expert.sum(torch.zeros(1)))
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
     os._exit(0)  # destroying the groups would wait for ranks that are gone
 
 
 def way(group: Any, method: Any, top: int) -> Callable[[], None]:
-    """There and back for tokens that choose ``top`` experts uniformly: the experts themselves do nothing."""
+    """Dispatch and combine for tokens that choose ``top`` experts uniformly; the experts compute nothing."""
     import torch
 
     from schedc_runtime.moe.exchange import RowExchange
@@ -203,7 +205,7 @@ def way(group: Any, method: Any, top: int) -> Callable[[], None]:
 
 
 def inside_speed(group: Any) -> float:
-    """Bytes per second that one rank sends to the others of its node while they send to it; median of some tries."""
+    """Bytes per second from one rank to the others of its node while they send, too; the median of several tries."""
     import torch
 
     payload = torch.zeros(4 * TOKENS, WIDTH)
@@ -225,18 +227,18 @@ def sent_by_node() -> int:
 # ---- the figures
 
 
-def summary(found: dict[str, Any], rate: float) -> dict[str, Any]:
-    """The ratios, from times and bytes by top-k and method. rate: bytes per second of a node's link."""
+def summary(figures: dict[str, Any], rate: float) -> dict[str, Any]:
+    """The ratios of times and of bytes by top-k and method. rate: bytes per second of a node's link."""
     from schedc.cost.exchange import Routing, Topology, choose, rows
 
-    mesh = Topology(NODES, PER_NODE, rail=rate / PER_NODE, node=found["node_bytes_per_s"])
+    mesh = Topology(NODES, PER_NODE, rail=rate / PER_NODE, node=figures["node_bytes_per_s"])
     row = 4.0 * WIDTH
     table = {}
     for top in TOPS:
-        times = found["ms"][str(top)]
+        times = figures["ms"][str(top)]
         choice = choose(Routing(EXPERTS, top), mesh, TOKENS * row)
         table[top] = {
-            "ms": times, "bytes": found["bytes"][str(top)], "auto": choice.method, "why": choice.why,
+            "ms": times, "bytes": figures["bytes"][str(top)], "auto": choice.method, "why": choice.why,
             "auto_over_best": times[choice.method] / min(times.values()),
         }  # fmt: skip
     largest = TOPS[-1]
@@ -248,7 +250,7 @@ def summary(found: dict[str, Any], rate: float) -> dict[str, Any]:
         "auto_over_best": max(entry["auto_over_best"] for entry in table.values()),
         "bytes_ratio": sent["flat"] / sent["hierarchical"],
         "bytes_ratio_predicted": flat.rail / hierarchical.rail,
-        "node_bytes_per_s": found["node_bytes_per_s"],
+        "node_bytes_per_s": figures["node_bytes_per_s"],
         "by_top": table,
     }
 
@@ -264,11 +266,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return rank_main(options.rank, options.repetitions)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
     try:
-        found = measure(f"{options.mbit}mbit", options.repetitions)
+        figures = measure(f"{options.mbit}mbit", options.repetitions)
     except Skipped as reason:
         print(json.dumps({"skipped": str(reason)}) if options.json else f"skipped: {reason}")
         return None
-    result = summary(found, options.mbit * 1e6 / 8)
+    result = summary(figures, options.mbit * 1e6 / 8)
     print(json.dumps(result) if options.json else report(result, options))
     return None
 

@@ -1,17 +1,17 @@
-"""Experts as one batched product over padded rows, against a loop of products and torch's grouped product.
+"""Compares experts as one batched product over padded rows with a loop of products and with torch's grouped product.
 
     python benchmarks/batch_gemm.py [--json] [--repetitions N]
 
-All three do the same useful work: tokens are routed with a skew, a capacity drops what is too much, and the rows that
-stay are given to each. The batched product alone also computes the padding, which does not count as work. Forward and
-backward with weight gradients, the three taking turns in one process; a ratio is the median over neighbouring runs.
-Errors are the largest difference from the same rows in float64, relative to the largest value.
+All three do the same useful work: tokens are routed with a skew, a capacity drops rows, and each way gets the rows that
+stay. Only the batched product also computes the padding, which does not count as work. A run is a forward and a
+backward with weight gradients; the three ways take turns in one process.
 
-On a GPU, where there is one: wall clock around synchronised runs, in bfloat16, at the sizes of one rank of DeepSeek-V3.
-On a CPU: the processor time of one thread, in float32, at sizes that a CPU can do; these ratios are a CPU's, and say
-nothing about a GPU.
+Instrument: on a GPU, wall clock around synchronised runs, in bfloat16, at the sizes of one rank of DeepSeek-V3. On a
+CPU, processor time of one thread, in float32, at smaller sizes; these ratios say nothing about a GPU.
 
-All weights and tokens are random.
+Printed: for each case, the useful rows per second of the batched product over those of the two others, as the median
+over neighbouring runs, and the errors. An error is the largest difference from the same rows in float64, relative to
+the largest value. All weights and tokens are random.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMAND = "python benchmarks/batch_gemm.py --json"
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one comparison. skew: standard deviation of what is added to an expert's scores for all tokens."""
+    """Sizes of one comparison. skew: standard deviation of the values that all scores of an expert are shifted by."""
 
     tokens: int
     experts: int
@@ -67,13 +67,13 @@ GPU_CASES = [
 class KeptRows:
     """The same kept rows twice: packed [kept, width] with ``counts`` per expert, and padded [experts * slots, width].
 
-    at: where in the padded rows each packed one lies.
+    position: [kept] index in ``padded`` of each packed row. dropped: share of the choices that the capacity dropped.
     """
 
     packed: Tensor
     counts: list[int]
     padded: Tensor
-    at: Tensor
+    position: Tensor
     dropped: float
 
 
@@ -90,16 +90,16 @@ def rows_of(case: Case, device: torch.device, dtype: torch.dtype) -> KeptRows:
     expert, order = index[token, slot].sort(stable=True)
     counts = torch.bincount(expert, minlength=case.experts)
     place = torch.arange(len(expert)) - (counts.cumsum(0) - counts)[expert]
-    at = expert * slots + place
+    position = expert * slots + place
     packed = x[token[order]]
     padded = torch.zeros(case.experts * slots, case.width)
-    padded[at] = packed
+    padded[position] = packed
     dropped = 1 - len(expert) / index.numel()
-    return KeptRows(packed.to(device, dtype), counts.tolist(), padded.to(device, dtype), at.to(device), dropped)
+    return KeptRows(packed.to(device, dtype), counts.tolist(), padded.to(device, dtype), position.to(device), dropped)
 
 
 def grouped(experts: Experts, rows: Tensor, ends: Tensor) -> Tensor:
-    """The experts by torch's grouped product; ``ends``: [experts] int32, where each expert's rows end."""
+    """The experts by torch's grouped product. ends: [experts] int32, the end of each expert's rows."""
     product = torch._grouped_mm
     gate, up = product(rows, experts.gate_up, offs=ends).chunk(2, -1)
     return product(functional.silu(gate) * up, experts.down, offs=ends)
@@ -113,13 +113,13 @@ def differentiated(experts: Experts, rows: Tensor, call: Callable[[Tensor], Tens
     experts.zero_grad()
     leaf = rows.detach().requires_grad_()
     output = call(leaf)
-    # The gradient of half the sum of squares, and so zero for padding.
+    # This is the gradient of half the sum of squares. It is zero for padding.
     output.backward(output.detach())
     return [output.detach(), leaf.grad, experts.gate_up.grad, experts.down.grad]  # type: ignore[list-item]
 
 
 def runs_of(experts: Experts, rows: KeptRows) -> dict[str, Run]:
-    """The three ways; without the grouped one where torch does not have it for this device and dtype."""
+    """The three ways. The grouped product is absent where torch lacks it for this device and dtype."""
     ends = torch.tensor(rows.counts, device=rows.packed.device).cumsum(0).to(torch.int32)
 
     runs: dict[str, Run] = {
@@ -141,17 +141,18 @@ def in_float64(experts: Experts, rows: KeptRows) -> list[Tensor]:
     return differentiated(wide, rows.packed.double(), lambda x: wide(x, rows.counts))
 
 
-def error_of(found: list[Tensor], exact: list[Tensor]) -> float:
+def error_of(results: list[Tensor], exact: list[Tensor]) -> float:
     return max(
-        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-300)) for a, b in zip(found, exact, strict=True)
+        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-300))
+        for a, b in zip(results, exact, strict=True)
     )
 
 
 def in_turns(runs: dict[str, Run], repetitions: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every run, the runs taking turns, forwards and backwards."""
+    """Seconds of every run. The runs take turns, in order and in reverse."""
     gpu = device.type == "cuda"
     synchronise: Callable[[], Any] = torch.cuda.synchronize if gpu else (lambda: None)
-    clock = time.perf_counter if gpu else time.process_time  # of the latter other processes take nothing
+    clock = time.perf_counter if gpu else time.process_time  # process time leaves other processes out
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(-2, repetitions):
         for name in list(runs)[:: 1 if repetition % 2 else -1]:
@@ -170,10 +171,10 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, repetitions: i
     rows = rows_of(case, device, dtype)
     exact = in_float64(experts, rows)
     runs = runs_of(experts, rows)
-    found = {name: run() for name, run in runs.items()}
-    found["batch"][:2] = [each[rows.at] for each in found["batch"][:2]]
-    errors = {name: error_of(each, exact) for name, each in found.items()}
-    del exact, found
+    results = {name: run() for name, run in runs.items()}
+    results["batch"][:2] = [each[rows.position] for each in results["batch"][:2]]
+    errors = {name: error_of(each, exact) for name, each in results.items()}
+    del exact, results
     times = in_turns(runs, repetitions, device)
     useful = len(rows.packed)
     return {

@@ -1,15 +1,17 @@
-"""How fast the claims of the library are decided for all costs, at one size and at every size of a range.
-
-One size: each claim by itself, the schedule and its dependencies known, as `schedc check` decides it after everything
-else. ``ms_per_claim`` is the mean over all claims at P=8 M=32 and ``ms_of_slowest`` the largest; ``s_per_claim`` is the
-largest at P=64 M=512, without the schedules that a policy orders: they take long to elaborate there. Each is the
-best of ``--turns``, after a first turn in which numba compiles. Other sizes are at their defaults.
-
-Every size: ``sweep_cpu_s`` is user and system time of elaborating all schedules at all legal sizes with 2 <= P <= 16
-and M <= 64 and of deciding all of their claims, in one process; ``statuses`` says how many decisions gave what. It
-fails where a claim is refuted or cannot be decided. ``--ranks`` and ``--microbatches`` make the range smaller.
+"""Measures how fast the claims of the library are decided for all costs, at one size and at every size of a range.
 
     python benchmarks/claims.py [--json] [--turns 3] [--ranks 16] [--microbatches 64]
+
+Instrument: processor time, user and system. The schedule and its dependencies are known, as when `schedc check` decides
+claims after everything else. Each figure is the best of ``--turns``, after a first turn in which numba compiles.
+
+Printed for one size: ``ms_per_claim``, the mean over all claims at P=8 M=32, and ``ms_of_slowest``, the largest;
+``s_per_claim``, the largest at P=64 M=512. The last one leaves out schedules that a policy orders, since they take long
+to elaborate there. Other sizes are at their defaults.
+
+Printed for every size: ``sweep_cpu_s``, the time of elaborating all schedules at all legal sizes with 2 <= P <= 16 and
+M <= 64 and of deciding all their claims, in one process; ``statuses``, the number of decisions by status. The command
+fails if a claim is refuted or cannot be decided. ``--ranks`` and ``--microbatches`` set the range.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from schedc.load.library import names, open_schedule
 def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policies: bool) -> list[dict[str, Any]]:
     """CPU seconds of every claim of the library.
 
-    repeats: decisions timed together, since reading the clock of the CPU takes milliseconds on some machines.
+    repeats: number of decisions timed together, since reading the processor clock takes milliseconds on some machines.
     """
     rows = []
     for name in names():
@@ -42,13 +44,15 @@ def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policie
         if has_policy(tree) and not policies:
             continue
         schedule = elaborate(tree, {"P": ranks, "M": microbatches})
-        known = Dependencies.of(schedule)
+        dependencies = Dependencies.of(schedule)
         for claim in tree.claims:
             best, status = float("inf"), ""
             for turn in range(turns + 1):
                 start = time.process_time()
                 for _ in range(repeats):
-                    (result,) = check_claims([claim], schedule, dependencies=known, follows_costs=has_policy(tree))
+                    (result,) = check_claims(
+                        [claim], schedule, dependencies=dependencies, follows_costs=has_policy(tree)
+                    )
                 best = min(best, (time.process_time() - start) / repeats) if turn else best
                 status = result.status
             rows.append({"schedule": name, "claim": claim.text, "status": status, "cpu_s": best})
@@ -56,7 +60,7 @@ def at_one_size(ranks: int, microbatches: int, turns: int, repeats: int, policie
 
 
 def at_every_size(ranks: int, microbatches: int) -> dict[str, Any]:
-    """CPU seconds of elaborating and of deciding, the number of sizes, and of decisions by status."""
+    """CPU seconds of elaborating and of deciding; the numbers of sizes, and of decisions by status."""
     statuses, sizes, elaborating, deciding = Counter[str](), 0, 0.0, 0.0
     for name in names():
         tree, policy = open_schedule(name), has_policy(open_schedule(name))
@@ -112,10 +116,11 @@ def main() -> None:
             f"{title}: {len(rows)} claims, {1000 * mean:.1f} ms of CPU each, at most {1000 * slowest['cpu_s']:.1f} ms "
             f"(`{slowest['claim']}` of {slowest['schedule']})"
         )
-    told = ", ".join(f"{count} {status}" for status, count in swept["statuses"].items())
+    counts = ", ".join(f"{count} {status}" for status, count in swept["statuses"].items())
     print(
         f"{swept['sizes']} sizes to P={arguments.ranks} M={arguments.microbatches}: {swept['decisions']} decisions "
-        f"({told}) in {swept['deciding_cpu_s']:.1f} s of CPU, beside {swept['elaborating_cpu_s']:.1f} s of elaborating"
+        f"({counts}) in {swept['deciding_cpu_s']:.1f} s of CPU, beside "
+        f"{swept['elaborating_cpu_s']:.1f} s of elaborating"
     )
 
 

@@ -1,12 +1,14 @@
-"""How long `schedc compile` of a library schedule takes from a cold start to its files: every run is a new process.
-
-The processes run on one core (where the system can pin them). Python's byte code lies in a folder of its own, filled
-by one run that does not count, as it would lie beside the modules of an installed package. Reported are medians over
-the runs: CPU time, which other load on the machine does not lengthen, and wall clock. The time of the imports alone
-(the modules that `compile` loads, without compiling) is measured in the same way; a process that only starts Python
-shows the rest.
+"""Measures how long `schedc compile` of a library schedule takes from a cold start to its files.
 
     python benchmarks/cold_start.py [--json] [--schedule dualpipev] [--runs 11]
+
+Every run is a new process, on one core where the system can pin processes. Python's byte code lies in a folder of its
+own, which one run fills that does not count: installed packages have their byte code, too.
+
+Instrument: processor time of the process, which other load on the machine does not lengthen, and wall clock.
+
+Printed: medians over the runs, of the whole command, of its imports alone (the modules that `compile` loads), and of a
+process that only starts Python.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class ColdStart(NamedTuple):
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> ColdStart:
-    """One new process of this Python, to its end."""
+    """Runs a new process of this Python to its end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, env=environment, stdout=subprocess.DEVNULL)
@@ -60,19 +62,19 @@ def measure(schedule: str, runs: int, folder: Path) -> dict[str, float]:
         "import": ["-c", f"import {', '.join(MODULES)}"],
         "python": ["-c", "pass"],
     }
-    taken: dict[str, list[ColdStart]] = {name: [] for name in programs}
+    starts: dict[str, list[ColdStart]] = {name: [] for name in programs}
     for turn in range(runs + 1):
         for name, arguments in programs.items():
             for file in written.glob("*"):
                 file.unlink()
-            one = run(arguments, environment)
+            start = run(arguments, environment)
             if name == "compile" and len(list(written.iterdir())) != 4:
                 raise SystemExit("the files were not written")
             if turn:  # the first turn fills the byte code
-                taken[name].append(one)
+                starts[name].append(start)
     return {
-        f"{name}_{part}": statistics.median(getattr(one, column) for one in those)
-        for name, those in taken.items()
+        f"{name}_{part}": statistics.median(getattr(start, column) for start in runs_of_program)
+        for name, runs_of_program in starts.items()
         for part, column in (("s", "cpu"), ("wall_s", "wall"))
     }
 

@@ -1,18 +1,21 @@
-"""Compile time against torch's own generation and lowering of the same schedule at the same size, in one run.
-
-Both sides go from a schedule's name and sizes to instruction streams with sends and receives. Ours parses the
-file, elaborates it, checks completeness, order and deadlock, and inserts communication; torch's generates the
-order in its schedule class and lowers it. A Program works out its columns when they are first read: `schedc` is
-`schedc.compile` alone, `and read` the same with every column read. Instrument: CPU time of one warm process, which on
-an idle machine is the wall clock (both sides run one thread), the best of ten for schedc and of three for torch, taken
-in turn; of one for torch above 32 ranks, where it takes up to minutes. The compiled loops are loaded before, where
-numba is installed (`--numpy`: as where it is not). The slope is the exponent of time against the number of ops over
-the sizes of one schedule.
-
-With `--scale`, instead, how compiling grows to ten million ops: every size in a new process, which imports, loads and
-compiles once; wall clock, CPU time and the largest memory that the process ever held (`ru_maxrss`).
+"""Compares compile time with torch's own generation and lowering of the same schedule at the same size, in one run.
 
     python benchmarks/compile.py [--json] [--numpy] [--largest 128] [--scale]
+
+Both sides go from a schedule's name and sizes to instruction streams with sends and receives. schedc parses the file,
+elaborates it, checks completeness, order and deadlock, and inserts communication. torch generates the order in its
+schedule class and lowers it. A Program computes its columns when they are first read: the figure `schedc` is
+`schedc.compile` alone, and `and read` includes reading every column.
+
+Instrument: processor time of one warm process; both sides run one thread. It is the best of ten runs for schedc and of
+three for torch, in turns; above 32 ranks torch runs once, since it takes up to minutes there. Compiled loops are loaded
+before, where numba is installed; ``--numpy`` measures without them.
+
+Printed: seconds of both sides and their ratio, by schedule and size, and the slope: the exponent of time against the
+number of ops over the sizes of one schedule.
+
+``--scale`` prints instead how compiling grows to ten million ops. Every size runs in a new process, which imports,
+loads and compiles once. Printed are wall clock, processor time and the process's peak memory (`ru_maxrss`).
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ SCALE = {
 
 
 def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microbatches: int) -> Any:
-    """Torch's schedule object, with stages that are never run: constructing it generates and lowers."""
+    """Torch's schedule object with stages that never run; constructing it generates and lowers the order."""
     from torch.distributed.pipelining import schedules
 
     local = {"v": [0, 2 * ranks - 1], "loop": [chunk * ranks for chunk in range(chunks)]}[style]
@@ -77,14 +80,14 @@ def torch_schedule(class_name: str, chunks: int, style: str, ranks: int, microba
 
 
 def read(program: Program) -> Program:
-    """The program with every column worked out."""
+    """The program with every column computed."""
     for name in COLUMNS:
         getattr(program, name)
     return program
 
 
 def best_of(*contenders: tuple[int, Callable[[], Any]]) -> list[float]:
-    """CPU seconds of the fastest run of each (repetitions, function), the functions taking turns."""
+    """CPU seconds of the fastest run of each (repetitions, function); the functions take turns."""
     best = [math.inf] * len(contenders)
     for turn in range(max(repetitions for repetitions, _ in contenders)):
         for index, (repetitions, function) in enumerate(contenders):
@@ -178,7 +181,7 @@ def _peak() -> int:
 
 
 def scale(numpy: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every size of `SCALE` in a new process, the smallest first: it leaves the machine code of the loops on disk."""
+    """Every size of `SCALE` in a new process. The smallest comes first, and leaves the compiled loops on disk."""
     table: list[dict[str, Any]] = []
     slopes: dict[str, float] = {}
     for name, sizes in SCALE.items():
@@ -216,9 +219,9 @@ def main() -> None:
         if not arguments.json:
             print(line, flush=True)
 
-    found = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
+    figures = scale(arguments.numpy, say) if arguments.scale else against_torch(arguments.largest, say)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""What the executor costs: per instruction over a hand-written loop, and per step against torch.distributed.pipelining.
+"""Measures the cost of the executor, over a hand-written loop and over torch.distributed.pipelining.
 
     python benchmarks/executor.py [--json]
 
-Instruction: one rank with four stages of its own and 16 microbatches, interleaved 1F1B, no communication. All three
-run the same stage modules in the same order: the hand-written loop calls them and autograd's engine, nothing else, and
-is the fastest loop that we know (`torch.autograd.backward` would add some 10 us per backward); schedc and torch are
-measured as their users run them, from the batch to the loss. The figure is what each takes more than the loop, divided
-by the number of computed ops. Only a step is compared, so that all bookkeeping counts.
+Instruction: one rank has four stages and 16 microbatches, interleaved 1F1B, no communication. The hand-written loop,
+schedc and torch run the same stage modules in the same order. The loop calls only the modules and autograd's engine,
+and is the fastest loop that we know (`torch.autograd.backward` would add some 10 us per backward). schedc and torch run
+as their users run them, from the batch to the loss, so that all bookkeeping counts.
 
-Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data. Wall clock of a
-step by rank 0's clock around a barrier, the two taking turns in the same processes, first one first and then the
-other; the median of the ratios of neighbouring steps, which a machine that gets slower or faster does not move.
+Step: four processes over gloo, a small GPT, the schedules that both have, the same modules and data.
+
+Instrument: wall clock; for a step, rank 0's clock around a barrier. schedc and torch take turns in the same processes
+and alternate in who comes first.
+
+Printed: for an instruction, the microseconds by which schedc and torch exceed the loop, divided by the number of
+computed ops, from the fastest run of each. For a step, medians of both, and the median of the ratios of neighbouring
+steps, which a machine that gets slower or faster does not change.
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ SCHEDULES: dict[str, tuple[dict[str, int], str]] = {
     "zbv": ({}, "ScheduleZBVZeroBubble"),
     "dualpipev": ({}, "ScheduleDualPipeV"),
 }
-"""Our sizes and torch's class."""
+"""Sizes of our schedule, and the class of torch's."""
 
 
 class Blocks(nn.Module):
-    """[rows, width] to the same through residual blocks: one per stage, as cheap as a stage can be."""
+    """Residual blocks from [rows, width] to [rows, width]: one per stage, as cheap as a stage can be."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ def hand_written(modules: Sequence[nn.Module], program: Program) -> Callable[[Te
 
 
 def torch_schedule(name: str, modules: dict[int, nn.Module], stages: int, count: int, loss_fn: Any) -> Any:
-    """Torch's schedule over the stages that this rank holds."""
+    """Torch's schedule over the stages of this rank."""
     parts = [pipelining.PipelineStage(module, index, stages, torch.device("cpu")) for index, module in modules.items()]
     make = getattr(schedules, name)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -113,7 +117,7 @@ def torch_schedule(name: str, modules: dict[int, nn.Module], stages: int, count:
 
 
 def plain_modules(cut: Partition) -> list[nn.Module]:
-    """Copies for torch, which wants single tensors as they are and not in a tuple."""
+    """Copies of the stage modules for torch, which wants a single tensor bare and not in a tuple."""
     return [_Single(copy.deepcopy(module)) for module in cut.modules]
 
 
@@ -128,7 +132,7 @@ class _Single(nn.Module):
 
 
 def in_turns(repetitions: int, *functions: Callable[[], Any]) -> list[list[float]]:
-    """Seconds of every run of each function, the functions taking turns, forwards and backwards."""
+    """Seconds of every run of each function. The functions take turns, in order and in reverse."""
     times: list[list[float]] = [[] for _ in functions]
     turns = list(enumerate(functions))
     for repetition in range(repetitions):
@@ -140,7 +144,7 @@ def in_turns(repetitions: int, *functions: Callable[[], Any]) -> list[list[float
 
 
 def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[str, float]:
-    """Microseconds per op beyond the hand-written loop; the fastest of many runs of each."""
+    """Microseconds per op beyond the hand-written loop, from the fastest of many runs of each."""
     torch.manual_seed(0)
     program = schedc.compile("interleaved_1f1b", P=1, M=MICROBATCHES, v=STAGES)
     model = Blocks()
@@ -164,7 +168,7 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
 
 
 def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> dict[str, float]:
-    """Medians on rank 0's clock: milliseconds of a step, ours and torch's, and the ratio of neighbouring steps."""
+    """Medians by rank 0's clock: milliseconds of a step, ours and torch's, and the ratio of neighbouring steps."""
     torch.manual_seed(0)
     sizes, name = SCHEDULES[schedule]
     program = schedc.compile(schedule, P=world_size, M=8, **sizes)

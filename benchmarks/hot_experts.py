@@ -1,24 +1,27 @@
-"""What hot experts gain where tokens prefer some experts, and what they cost where they do not.
+"""Measures what hot experts gain where tokens prefer some experts, and what they cost where tokens do not.
 
     python benchmarks/hot_experts.py [--json]
 
 Four processes over gloo share the experts of a MoE transformer (DualPipeV on one pipeline rank, cells overlapped).
-Routing is drawn: each token takes k experts, without repetition, with probabilities of a Zipf law (exponent 1.0 or
-0.6) or equal ones; which experts are the popular ones is drawn too, per layer. Instrument: emulated device time (see
-`schedc_runtime.measure.emulated_device`) over real collectives of small tensors:
+Routing is drawn: each token takes k experts, without repetition, with equal probabilities or with those of a Zipf law
+(exponent 1.0 or 0.6). The popular experts of each layer are drawn, too.
 
-    segments   the proportions of DeepSeek-V3's layer; the experts' share is proportional to the rows on the rank.
-               Weight gradients of lent experts count with the input gradients, where they are computed
-    exchanges  bytes over a link speed, of the rank that sends or gets most; at equal routing a dispatch takes
+Instrument: emulated device time (see `schedc_runtime.measure.emulated_device`) over real collectives of small tensors.
+
+    segments   have the proportions of DeepSeek-V3's layer; the experts' time is proportional to the rows on the rank.
+               Weight gradients of lent experts are computed, and count, with the input gradients
+    exchanges  take the bytes of the rank that sends or gets most, over a link speed. At equal routing a dispatch takes
                `BALANCED` ms
+
+Printed, for each routing and policy: the shortest of several steps, taken in turns; the gain, which is the step time
+without hot experts over the step time with them, less one; bytes; and experts lent. Policies:
 
     0          no hot experts
     fixed      `hot 2 until imbalance < 1.2`
     auto       `hot auto`: as many as pay by bytes
 
-A gain is time without hot experts over that with `auto`, less one. Of several steps, taken in turns, the shortest
-counts. Bytes are those that communicators counted as sent to other ranks, of all four ranks in one step; they are
-compared with what the drawn routing says, and any difference is an error.
+Bytes are those that the communicators of all four ranks sent to other ranks in one step. They must equal the bytes that
+follow from the drawn routing; any difference is an error.
 """
 
 from __future__ import annotations
@@ -60,13 +63,13 @@ from schedc_runtime.transport import TorchTransport
 
 RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
 WIDTH, INNER, ITEM = 16, 48, 4
-"""Columns of a token, of an expert, and bytes of a number: an expert weighs as much as 3 * INNER rows."""
+"""Columns of a token, columns of an expert, and bytes of a number. An expert has the bytes of 3 * INNER rows."""
 SEGMENTS = {"attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 0), "post": SegmentTimes(2, 2, 0)}
 EXPERT = SegmentTimes(20, 20, 26)
-"""Milliseconds of one layer; of the experts at the mean number of rows."""
+"""Milliseconds of the experts of one layer, at the mean number of rows."""
 MEAN = TOKENS * TOP
 BALANCED = 9.0
-"""Milliseconds of a dispatch in which every expert is as popular as any other."""
+"""Milliseconds of a dispatch in which all experts are equally popular."""
 PER_ROW = BALANCED / (MEAN * (RANKS - 1) / RANKS)
 ROUTING = 1.0
 POLICIES = {"0": None, "fixed": HotPolicy(2, 1.2), "auto": HotPolicy()}
@@ -76,7 +79,7 @@ Ints = NDArray[np.int64]
 
 
 def drawn(layer: int, microbatch: int, exponent: float) -> Ints:
-    """[ranks, N, k] the experts of everyone's tokens."""
+    """[ranks, tokens, k] experts of every rank's tokens."""
     popular = np.random.default_rng(layer).permutation(EXPERTS)
     share = np.arange(1, EXPERTS + 1, dtype=np.float64) ** -exponent
     # The k largest of log(share) + Gumbel noise are a draw of k without repetition.
@@ -85,7 +88,7 @@ def drawn(layer: int, microbatch: int, exponent: float) -> Ints:
 
 
 class Drawn(Router):
-    """A router whose choices are drawn beforehand, by microbatch; its weights are its own."""
+    """A router whose choices are prescribed for each microbatch; only its gate weights are learned."""
 
     def draw(self, rank: int, choices: list[Ints]) -> None:
         self.choices = [torch.from_numpy(np.ascontiguousarray(every[rank])) for every in choices]
@@ -101,9 +104,10 @@ class Drawn(Router):
 class Traffic:
     """What one layer moves and computes for one microbatch.
 
-    dispatched, lent: rows, and what weighs as much, that the busiest rank sends or gets in one dispatch, and in one
-    exchange of hot experts' weights. Of each rank: own, borrowed: rows that its own experts and its slots compute;
-    rows: that it sends and gets; weights: experts that it lends and borrows. hot: how many experts are hot.
+    dispatched: rows that the busiest rank sends or gets in one dispatch. lent: the same in one exchange of hot experts'
+    weights, in rows of equal bytes. own, borrowed: [ranks] rows that a rank's own experts, and its slots, compute.
+    rows: [ranks] rows that a rank sends and gets. weights: [ranks] experts that a rank lends and borrows.
+    hot: number of hot experts.
     """
 
     dispatched: float
@@ -127,16 +131,16 @@ class Traffic:
             counts[rank, slots] = 0
         between = counts.reshape(RANKS, RANKS, local).sum(-1)
         out, into = between.sum(1) - between.diagonal(), between.sum(0) - between.diagonal()
-        given = np.array([len(lending.owned_by(rank)) for rank in range(RANKS)]) * (RANKS - 1)
-        taken = np.array([len(lending.lent_to(rank)) for rank in range(RANKS)])
+        lent_by = np.array([len(lending.owned_by(rank)) for rank in range(RANKS)]) * (RANKS - 1)
+        lent_to = np.array([len(lending.lent_to(rank)) for rank in range(RANKS)])
         return cls(
-            float(max(out.max(), into.max())), 3 * INNER * float(max(given.max(), taken.max())),
-            between.sum(0), borrowed, out + into, given + taken, len(hot),
+            float(max(out.max(), into.max())), 3 * INNER * float(max(lent_by.max(), lent_to.max())),
+            between.sum(0), borrowed, out + into, lent_by + lent_to, len(hot),
         )  # fmt: skip
 
 
 class DrawnTrafficDevice(Device):
-    """A device on which experts take as long as their rows say, and exchanges as long as their bytes."""
+    """A device on which experts take time by their rows, and exchanges by their bytes, as the routing was drawn."""
 
     rank: int
     traffic: dict[tuple[int, int, int], Traffic]
@@ -160,7 +164,7 @@ class DrawnTrafficDevice(Device):
 
 
 def costs(policy: HotPolicy | None) -> CellCosts:
-    """What cells are ordered by: the times at equal routing, and of lending one expert."""
+    """The costs by which cells are ordered: times at equal routing, and of lending one expert."""
     lane: dict[str, SegmentTimes | float] = {
         "routing.node": SegmentTimes(ROUTING), "dispatch.node": BALANCED, "combine.node": BALANCED,
     }  # fmt: skip
@@ -182,7 +186,7 @@ def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Variant:
-    """One policy on this process: its own model, over the communicators that all variants share."""
+    """One policy on this process. It has a model of its own, and shares the communicators with all variants."""
 
     def __init__(self, policy: HotPolicy | None, near: Any, transport: Any, options: dict[str, Any]) -> None:
         self.near, self.microbatches = near, options["microbatches"]
@@ -200,12 +204,12 @@ class Variant:
                 self._prescribe(layer, (index, number), rank, policy, options)
             held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
             held[index].bind(boundaries[index], boundaries[index + 1])
-        known = costs(policy)
+        cell_costs = costs(policy)
 
         def cells(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-            return cell_program(kind, forward, backward, known)
+            return cell_program(kind, forward, backward, cell_costs)
 
-        self.device = DrawnTrafficDevice(known, options["unit"])
+        self.device = DrawnTrafficDevice(cell_costs, options["unit"])
         self.device.rank, self.device.traffic = rank, self.traffic
         code = self.device.code(bind(program, 0, held, boundaries, cells=cells))
         self.executor = Executor(program, code, transport, torch.device("cpu"))
@@ -219,7 +223,7 @@ class Variant:
         self.traffic |= {(*place, m): Traffic.of(every, policy) for m, every in enumerate(choices)}
 
     def step(self) -> tuple[float, int]:
-        """Seconds of a step, and bytes that this rank sent to others."""
+        """Seconds of a step, and bytes that this rank sent to other ranks."""
         before = self._sent()
         self.executor.start([(x,) for x in self.tokens], list(self.tokens), 1 / self.microbatches, probing=False)
         dist.barrier()
@@ -230,7 +234,7 @@ class Variant:
         return perf_counter() - began, self._sent() - before
 
     def lent(self) -> float:
-        """Hot experts of a layer and microbatch, on average."""
+        """Mean number of hot experts over layers and microbatches."""
         return float(np.mean([traffic.hot for traffic in self.traffic.values()]))
 
     def _sent(self) -> int:
@@ -238,7 +242,7 @@ class Variant:
         return int(sum(sent) - sent[self.near.experts.rank])
 
     def expected(self) -> int:
-        """The same bytes as the drawn routing has them: rows there and back, twice, with gate weights once each way."""
+        """Bytes that this rank sends by the drawn routing: rows both ways, gate weights, and weights of experts."""
         rank, row = self.near.experts.rank, WIDTH * ITEM
         rows = sum(int(traffic.rows[rank]) for traffic in self.traffic.values())
         weights = sum(int(traffic.weights[rank]) for traffic in self.traffic.values())
@@ -249,38 +253,38 @@ class Variant:
 def rank_of_steps(
     rank: int, world_size: int, exponent: float, microbatches: int, layers: int, unit: float, repetitions: int
 ) -> dict[str, list[float]]:
-    """Of every policy: the shortest step of this process in seconds, and the bytes that it sent in one."""
+    """By policy: seconds of every measured step of this process, bytes that it sent in the last, and experts lent."""
     options = {"exponent": exponent, "microbatches": microbatches, "layers": layers, "unit": unit}
     near = peer_groups(Mesh(1, RANKS), Mesh(1, RANKS).coordinate(rank), 60.0)
     transport = TorchTransport(dist.new_group([rank], use_local_synchronization=True), 60.0)
     variants = {name: Variant(policy, near, transport, options) for name, policy in POLICIES.items()}
     steps: dict[str, list[tuple[float, int]]] = {name: [] for name in variants}
-    for _ in range(1 + repetitions):  # the first one warms up connections and allocations
+    for _ in range(1 + repetitions):  # the first step warms up connections and allocations
         for name, variant in variants.items():
             steps[name].append(variant.step())
             if steps[name][-1][1] != variant.expected():
                 raise SystemExit(f"{name}: {steps[name][-1][1]} bytes were counted, {variant.expected()} expected")
     return {
-        name: [*[time for time, _ in found[1:]], float(found[-1][1]), float(variants[name].lent())]
-        for name, found in steps.items()
+        name: [*[time for time, _ in measured[1:]], float(measured[-1][1]), float(variants[name].lent())]
+        for name, measured in steps.items()
     }
 
 
 def measure(exponent: float, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """By policy: milliseconds of the step, which is as long as its slowest rank; bytes of all ranks; experts lent."""
+    """By policy: milliseconds of the step on its slowest rank, bytes of all ranks, and experts lent per layer."""
     ranks = pool(RANKS).run(
         "hot_experts:rank_of_steps", timeout=600, exponent=exponent, microbatches=options.microbatches,
         layers=options.layers, unit=options.unit * 1e-3, repetitions=options.repetitions,
     )  # fmt: skip
-    found = {}
+    figures = {}
     for name in POLICIES:
         times = [max(step) for step in zip(*(rank[name][:-2] for rank in ranks), strict=True)]
-        found[name] = {
+        figures[name] = {
             "ms": 1e3 * min(times),
             "bytes": sum(rank[name][-2] for rank in ranks),
             "lent_per_layer": ranks[0][name][-1],
         }
-    return found
+    return figures
 
 
 def main() -> None:
@@ -292,16 +296,16 @@ def main() -> None:
     parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
     options = parser.parse_args()
     results = {skew: measure(exponent, options) for skew, exponent in SKEWS.items()}
-    gains = {f"gain_{skew}": found["0"]["ms"] / found["auto"]["ms"] - 1 for skew, found in results.items()}
-    fixed = {f"fixed_gain_{skew}": found["0"]["ms"] / found["fixed"]["ms"] - 1 for skew, found in results.items()}
+    gains = {f"gain_{skew}": figures["0"]["ms"] / figures["auto"]["ms"] - 1 for skew, figures in results.items()}
+    fixed = {f"fixed_gain_{skew}": figures["0"]["ms"] / figures["fixed"]["ms"] - 1 for skew, figures in results.items()}
     if options.json:
         print(json.dumps({**gains, **fixed, "policies": results}))
         return
     print("emulated device time, 4 expert ranks over gloo; gain: time without hot experts over time with, less one")
     print(f"{'routing':>9} {'hot':>6} {'ms':>8} {'gain':>7} {'MB sent':>9} {'lent per layer and microbatch':>30}")
-    for skew, found in results.items():
-        for name, x in found.items():
-            gain = found["0"]["ms"] / x["ms"] - 1
+    for skew, figures in results.items():
+        for name, x in figures.items():
+            gain = figures["0"]["ms"] / x["ms"] - 1
             print(
                 f"{skew:>9} {name:>6} {x['ms']:8.1f} {100 * gain:6.1f}% {x['bytes'] / 1e6:9.3f}"
                 f" {x['lent_per_layer']:30.2f}"

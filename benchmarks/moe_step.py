@@ -1,28 +1,29 @@
-"""What each optimization of a plan does to step time and loss of a model in the shape of DeepSeek-V3, at toy size.
+"""Measures what each optimization of a plan does to step time and loss of a toy model in the shape of DeepSeek-V3.
 
     python benchmarks/moe_step.py [--json] [--steps 24] [--regimes balanced,skewed] [--only overlap,capacity]
 
 Four processes over gloo: DualPipeV on a pipeline of two ranks, each an expert group of two nodes of one rank. The model
-has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed experts, and multi-token prediction; it
+has a dense block, seven MoE blocks with a shared expert and 8 of 32 routed experts, and multi-token prediction. It
 learns to count (sequences with random starts and strides). Every variant trains the same model on the same data: all
-optimizations off, each alone, all together.
+optimizations off, each alone, all together. Printed for each variant:
 
-    step_ms    instrument: emulated device time (`schedc_runtime.measure.emulated_device`), from the begin of a step
-               until the last segment ends on the slowest rank; of the timed steps the shortest. Segments take the
-               proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward 20 + 18, 12, 20
-               + 26), experts by the rows that they really got, padding included; exchanges by the bytes that they
-               really sent to the other node, at a speed at which a flat dispatch of uniform routing takes 16
-    loss       really computed: the mean of the last ten steps. same: whether the whole curve is, bit by bit, that of
-               `off`; deviation: of the last ten steps' mean from that of `off`
-    dropped    part of the choices of experts that a capacity dropped
-    fullest    rows of the fullest rank over the mean of both, mean over layers, microbatches and timed steps
+    step_ms    the shortest timed step, by emulated device time (`schedc_runtime.measure.emulated_device`), from the
+               begin of a step until the last segment ends on the slowest rank.
+               Segments have the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward
+               20 + 18, 12, 20 + 26). Experts take time by the rows that they really got, padding included. Exchanges
+               take time by the bytes that they really sent to the other node; a flat dispatch, uniformly routed, 16
+    loss       the mean loss of the last ten steps, really computed. same: whether all losses equal those of `off`, bit
+               by bit. deviation: of the mean from the mean of `off`
+    dropped    share of the choices of experts that a capacity dropped
+    fullest    rows of the fullest rank over the mean of both, averaged over layers, microbatches and timed steps
 
-Two regimes. balanced: routers as they are initialised, whose load is nearly even. skewed: every router begins with
-biases that fall with the logarithm of an expert's popularity (`SKEW`), in an order drawn per layer, and moves them
-against the load like any other: a run before its balancing has taken hold.
+There are two regimes. balanced: routers as they are initialised, whose load is nearly even. skewed: every router begins
+with biases that fall with the logarithm of an expert's popularity (`SKEW`), in an order drawn per layer. It moves the
+biases against the load like any other router. The skewed regime is thus a run before balancing has had its effect.
 
-A variant that drops nothing and adds nothing up in another order must be the same; the others must be within 1 %, but
-for what drops where routing is skewed: there a capacity drops what the skew asks, and the deviation is told only.
+A variant that drops nothing and adds nothing in another order must have the losses of `off`. The others must be within
+1 %. A variant that drops under skewed routing is exempt, since its drops follow from the skew: its deviation is printed
+only.
 """
 
 from __future__ import annotations
@@ -60,49 +61,49 @@ SEGMENTS = {
     "dense": SegmentTimes(40, 40, 38), "permute": SegmentTimes(1, 1, 0),
     "relay": SegmentTimes(1, 1, 0), "relay_back": SegmentTimes(1, 1, 0),
 }  # fmt: skip
-"""Milliseconds of one layer; of the experts at the mean number of rows."""
+"""Milliseconds of one layer. The experts' times hold at the mean number of rows."""
 FLAT = 16.0
-"""Milliseconds of a dispatch of a row for each expert, under uniform routing."""
+"""Milliseconds of a dispatch that sends a row for each chosen expert, under uniform routing."""
 LATENCY = 0.5
-FLAT_BYTES = ROWS * TOKENS * ROUTING.k * (EXPERT_RANKS - 1) / EXPERT_RANKS * (WIDTH + 1) * 4
-MEAN_ROWS = ROWS * TOKENS * ROUTING.k
+FLAT_BYTES = ROWS * TOKENS * ROUTING.top * (EXPERT_RANKS - 1) / EXPERT_RANKS * (WIDTH + 1) * 4
+MEAN_ROWS = ROWS * TOKENS * ROUTING.top
 
 DROPPING = Capacity(1.25, Drop.PROBS)
 LENT = Hot(2, 1.2)
-RECOMPUTE = (Recompute(Level.MEDIUM),) * 2 * RANKS
+RECOMPUTED = (Recompute(Level.MEDIUM),) * 2 * RANKS
 VARIANTS: dict[str, Attachments] = {
     "off": Attachments(),
     "overlap": Attachments(overlap=True),
     "alltoall": Attachments(method=Method.AUTO),
     "capacity": Attachments(capacity=DROPPING),
     "hot": Attachments(hot=LENT),
-    "recompute": Attachments(recompute=RECOMPUTE),
-    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=RECOMPUTE),
-    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=RECOMPUTE),
+    "recompute": Attachments(recompute=RECOMPUTED),
+    "all": Attachments(overlap=True, method=Method.AUTO, capacity=DROPPING, hot=LENT, recompute=RECOMPUTED),
+    "all but capacity": Attachments(overlap=True, method=Method.AUTO, hot=LENT, recompute=RECOMPUTED),
 }
 REORDERED = ("hot", "all but capacity")
-"""Those that drop nothing, but add up in another order."""
+"""Variants that drop nothing, but add in another order."""
 REGIMES = {
     "balanced": tuple(VARIANTS),
     "skewed": ("off", "overlap", "capacity", "hot", "all", "all but capacity"),
 }
-"""What is run, by how routing begins."""
+"""Variants by regime, which is the way routing begins."""
 SKEW = 0.2
-"""By how much an expert's bias is below that of one e times as popular; scores are between 0 and 1."""
+"""The distance of an expert's bias from that of an expert e times as popular; scores are between 0 and 1."""
 
 
 @dataclass
 class CountedTrafficDevice(Device):
-    """A device on which experts take as long as their rows say, and exchanges as long as their bytes."""
+    """A device on which experts take time by their rows, and exchanges by their bytes, as counted while training."""
 
     group: ExpertGroup = field(default_factory=ExpertGroup.solo)
     moved: int = 0
     planned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Rows that each layer's experts have got so far, by stage and layer."""
+    """Rows that the experts have got so far, by stage and layer."""
     rows: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """By stage, layer and microbatch."""
+    """Rows by stage, layer and microbatch."""
     taken: list[int] = field(default_factory=list)
-    """Of every layer and microbatch, in the order in which they are run, which is that of the other expert ranks."""
+    """Rows of every layer and microbatch, in the order in which they run, which all expert ranks share."""
 
     def time(self, op: MicroStep, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
@@ -120,8 +121,8 @@ class CountedTrafficDevice(Device):
 
 
 def costs_of(plan: Attachments) -> CellCosts:
-    """What cells are ordered by: the table, and exchanges at uniform routing."""
-    rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.k
+    """The costs by which cells are ordered: the table, and exchanges at uniform routing."""
+    rows = FLAT if plan.method is Method.FLAT else 2 * FLAT / ROUTING.top
     lanes = {f"{label}.rail": LATENCY + rows for label in ("dispatch", "combine")}
     return CellCosts.of(
         SEGMENTS, {**lanes, "routing.rail": SegmentTimes(LATENCY), "dispatch.node": 0.5, "combine.node": 0.5}
@@ -144,7 +145,7 @@ def model_of(skewed: bool) -> MoETransformer:
 
 
 def text(seed: int) -> tuple[Tensor, Tensor]:
-    """One step's batch of one replica: counting sequences, and what comes next in each."""
+    """One step's batch of one replica: counting sequences, and the next tokens of each."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(0, VOCAB, (ROWS * MICROBATCHES, 1), generator=generator)
     stride = torch.randint(1, 4, (ROWS * MICROBATCHES, 1), generator=generator)
@@ -155,7 +156,7 @@ def text(seed: int) -> tuple[Tensor, Tensor]:
 def rank_of_run(
     rank: int, world_size: int, variant: str, skewed: bool, steps: int, timed: int, unit: float
 ) -> dict[str, Any]:
-    """Losses of all steps and the emulated seconds of the timed ones, on this process."""
+    """Losses of all steps on this process, emulated seconds of the timed steps, and counts of choices and rows."""
     plan = VARIANTS[variant]
     program = schedc.compile("dualpipev", P=RANKS, M=MICROBATCHES)
     mesh = Mesh(RANKS, EXPERT_RANKS, per_node=1)
@@ -192,7 +193,7 @@ def rank_of_run(
 
 
 def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Let the executors that the pipeline has bound run in emulated time; each with its own code, to be put back."""
+    """Makes the bound executors of a pipeline run in emulated time; returns (executor, its own code) to restore."""
     if done:
         return done
     bound = [executor for _, placed in pipe._bound_code._bound.values() for executor in placed.values()]
@@ -217,14 +218,17 @@ def measure(variant: str, skewed: bool, options: argparse.Namespace) -> dict[str
 
 
 def fullest(rows: list[list[int]]) -> float:
-    """Rows of the fullest rank of an expert group over its mean. rows: by process, neighbours share the experts."""
+    """The rows of the fullest rank over the mean of its expert group, averaged over exchanges.
+
+    rows: [processes] rows of every layer and microbatch; neighbouring processes share the experts.
+    """
     groups = [rows[first : first + EXPERT_RANKS] for first in range(0, len(rows), EXPERT_RANKS)]
     ratios = [max(same) * len(same) / sum(same) for group in groups for same in zip(*group, strict=True) if sum(same)]
     return sum(ratios) / len(ratios)
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Every variant beside `off`."""
+    """Every variant, compared with `off`."""
     base = results["off"]
     end = last(base)
     return {
@@ -243,7 +247,7 @@ def last(result: dict[str, Any]) -> float:
 
 
 def faults(table: dict[str, Any], skewed: bool) -> list[str]:
-    """Variants whose loss is not what it must be."""
+    """Variants whose losses deviate from `off` more than they may."""
     dropping = {name for name in table if VARIANTS[name].capacity is not None}
     exact = {name for name in table if name not in dropping and name not in REORDERED}
     judged = [name for name in table if not skewed or name not in dropping]
@@ -259,15 +263,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of variants, with commas; `off` is always run")
     parser.add_argument("--regimes", default="balanced,skewed", help="how routing begins")
     options = parser.parse_args()
-    for given, known in ((options.regimes, REGIMES), (options.only, VARIANTS)):
-        if unknown := {name for name in given.split(",") if name} - known.keys():
-            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    for names, table in ((options.regimes, REGIMES), (options.only, VARIANTS)):
+        if unknown := {name for name in names.split(",") if name} - table.keys():
+            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     results = {regime: run(regime, options) for regime in options.regimes.split(",")}
     wrong = [name for regime, table in results.items() for name in faults(table, regime == "skewed")]
     if options.json:
-        told = {"variants": results.get("balanced", {}), "skewed": results.get("skewed", {}), "faults": wrong}
-        speedups = (told[name].get("all", {}).get("speedup") for name in ("variants", "skewed"))
-        print(json.dumps({**told, **dict(zip(("all_speedup", "skewed_all_speedup"), speedups, strict=True))}))
+        tables = {"variants": results.get("balanced", {}), "skewed": results.get("skewed", {}), "faults": wrong}
+        speedups = (tables[name].get("all", {}).get("speedup") for name in ("variants", "skewed"))
+        print(json.dumps({**tables, **dict(zip(("all_speedup", "skewed_all_speedup"), speedups, strict=True))}))
     else:
         print("emulated device time, 2 pipeline x 2 expert ranks (2 nodes) over gloo; loss: mean of the last ten steps")
         for regime, table in results.items():
@@ -286,10 +290,10 @@ def main() -> None:
 
 
 def run(regime: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The variants of a regime, compared."""
-    known = REGIMES[regime]
-    wanted = options.only.split(",") if options.only else known
-    chosen = ["off", *(name for name in known if name in wanted and name != "off")]
+    """The variants of a regime, compared with `off`."""
+    variants = REGIMES[regime]
+    wanted = options.only.split(",") if options.only else variants
+    chosen = ["off", *(name for name in variants if name in wanted and name != "off")]
     return compared({name: measure(name, regime == "skewed", options) for name in chosen})
 
 

@@ -1,40 +1,40 @@
-"""How much of the communication of expert layers a cell program hides, measured and predicted.
+"""Measures how much of the communication of expert layers a cell program hides, and compares it with the prediction.
 
     python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85]
 
-Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Segments and exchanges take the times of
-a table; the collectives that run underneath are real and asynchronous, over gloo.
+Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Segments and exchanges take the times of a
+table. The collectives that run underneath are real and asynchronous, over gloo.
 
 A step: four processes, a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a shared
 expert. The table has the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward:
 experts 20 and their weights 26, attention 20 and its weights 18, shared expert 6). A ratio is the time of all exchanges
-over that of all segments.
+over the time of all segments. Printed for each ratio:
 
-    hidden         1 - exposed / carried, over all ranks: seconds that devices stood still in waits for exchanges, over
-                   the seconds that the exchanges took
-    hidden_steady  over the overlapped pairs alone
-    hidden_step    over the whole step: with a share s of the exchanges in pairs,
+    hidden         1 - exposed / carried, over all ranks. exposed: seconds in which devices waited for exchanges.
+                   carried: seconds that the exchanges took
+    hidden_steady  hidden over the overlapped pairs alone
+    hidden_step    hidden over the whole step. With a share s of the exchanges in pairs it is
                    s * hidden_steady + (1 - s) * hidden in warm-up and cool-down, where a stage has only its own shared
                    expert and weight gradients to compute meanwhile
 
-Of several steps, each instruction counts with the one in which it stood still the least: what else runs on the machine
-delays a real collective now and then, the order of a cell in every step.
+An instruction counts with the step, of several, in which it waited least. Other load on the machine delays a real
+collective in some steps; the order of a cell delays it in every step.
 
 One block alone, without pairs: two processes, an expert group, one MoE block with a shared expert, F and then B = I + W
 of every microbatch (`1f1b` on one rank). The shared expert and the weight gradients of the experts take as long as an
-exchange or a little longer (`BLOCK`).
+exchange or a little longer (`BLOCK`). Printed:
 
-    block_hidden           of F and B, both ranks together; block_hidden_forward and block_hidden_backward of either
-    block_split_hidden*    the same with I and W apart (`zbh1`): W comes when nothing is under way any more
+    block_hidden           hidden over F and B of both ranks; block_hidden_forward, block_hidden_backward: of one alone
+    block_split_hidden*    the same with I and W apart (`zbh1`): W runs when no exchange is in flight
 
-Messages between stages: the step of the last ratio once more, with cells whose messages leave at their ends and are all
-waited for before them (`overlapped`), leave early (`early`), and are also waited for late (`inside`, as the runtime
-does it), as `schedc check` prices them.
+Messages between stages: the step of the last ratio with three kinds of cells. The messages of `overlapped` cells leave
+at the end of the cell, which waits for all of its messages before it begins. Messages of `early` cells leave early.
+`inside` cells also wait late, as the runtime does. Printed:
 
-    idle_*         seconds of a step in which a rank stands between cells or for a message, the mean over ranks
+    idle_*         seconds of a step in which a rank is idle between cells or waits for a message, the mean over ranks
 
-predicted_*, block_predicted* and block_split_predicted* are the same by `schedc.cell.predict`, cell by cell, from the
-same table.
+predicted_*, block_predicted* and block_split_predicted* are the same figures by `schedc.cell.predict`, cell by cell,
+and by `schedc check`, from the same table.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ SEGMENTS = {
     "attention": SegmentTimes(20, 20, 18), "shared": SegmentTimes(6, 6, 0),
     "experts": SegmentTimes(20, 20, 26), "post": SegmentTimes(2, 2, 0),
 }  # fmt: skip
-"""Milliseconds of one layer; the shared expert's weight gradient counts with its backward."""
+"""Milliseconds of one layer. The shared expert's weight gradient counts with its backward."""
 COMPUTE = sum(sum(times) for times in SEGMENTS.values())
 ROUTING = 1.0
 """Milliseconds of the exchange of the routing, forward only."""
@@ -104,27 +104,27 @@ OVERLAPPED = Attachments(overlap=True)
 
 
 def costs_at(ratio: float) -> CellCosts:
-    """Times at which a layer's exchanges, forward and backward, take ``ratio`` of the time of its segments."""
+    """Costs by which the exchanges of a layer, forward and backward, take ``ratio`` of the time of its segments."""
     rows = (ratio * COMPUTE - ROUTING) / 4
     return CellCosts.of(SEGMENTS, {"routing.node": SegmentTimes(ROUTING), "dispatch.node": rows, "combine.node": rows})
 
 
 def at_the_ends(program: CellProgram) -> CellProgram:
-    """Messages leave at the end of a cell, and all are waited for before it."""
+    """The cell program whose messages leave at the end of the cell, which waits for all messages before it begins."""
     end = len(program.steps)
     marks = {name: end if getattr(program, name) >= 0 else -1 for name in ("activation_at", "gradient_at")}
     return replace(program, opens_late=False, **marks)
 
 
 def opened_early(program: CellProgram) -> CellProgram:
-    """Messages leave early, but all are waited for before the cell."""
+    """The cell program whose messages leave early; the cell waits for all messages before it begins."""
     return replace(program, opens_late=False)
 
 
 MESSAGES: dict[str, Callable[[CellProgram], CellProgram]] = {
     "overlapped": at_the_ends, "early": opened_early, "inside": lambda program: program,
 }  # fmt: skip
-"""What cells do with their messages, by its name in `schedc.analysis.cell_pricing.CellPricing.idle`."""
+"""How cells treat their messages, by its name in `schedc.analysis.cell_pricing.CellPricing.idle`."""
 
 
 def rank_of_step(
@@ -160,7 +160,7 @@ def emulated(
     repetitions: int,
     messages: str = "inside",
 ) -> dict[str, Any]:
-    """Emulated steps on this process: of each carried and exposed seconds by kind, and what the predictions say."""
+    """Emulated steps on this process: carried and exposed seconds by kind of instruction, measured and predicted."""
     place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = peer_groups(mesh, place, 60.0)
@@ -181,7 +181,7 @@ def emulated(
     code = device.code(bind(program, place.pipeline, held, boundaries, cells=cells))
     executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
     steps: list[tuple[dict[int, tuple[float, float]], float]] = []
-    for _ in range(1 + repetitions):  # the first one warms up connections and allocations
+    for _ in range(1 + repetitions):  # the first step warms up connections and allocations
         executor.start([(x,) for x in tokens], list(tokens), 1 / program.microbatches, probing=False)
         dist.barrier()
         device.begin()
@@ -227,25 +227,25 @@ def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 def predictions(
     program: Program, rank: int, held: dict[int, Stage], costs: CellCosts, unit: float
 ) -> dict[str, list[float]]:
-    """Carried and exposed seconds of this rank's instructions by kind, as `predict` has them."""
+    """Carried and exposed seconds of this rank's instructions by kind, as `predict` gives them."""
     total: dict[str, list[float]] = {}
     cells = cell_source(OVERLAPPED, costs)
     for x in program.instructions(rank):
         if x.kind > InstructionKind.CELL:
             continue
         kind, forward, backward = halves(x, held)
-        found = predict(cells(kind, forward, backward), forward, backward, costs)
-        _add(total, x.kind.name, found.communication * unit, found.exposed * unit)
+        prediction = predict(cells(kind, forward, backward), forward, backward, costs)
+        _add(total, x.kind.name, prediction.communication * unit, prediction.exposed * unit)
     return total
 
 
 def halves(x: Instruction, held: dict[int, Stage]) -> tuple[str, StageShape | None, StageShape | None]:
-    """Kind of an instruction's cell, and the graphs of its stages."""
+    """The kind of an instruction's cell, and the graphs of its stages."""
 
     def shape(stage: int) -> StageShape:
-        found = held[stage]
-        assert isinstance(found, SegmentedStage)
-        return found.shape
+        segmented = held[stage]
+        assert isinstance(segmented, SegmentedStage)
+        return segmented.shape
 
     if x.kind is InstructionKind.CELL:
         return x.kind_name, shape(x.stage), shape(x.stage2)
@@ -255,7 +255,7 @@ def halves(x: Instruction, held: dict[int, Stage]) -> tuple[str, StageShape | No
 
 
 def hidden(tables: list[dict[str, list[float]]], kinds: tuple[InstructionKind, ...]) -> float:
-    """1 - exposed / carried over all ranks and these kinds."""
+    """1 - exposed / carried, over all ranks and these kinds of instructions."""
     names = {kind.name for kind in kinds}
     pairs = [pair for table in tables for name, pair in table.items() if name in names]
     carried, exposed = (sum(column) for column in zip(*pairs, strict=True))
@@ -283,36 +283,36 @@ def measure(ratio: float, options: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, float]:
-    """Steps and idle times by what cells do with their messages, and what `schedc check` says of them."""
-    known = Dependencies.of(computation(schedc.compile("dualpipev", P=RANKS, M=options.microbatches))[0])
+    """Steps and idle times by how cells treat their messages, measured and as `schedc check` predicts them."""
+    dependencies = Dependencies.of(computation(schedc.compile("dualpipev", P=RANKS, M=options.microbatches))[0])
     costs, unit = costs_at(ratio), options.unit * 1e-3
-    shapes = CellTable(costs, (("moe",) * options.layers,)).shapes(known.schedule.stages)
-    priced = price(known, shapes, costs)
+    shapes = CellTable(costs, (("moe",) * options.layers,)).shapes(dependencies.schedule.stages)
+    priced = price(dependencies, shapes, costs)
     spans = {"overlapped": priced.overlapped, "early": priced.early_send, "inside": priced.late_wait}
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name in MESSAGES:
         ranks = pool(RANKS * EXPERT_RANKS).run(
             "overlap:rank_of_step", timeout=600, ratio=ratio, microbatches=options.microbatches, layers=options.layers,
             unit=unit, repetitions=options.repetitions, messages=name,
         )  # fmt: skip
-        found[f"idle_{name}"] = sum(rank["idle"] for rank in ranks) / len(ranks)
-        found[f"predicted_idle_{name}"] = priced.idle[name] * unit
-        found[f"step_{name}"] = max(rank["wall"] for rank in ranks)
-        found[f"predicted_step_{name}"] = spans[name].makespan * unit
-    return found
+        figures[f"idle_{name}"] = sum(rank["idle"] for rank in ranks) / len(ranks)
+        figures[f"predicted_idle_{name}"] = priced.idle[name] * unit
+        figures[f"step_{name}"] = max(rank["wall"] for rank in ranks)
+        figures[f"predicted_step_{name}"] = spans[name].makespan * unit
+    return figures
 
 
 def measure_block(options: argparse.Namespace) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, schedule in BLOCK_SCHEDULES.items():
         ranks = pool(EXPERT_RANKS).run(
             "overlap:rank_of_block", timeout=600, schedule=schedule, microbatches=options.microbatches,
             unit=options.unit * 1e-3, repetitions=options.repetitions,
         )  # fmt: skip
         for part, kinds in BLOCK_PARTS.items():
-            found[f"{name}_hidden{part}"] = hidden([rank["measured"] for rank in ranks], kinds)
-            found[f"{name}_predicted{part}"] = hidden([rank["predicted"] for rank in ranks], kinds)
-    return found
+            figures[f"{name}_hidden{part}"] = hidden([rank["measured"] for rank in ranks], kinds)
+            figures[f"{name}_predicted{part}"] = hidden([rank["predicted"] for rank in ranks], kinds)
+    return figures
 
 
 def main() -> None:
@@ -345,8 +345,8 @@ def main() -> None:
     print("messages between stages, in seconds")
     print(f"{'':>12} {'step':>9} {'predicted':>10} {'idle':>9} {'predicted':>10}")
     for name in MESSAGES:
-        figures = [messages[f"{how}{what}_{name}"] for what in ("step", "idle") for how in ("", "predicted_")]
-        print(f"{name:>12} " + " ".join(f"{value:{10 if at % 2 else 9}.3f}" for at, value in enumerate(figures)))
+        values = [messages[f"{how}{what}_{name}"] for what in ("step", "idle") for how in ("", "predicted_")]
+        print(f"{name:>12} " + " ".join(f"{value:{10 if i % 2 else 9}.3f}" for i, value in enumerate(values)))
 
 
 def shares(columns: list[float]) -> str:

@@ -1,18 +1,23 @@
-"""Recomputation: bytes that a backward finds held and FLOPs that it does once more, counted, beside the closed forms.
+"""Counts the bytes that recomputation saves and the FLOPs that it adds, and compares them with the closed forms.
 
     python benchmarks/recompute.py [--json]
 
-Four ranks, two nodes of two, share the experts, all in this process; float32. Bytes are those of storages that
-autograd and the runtime refer to when the backward of a microbatch begins, parameters left out, as
-`schedc_runtime.measure.held_bytes` counts them; FLOPs are those of products, by torch.utils.flop_counter. Both are
-counts, not times: they are the same on any machine.
+Four ranks, two nodes of two, share the experts, all in this process, in float32.
 
-adaptive: one layer whose routing is drawn by Zipf's law with an exponent that falls to zero from step to step. Peak is
-the largest number of bytes that a rank holds of a microbatch. The cap is what a rank would hold with as many rows as
-the threshold allows, all of it kept: a line through what ranks hold without recomputation.
+Instrument: counts, which are the same on any machine. Bytes are those of storages that autograd and the runtime refer
+to when the backward of a microbatch begins, without parameters, as `schedc_runtime.measure.held_bytes` counts them.
+FLOPs are those of products, by torch.utils.flop_counter.
 
-worst: after balanced steps, in which nothing is recomputed, all tokens of all ranks go to the experts of one. Bounds
-are those that the compiler checks a plan's memory by: of what is kept, and of what has been worked out again.
+Printed in three tables:
+
+    levels     per level, token and layer: bytes not held and FLOPs added, counted and in closed form
+    adaptive   one layer whose routing is drawn by Zipf's law, with an exponent that falls to zero from step to step.
+               Peak is the largest number of bytes that a rank holds of a microbatch. The cap is the number of bytes
+               that a rank would hold with as many rows as the threshold allows, all kept: a point on the line through
+               what ranks hold without recomputation
+    worst      after balanced steps, in which nothing is recomputed, all tokens of all ranks go to the experts of one
+               rank. Bounds are those by which the compiler checks a plan's memory: of the bytes kept, and of the bytes
+               recomputed
 """
 
 from __future__ import annotations
@@ -31,8 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
 from schedc.cost import exchange
-from schedc.plan import Attachments, Method
-from schedc.plan import Experts as Sizes
+from schedc.plan import Attachments, ExpertSizes, Method
 from schedc.plan.recompute_bytes import adaptive_bytes, saving, whole_bytes
 from schedc.plan.row_counts import worst_case_rows
 from schedc.plan.values import By, Level, Recompute
@@ -45,7 +49,7 @@ from schedc_runtime.moe.router import Router, RouterConfig
 
 WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
 TOKENS = 256
-"""Of a microbatch on a rank."""
+"""Tokens of a microbatch on a rank."""
 MESH = Mesh(1, experts=4, per_node=2)
 LAYERS = 2
 THRESHOLD = 1.5
@@ -53,7 +57,7 @@ EXPONENTS = (1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0)
 
 
 class ExpertBlock(nn.Module):
-    """A norm, a linear layer for an attention, and experts behind another norm."""
+    """A norm, a linear layer in place of an attention, and experts behind another norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +71,7 @@ class ExpertBlock(nn.Module):
 
 
 class Steered(nn.Module):
-    """Experts that are chosen by the first columns of a token, whatever has been learnt."""
+    """Experts that the first columns of a token choose, whatever was learned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,9 +90,10 @@ def expert_layer(shared: int) -> MoELayer:
 
 @dataclass
 class Counted:
-    """Of each microbatch on each rank: bytes that autograd has saved, and with those that the runtime holds.
+    """Counts of one step.
 
-    restored: those that are there once more, whenever a segment is differentiated. flops: of the step, all ranks.
+    saved: [microbatches * ranks] bytes that autograd saved. held: the same and the bytes that the runtime holds.
+    restored: [segments] bytes that were recomputed, whenever a segment is differentiated. flops: of all ranks.
     """
 
     saved: list[int]
@@ -98,7 +103,7 @@ class Counted:
 
 
 class Counter:
-    """A pipeline of one rank, four times, whose held bytes are counted whenever a backward begins."""
+    """Four pipelines of one rank each that share their experts, whose bytes are counted when a backward begins."""
 
     def __init__(self, blocks: Sequence[nn.Module], recompute: Recompute, method: Method) -> None:
         plan = Attachments(recompute=(recompute,), method=method)
@@ -117,9 +122,9 @@ class Counter:
         begin = stage.begin_backward
 
         def begin_backward(microbatch: int, gradients: Any = ()) -> None:
-            found = held(stage, microbatch)
-            self.counted.saved.append(sum(found.saved.values()))
-            self.counted.held.append(found.total)
+            bytes_held = held(stage, microbatch)
+            self.counted.saved.append(sum(bytes_held.saved.values()))
+            self.counted.held.append(bytes_held.total)
             begin(microbatch, gradients)
 
         differentiate = stage._differentiate_segment
@@ -140,9 +145,9 @@ class Counter:
 
 
 def levels(method: Method) -> Iterator[dict[str, Any]]:
-    """Per level, token and layer: bytes that are not held, as counted and in closed form, and FLOPs once more."""
-    sizes = Sizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
-    routing = exchange.RouterConfig(EXPERTS, TOP)
+    """Per level, token and layer: bytes that are not held, and FLOPs added, counted and in closed form."""
+    sizes = ExpertSizes(EXPERTS, TOP, shared=SHARED, width=INNER, hidden=WIDTH)
+    routing = exchange.Routing(EXPERTS, TOP)
     nodes = MESH.experts // MESH.per_node
     arrive = exchange.arrivals(method, routing, exchange.Topology(nodes, MESH.per_node))
     batch = torch.randn(TOKENS * MESH.experts, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -150,22 +155,22 @@ def levels(method: Method) -> Iterator[dict[str, Any]]:
     none = None
     for level in Level:
         torch.manual_seed(0)
-        found = Counter([ExpertBlock() for _ in range(LAYERS)], Recompute(level), method).step(batch)
-        none = none or found
+        counted = Counter([ExpertBlock() for _ in range(LAYERS)], Recompute(level), method).step(batch)
+        none = none or counted
         closed = saving(sizes, "fp32", level, arrive)
         yield {
             "level": level.value,
             "method": method.value,
-            "bytes_saved": (sum(none.saved) - sum(found.saved)) / per,
+            "bytes_saved": (sum(none.saved) - sum(counted.saved)) / per,
             "bytes_saved_closed": closed.bytes,
-            "bytes_held": sum(found.held) / per,
-            "extra_flops": (found.flops - none.flops) / per,
+            "bytes_held": sum(counted.held) / per,
+            "extra_flops": (counted.flops - none.flops) / per,
             "extra_flops_closed": closed.flops,
         }
 
 
 def steered(exponent: float, seed: int) -> Tensor:
-    """[tokens of all ranks, WIDTH] tokens whose experts are drawn without replacement by Zipf's law."""
+    """[tokens of all ranks, WIDTH] Tokens whose experts are drawn without replacement by Zipf's law."""
     generator = np.random.default_rng(seed)
     tokens = generator.normal(size=(TOKENS * MESH.experts, WIDTH)) / 10
     likely = -exponent * np.log(np.arange(1, EXPERTS + 1))
@@ -174,7 +179,7 @@ def steered(exponent: float, seed: int) -> Tensor:
 
 
 def rows_of(batch: Tensor) -> list[float]:
-    """[ranks] rows of each over the mean, of the choice that the router makes."""
+    """[ranks] Rows of each rank over the mean, by the choices of the router."""
     index = batch[:, :EXPERTS].topk(TOP).indices.view(MESH.experts, TOKENS, TOP)
     return [arrivals(index, EXPERTS).imbalance(rank) for rank in range(MESH.experts)]
 
@@ -189,8 +194,8 @@ def adaptive() -> Iterator[dict[str, Any]]:
         counters[name] = Counter([Steered()], plan, Method.HIERARCHICAL)
     for step, exponent in enumerate(EXPONENTS):
         batch = steered(exponent, step)
-        found = {name: counter.step(batch) for name, counter in counters.items()}
-        none = found["none"]
+        counts = {name: counter.step(batch) for name, counter in counters.items()}
+        none = counts["none"]
         rows = sorted(rows_of(batch))
         slope, base = np.polyfit(rows, sorted(none.held), 1)
         yield {
@@ -198,21 +203,21 @@ def adaptive() -> Iterator[dict[str, Any]]:
             "exponent": exponent,
             "imbalance": max(rows),
             "cap": base + slope * THRESHOLD,
-            **{f"peak_{name}": max(x.held) for name, x in found.items()},
-            **{f"extra_flops_{name}": x.flops / none.flops - 1 for name, x in found.items() if name != "none"},
+            **{f"peak_{name}": max(x.held) for name, x in counts.items()},
+            **{f"extra_flops_{name}": x.flops / none.flops - 1 for name, x in counts.items() if name != "none"},
         }
 
 
 def all_to_one() -> Tensor:
-    """As `steered`, with the experts of the first rank for all tokens."""
+    """[tokens of all ranks, WIDTH] Tokens that all choose the experts of the first rank."""
     tokens = steered(0.0, 0)
     tokens[:, :EXPERTS] = torch.arange(EXPERTS, 0, -1.0)
     return tokens
 
 
 def worst() -> Iterator[dict[str, Any]]:
-    """Per plan: most bytes that a rank keeps of a microbatch, and that are there once more, with their bounds."""
-    sizes = Sizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
+    """Per plan: the most bytes that a rank keeps of a microbatch, the most that it recomputes, and their bounds."""
+    sizes = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
     topology = exchange.Topology(MESH.experts // MESH.per_node, MESH.per_node)
     for method in (Method.FLAT, Method.HIERARCHICAL):
         for level, by in ((Level.FULL, By.GROUP), (Level.MEDIUM, By.GROUP), (Level.MEDIUM, By.RANK)):
@@ -223,10 +228,10 @@ def worst() -> Iterator[dict[str, Any]]:
             counter = Counter([Steered()], recompute, method)
             for step in range(2):
                 balanced = counter.step(steered(0.0, step))
-            found = counter.step(all_to_one())
+            unbalanced = counter.step(all_to_one())
             yield {
                 "method": method.value, "level": level.value, "by": by.value,
-                "kept_balanced": max(balanced.held), "kept": max(found.held), "restored": max(found.restored),
+                "kept_balanced": max(balanced.held), "kept": max(unbalanced.held), "restored": max(unbalanced.restored),
                 "kept_bound": TOKENS * adaptive_bytes(sizes, "fp32", recompute, most),
                 "restored_bound": TOKENS * whole_bytes(sizes, "fp32", most),
             }  # fmt: skip

@@ -1,17 +1,17 @@
-"""What the split of the backward costs: (I + W) against plain autograd, and the memory held between I and W.
-
-One stage of four transformer blocks in the middle of a pipeline. Plain: the same blocks, unmodified, one
-`torch.autograd.backward`. Split: a `Stage` with deferred weight gradients. Both accumulate into gradients that exist,
-take turns within one run, and use one thread.
-
-    time_ratio   I + W over plain B, median over the repetitions. Instrument: CPU time of the one thread, so that
-                 waiting for a busy machine does not count. Freed memory stays with the process (mallopt), as it does
-                 with a device's caching allocator; --default-malloc adds the page faults of glibc giving back, and
-                 taking again, what I keeps until W.
-    held_ratio   bytes held after I over bytes held before it (after F), both over the bytes before F. Instrument:
-                 glibc's mallinfo2, bytes in use; every tensor of torch on CPU is in it.
+"""Measures what the split of the backward costs: I + W against plain autograd, and the memory held between I and W.
 
     python benchmarks/split_backward.py [--json] [--repetitions 25] [--width 256] [--tokens 1024] [--default-malloc]
+
+One stage of four transformer blocks in the middle of a pipeline. Plain: the same blocks, unmodified, and one
+`torch.autograd.backward`. Split: a `Stage` with deferred weight gradients. Both accumulate into gradients that exist,
+take turns within one run, and use one thread. Printed, beside the least times and the bytes of each part:
+
+    time_ratio   I + W over plain B, the median over the repetitions. Instrument: processor time of the one thread, so
+                 that waiting for a busy machine does not count. Freed memory stays with the process (mallopt), as it
+                 does with a device's caching allocator. --default-malloc adds glibc's page faults: it gives back, and
+                 takes again, the memory that I keeps until W.
+    held_ratio   bytes held after I over bytes held before it (after F), both beyond the bytes held before F.
+                 Instrument: bytes in use by glibc's mallinfo2, which counts every tensor of torch on a CPU.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def keep_memory() -> None:
 
 
 class Split:
-    """The stage under test, with its neighbours' tensors."""
+    """The stage under test, with the tensors that it gets from its neighbours."""
 
     def __init__(self, stage: Stage, x: Tensor, grad: Tensor) -> None:
         self.stage, self.x, self.grad = stage, x, grad
@@ -84,7 +84,7 @@ class Split:
 
 
 class Plain:
-    """Autograd on the same blocks, as a hand-written loop would run them."""
+    """The same blocks, run by autograd as a hand-written loop would run them."""
 
     def __init__(self, module: nn.Module, x: Tensor, grad: Tensor) -> None:
         self.module, self.x, self.grad = module, x, grad
@@ -99,7 +99,7 @@ class Plain:
 
 
 def make(width: int, tokens: int) -> tuple[Split, Plain]:
-    """Stage 1 of 3, and a copy of its blocks."""
+    """Stage 1 of 3, to be split, and a copy of its blocks for plain autograd."""
     torch.manual_seed(0)
     config = GPTConfig(width=width, heads=4)
     parts = partition(nn.Sequential(*[GptBlock(config) for _ in range(3 * BLOCKS)]), 3)
@@ -112,14 +112,14 @@ def make(width: int, tokens: int) -> tuple[Split, Plain]:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """CPU time of this thread."""
+    """CPU seconds of this thread for one call."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def measure_time(split: Split, plain: Plain, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every repetition, by what was timed. Who comes first alternates, as do caches."""
+    """Seconds of every repetition, by what was timed. Split and plain alternate in who comes first."""
     times: dict[str, list[float]] = {name: [] for name in ("plain F", "plain B", "F", "I", "W", "B")}
     rounds: list[list[tuple[str, Callable[[], None]]]] = [
         [("plain F", plain.f), ("plain B", plain.b)],

@@ -1,12 +1,16 @@
-"""How fast one schedule is simulated under many costs: a million complete timelines of two schedules.
-
-Every simulation is under cost vectors of its own (F, I, W and p2p drawn at random) and gives its makespan and, for
-each rank, the time it computes and its span. They run in batches of ``--batch`` vectors; all of them are really run.
-The costs are drawn outside the timing, everything else is inside. Instrument: CPU time of the one thread that works
-(on a machine with other load it is what one free core needs), wall clock beside it. The compiled loop is loaded
-before the timing starts; ``--numpy`` measures the way without it.
+"""Measures how fast one schedule is simulated under many costs: a million complete timelines of two schedules.
 
     python benchmarks/timeline.py [--json] [--simulations 1000000] [--numpy]
+
+Every simulation has cost vectors of its own (F, I, W and p2p drawn at random). It gives the makespan and, for each
+rank, the time in which the rank computes and its span. Simulations run in batches of ``--batch`` vectors, and all of
+them really run.
+
+Instrument: processor time of the one thread that works, which is the time of one free core even on a machine with other
+load; wall clock beside it. Only drawing the costs is outside the timing. The compiled loop is loaded before;
+``--numpy`` measures without it.
+
+Printed: seconds and simulated ops per second of each schedule.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ COLUMNS = ("F", "I", "W", "p2p")
 
 
 def measure(name: str, sizes: dict[str, int], simulations: int, batch: int) -> dict[str, Any]:
-    """Seconds and ops per second of so many simulations."""
+    """Seconds, and ops per second, of a number of simulations."""
     schedule = elaborate(open_schedule(name), sizes)
     rng = np.random.default_rng(1)
     cpu = wall = total = 0.0
@@ -63,10 +67,10 @@ def measure(name: str, sizes: dict[str, int], simulations: int, batch: int) -> d
 
 
 def check(schedule: Schedule, costs: CostBatch, makespan: Any) -> None:
-    """One of the batch, simulated alone, has the same makespan."""
-    at = len(costs) // 2
-    alone = Costs(**{key: float(getattr(costs, key)[at]) for key in COLUMNS})
-    if simulate(schedule, alone).makespan != makespan[at]:
+    """Checks that a cost vector of the batch, simulated alone, has the same makespan. makespan: [batch] time."""
+    middle = len(costs) // 2
+    alone = Costs(**{key: float(getattr(costs, key)[middle]) for key in COLUMNS})
+    if simulate(schedule, alone).makespan != makespan[middle]:
         raise SystemExit("a batched simulation differs from the same one alone")
 
 
@@ -82,7 +86,7 @@ def main() -> None:
     start = time.perf_counter()
     with_numba = compiled.kernels(float("inf")) is not None
     loading = time.perf_counter() - start
-    for name, sizes in CASES.items():  # what the first call alone costs
+    for name, sizes in CASES.items():  # the first call alone warms up
         measure(name, sizes, 2_000, 2_000)
     rows = [measure(name, sizes, arguments.simulations, arguments.batch) for name, sizes in CASES.items()]
     if not arguments.json:
