@@ -57,7 +57,7 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     restored = (
         recorder.restored()
         if state is None or state.recompute is None
-        else [*recorder.restored(), *state.recompute.made]
+        else [*recorder.restored(), *state.recompute.restored]
     )
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
 

@@ -11,10 +11,11 @@ from schedc_runtime.recompute.adaptive import Arrivals
 
 
 def arrivals(everyone: Tensor, experts: int, lending: Lending = NOTHING_HOT, slots: int | None = None) -> Arrivals:
-    """Of a microbatch, the same on all ranks for the same routing ``everyone`` [ranks, N, k].
+    """The rows that a microbatch brings to each rank: the same result on all ranks.
 
-    lending: hot experts, whose rows stay where they are. slots: padded rows of an expert from each rank, with a
-    capacity; then all ranks have as many, and choices that were dropped count as wanted.
+    everyone: [ranks, N, k] routing. lending: hot experts, whose rows stay on their ranks. slots: padded rows of an
+    expert from each rank, if there is a capacity: then every rank gets the same number. Dropped choices count in the
+    mean.
     """
     ranks, local = everyone.shape[0], experts // everyone.shape[0]
     chosen = everyone.detach().flatten(1).long()

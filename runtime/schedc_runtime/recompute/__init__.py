@@ -1,1 +1,1 @@
-"""What a backward finds in memory: what is held from the forward, what is worked out again, and how many bytes."""
+"""Recomputation: which activations a stage holds for its backward, and which it recomputes."""

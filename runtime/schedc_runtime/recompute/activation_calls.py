@@ -1,4 +1,4 @@
-"""Activations that are called as functions, as `functional.gelu` is, as regions while a stage is forwarded."""
+"""Turns calls of activation functions, such as `functional.gelu`, into regions during the forward of a stage."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ACTIVATIONS: frozenset[Any] = frozenset({
     *(getattr(torch, name) for name in ("celu", "relu", "selu", "sigmoid", "tanh")),
     *(getattr(Tensor, name) for name in ("relu", "sigmoid", "tanh")),
 })  # fmt: skip
-"""What torch computes elementwise between two products. Those that write in place are not among them."""
+"""torch's elementwise activation functions, without those that write in place."""
 
 
 class ActivationCalls(TorchFunctionMode):
-    """Sees all calls of torch's functions on this thread: only entered where a level recomputes activations."""
+    """Sees every call of a torch function on this thread. Entered only where a level recomputes activations."""
 
     def __torch_function__(
         self,
@@ -42,6 +42,6 @@ class ActivationCalls(TorchFunctionMode):
 
 
 def _recomputable(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether there is a gradient to be had, and nothing is written in place."""
+    """Whether the call has a gradient and writes nothing in place."""
     in_place = kwargs.get("inplace") or any(arg is True for arg in args)
     return not in_place and bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad

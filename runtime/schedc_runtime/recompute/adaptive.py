@@ -1,4 +1,4 @@
-"""When a stage works out again: only while many more rows come to a rank than to the mean."""
+"""Decides when a stage recomputes: only while a rank gets many more rows than the mean."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ RELAX = 0.9
 
 
 class Arrivals(NamedTuple):
-    """What one dispatch brings. rows: [ranks] of the experts of each, padding included. mean: of what was wanted."""
+    """What one dispatch brings.
+
+    rows: [ranks] number of rows for the experts of each rank, padding included. mean: mean number of rows per rank that
+    the routing asked for, dropped choices included.
+    """
 
     rows: tuple[int, ...]
     mean: float
 
     def imbalance(self, rank: int | None = None) -> float:
-        """Rows of the fullest rank, or of ``rank``, over the mean; 1 where nothing was wanted."""
+        """Rows of the fullest rank, or of ``rank``, over the mean; 1 if the routing asked for none."""
         most = max(self.rows) if rank is None else self.rows[rank]
         return most / self.mean if self.mean else 1.0
 
 
 @dataclass
 class _Layer:
-    """on: recompute, whatever a microbatch has. peak: the largest imbalance of this step; None before any."""
+    """on: recompute every microbatch. peak: the largest imbalance of this step so far; None before the first."""
 
     on: bool = True
     peak: float | None = None
@@ -33,12 +37,14 @@ class _Layer:
 
 @dataclass
 class Adaptive:
-    """The decisions of one stage: per step and layer, by the step before, the first one as if it were the worst.
+    """The decisions of one stage, per step and layer. The step before decides; the first step recomputes everything.
 
-    A microbatch above the threshold is worked out again in any case: by group from the rows as they were sent, whatever
-    the level, so that what is kept never has more than ``threshold`` times the mean rows; by rank at the level, which
-    holds what the level holds. A layer goes off below `RELAX` times the threshold, and on above it.
-    recomputed, held: microbatches so far, of all layers; sent: those of the former whose rows are sent again.
+    A microbatch above the threshold is always recomputed. By group, it is recomputed from the rows that were sent,
+    whatever the level: held activations then never have more than ``threshold`` times the mean rows. By rank, it is
+    recomputed at ``level``. A layer turns off below `RELAX` times the threshold, and on above the threshold.
+
+    threshold: imbalance, rows of the fullest rank over the mean. recomputed, held: number of microbatches so far, over
+    all layers. sent: number of recomputed microbatches whose rows are sent a second time.
     """
 
     level: Level
@@ -51,15 +57,15 @@ class Adaptive:
 
     @property
     def on(self) -> bool:
-        """Whether any layer recomputes in this step, and with it what is of no layer alone and takes no rows."""
+        """Whether any layer recomputes in this step. Parts of the stage that take no rows follow."""
         return not self.layers or any(layer.on for layer in self.layers.values())
 
-    def decide(self, layer: int, brought: Arrivals, rank: int) -> Level:
-        """What of the experts of this microbatch is worked out again; by group the same on all ranks."""
+    def decide(self, layer: int, arrivals: Arrivals, rank: int) -> Level:
+        """The level at which the experts of this microbatch are recomputed. By group, all ranks decide alike."""
         state = self.layers.setdefault(layer, _Layer())
-        found = brought.imbalance(None if self.by is By.GROUP else rank)
-        state.peak = found if state.peak is None else max(state.peak, found)
-        above = found > self.threshold
+        imbalance = arrivals.imbalance(None if self.by is By.GROUP else rank)
+        state.peak = imbalance if state.peak is None else max(state.peak, imbalance)
+        above = imbalance > self.threshold
         level = Level.NONE
         if above or state.on:
             level = Level.FULL if above and self.by is By.GROUP else self.level
@@ -69,7 +75,7 @@ class Adaptive:
         return level
 
     def end_step(self) -> None:
-        """Decide on the next step from what came in this one."""
+        """Decide for the next step from the imbalances of this one."""
         for state in self.layers.values():
             if state.peak is not None:
                 state.on = state.peak > self.threshold * (RELAX if state.on else 1.0)

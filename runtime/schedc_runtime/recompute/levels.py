@@ -1,4 +1,4 @@
-"""What a stage works out again: which calls belong to which level, and which nodes of its graph run once more."""
+"""The levels of recomputation: which calls belong to which level, and which nodes of a stage run a second time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
 from schedc_runtime.recompute.regions import Recorder, region
 
 _MLP = ("mlp", "feed_forward", "ffn")
-"""What the MLP of a dense block is called."""
+"""Names of the MLP in a dense block."""
 
 
 class Recomputation:
     """The recomputation of one stage, for all its microbatches.
 
-    active: whether anything is recomputed, or counted. adaptive: decides when, where the plan says so. counted: of the
-    microbatch forwarded last.
-    again: the nodes that cell programs run once more, and how much of each; replayed: those that are called as a whole.
+    active: whether anything is recomputed or counted. adaptive: decides when to recompute; None if always. counted: the
+    recorder of the microbatch that was forwarded last.
+    recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
+    are called as a whole.
     """
 
     def __init__(self, plan: Recompute, shape: StageShape | None, random: bool, *, count: bool = False) -> None:
@@ -36,13 +37,13 @@ class Recomputation:
         self.recomputed, self.replayed = _recomputed(plan, shape)
 
     def recorder(self) -> MicrobatchRecorder:
-        """Of one microbatch."""
+        """A recorder for the next microbatch."""
         self.counted = MicrobatchRecorder(self)
         return self.counted
 
     @contextmanager
     def forwarding(self) -> Iterator[MicrobatchRecorder | None]:
-        """Around the forward of a microbatch through a stage that is run as a whole."""
+        """Wraps the forward of a microbatch through a stage that runs as a whole."""
         if not self.active:
             yield None
             return
@@ -53,9 +54,10 @@ class Recomputation:
 
 
 class MicrobatchRecorder(Recorder):
-    """A `Recorder` that knows what was decided for this microbatch.
+    """A `Recorder` that knows the decisions for its microbatch.
 
-    level: of what takes no rows from other ranks, in this step. layer: of the node that is being forwarded.
+    level: the level, in this step, of parts that take no rows from other ranks. layer: the layer of the node that runs
+    forward now.
     """
 
     def __init__(self, recomputation: Recomputation) -> None:
@@ -72,17 +74,17 @@ class MicrobatchRecorder(Recorder):
         with calls, super().forwarding(node, repeated):
             yield
 
-    def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
-        """Takes in what comes to the experts of the layer that is being forwarded."""
+    def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
+        """Decide for the layer that runs forward now, from the rows that come to its experts."""
         if self.plan.adaptive is not None:
-            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, brought(), rank)
+            self._decided[self.layer] = self.plan.adaptive.decide(self.layer, arrivals(), rank)
 
     def of_rows(self, layer: int) -> Level:
-        """The level at which the experts of a layer are worked out again."""
+        """The level at which the experts of a layer are recomputed."""
         return self._decided.get(layer, self.level)
 
     def runs(self, node: Node) -> bool:
-        """Whether a node that may be done once more is, of this microbatch."""
+        """Whether this microbatch recomputes ``node``, which may be recomputed."""
         if node.role not in (EXPERTS, *SENDING):
             return self.level is not Level.NONE
         level = self.of_rows(node.layer)
@@ -93,16 +95,17 @@ class MicrobatchRecorder(Recorder):
 
 
 def _recomputed(plan: Recompute, shape: StageShape | None) -> tuple[dict[int, float], frozenset[int]]:
-    """The nodes that may run once more, with how much of each, and those of them that are called as a whole."""
+    """The nodes that may run a second time with the share of each, and those among them that are called as a whole."""
     recomputed = recomputed_nodes_of(plan, shape) if shape is not None else {}
-    return recomputed, frozenset(at for at in recomputed if shape is not None and shape.nodes[at].role in REPLAYED)
+    nodes = shape.nodes if shape is not None else ()
+    return recomputed, frozenset(node for node in recomputed if nodes[node].role in REPLAYED)
 
 
 def install(module: nn.Module) -> None:
-    """Make regions of the norms, activations of many steps and dense MLPs inside ``module``; our own layers say theirs
-    themselves, and torch's activations are seen when they are called.
+    """Make regions of the norms, activation modules and dense MLPs inside ``module``.
 
-    They do nothing until a stage recomputes; `uninstall` takes them away again.
+    Layers of this package declare their regions themselves; `ActivationCalls` sees activation functions. Regions do
+    nothing until a stage recomputes. `uninstall` removes them.
     """
     for level, layer in _regions(module):
         if "forward" not in layer.__dict__:
@@ -117,7 +120,7 @@ def uninstall(module: nn.Module) -> None:
 
 
 class _RegionForward:
-    """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
+    """A layer's replaced forward. An object and not a closure: a deep copy of the layer copies it too."""
 
     def __init__(self, layer: nn.Module, level: Level) -> None:
         self.layer, self.level = layer, level
@@ -139,7 +142,7 @@ def _regions(module: nn.Module) -> Iterator[tuple[Level, nn.Module]]:
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a layer has a dropout: a module of that kind, or a probability that it passes on."""
+    """Whether a layer has dropout: a dropout module, or a probability that it passes on."""
     return any(
         "dropout" in f"{type(layer).__name__}.{name}".lower() and isinstance(value, float) and value > 0
         for layer in module.modules()

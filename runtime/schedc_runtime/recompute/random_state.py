@@ -1,4 +1,4 @@
-"""The state of random numbers: taken before something draws them, so that the same ones can be drawn again."""
+"""Saves the state of the random generators, so that a second forward draws the same numbers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 def gpus(devices: Iterable[torch.device]) -> list[torch.device]:
-    """Those of ``devices``, each once, that have random numbers of their own, other than the processor's."""
+    """The CUDA devices among ``devices``, each once: they have random generators of their own."""
     return [device for device in dict.fromkeys(devices) if device.type == "cuda"]
 
 
 def random_state(devices: Sequence[torch.device]) -> Tensor:
-    """The state of the processor, then of ``devices``, which are `gpus`."""
+    """The states of the generators of the CPU and of ``devices``, which are `gpus`, in one tensor of bytes."""
     return torch.cat([torch.get_rng_state(), *[torch.cuda.get_rng_state(device) for device in devices]])
 
 
 @contextmanager
 def drawn_again(state: Tensor, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, what was drawn since `random_state` gave ``state`` is drawn once more; of that nothing is left behind."""
+    """Draws the numbers that followed ``state`` a second time; afterwards the generators are as before."""
     with torch.random.fork_rng(devices):
         size = len(torch.get_rng_state())
         torch.set_rng_state(state[:size])

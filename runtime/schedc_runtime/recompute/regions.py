@@ -1,12 +1,15 @@
-"""Regions: calls whose results are not held for the backward, but worked out again when it asks for them.
+"""Regions: calls whose results are not held for the backward, but recomputed when the backward needs them.
 
-The graph of autograd stays as it is; only what its nodes save is replaced. While a stage is forwarded, a hook sees each
-tensor that autograd saves. What a region gave, or made for itself, is saved as a note of where it came from; when
-backward wants it, the region's call is repeated on what went in, with the same random numbers, and all notes of that
-region find their values. What went in may be a note too, of a region before.
+    forward   x -> [region: y = f(x)] -> z     autograd saves a note for y: "output 0 of the region"
+    backward  z needs y: the note repeats f on x, which is held or is a note of an earlier region
 
-Nothing is written over, so that nobody can find a value gone; and as backward runs the very same graph, gradients have
-the bits that they have without regions.
+The graph of autograd does not change; only the tensors that its nodes save are replaced. During the forward of a stage
+a hook sees each tensor that autograd saves. A tensor that a region returned, or made for itself, is saved as a note of
+its origin. When the backward needs the tensor, the region repeats its call on its arguments, with the same random
+numbers. All notes of that region then find their values.
+
+Nothing is overwritten, so that no value can be missing. The backward runs the same graph, so that gradients have the
+same bits as without regions.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ if TYPE_CHECKING:
     from schedc_runtime.recompute.adaptive import Arrivals
 
 Covers = Callable[[Level, bool], bool]
-"""Whether what belongs to a level is worked out again, where the forward is now; of a routed expert's rows, or not."""
+"""(level, rows) -> whether calls of this level are recomputed at this point; rows: they take rows routed to experts."""
 
 
 def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, whose results are worked out again where the stage recomputes ``level``.
+    """``function(*args)``, whose results are recomputed where the stage recomputes ``level``.
 
-    The function must give the same for the same arguments; tensors that it works with are arguments or parameters.
+    The function must give the same result for the same arguments. Every tensor that it reads is an argument or a
+    parameter.
     """
     if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
         return function(*args)
@@ -43,24 +47,24 @@ def region(level: Level, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def region_of_rows(level: Level, function: Callable[..., Any], *args: Any) -> Any:
-    """As `region`, of rows that were routed here: with `Adaptive` their level is that of the microbatch."""
+    """As `region`, for rows that were routed to this rank: with `Adaptive` their level depends on the microbatch."""
     if not isinstance(_active, Recorder) or not torch.is_grad_enabled():
         return function(*args)
     return _active.call(level, function, args, rows=True)
 
 
 def keep(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, which is a decision: where a region is worked out again, what it was the first time."""
+    """``function(*args)``, a decision: a recomputed region takes the decision of the first run."""
     return function(*args) if _active is None else _active.keep(function, args)
 
 
 def replaying() -> bool:
-    """Whether the call is one that repeats another: whoever counts has counted it."""
+    """Whether the current call is a repetition, which must not be counted a second time."""
     return isinstance(_active, _Replay)
 
 
 def recorder() -> Recorder | None:
-    """Of the microbatch that is being forwarded, if anything of it is worked out again."""
+    """The recorder of the microbatch that runs forward now; None if nothing of it is recomputed."""
     return _active if isinstance(_active, Recorder) else None
 
 
@@ -78,7 +82,7 @@ def _acting(what: Recorder | _Replay) -> Iterator[None]:
 
 
 class _Replay:
-    """In the place of a recorder while something is repeated: hands out the decisions of the first time."""
+    """Takes the place of a recorder during a repetition, and returns the decisions of the first run."""
 
     def __init__(self, kept: Sequence[Any]) -> None:
         self.kept = iter(kept)
@@ -88,13 +92,13 @@ class _Replay:
 
 
 def repeat(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` once more, with the decisions ``kept`` of the first time."""
+    """``function(*args)`` a second time, with the decisions ``kept`` from the first run."""
     with _acting(_Replay(kept)):
         return function(*args)
 
 
 class SavedTensor(NamedTuple):
-    """A tensor that is held, as the graph saves it. version: of its storage; writing to it would be found out."""
+    """A tensor that is held. version: of its storage when it was saved, by which a later write is detected."""
 
     tensor: Tensor
     version: int
@@ -109,39 +113,39 @@ class SavedTensor(NamedTuple):
 
 
 class RegionOutput(NamedTuple):
-    """A view of what a region gave."""
+    """A view of a tensor that a region or an exchange returned."""
 
-    source: Producer
+    producer: Producer
     output: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
 
     def value(self) -> Tensor:
-        given = self.source.result(self.output)
-        return given.as_strided(self.size, self.stride, given.storage_offset() + self.offset)
+        result = self.producer.result(self.output)
+        return result.as_strided(self.size, self.stride, result.storage_offset() + self.offset)
 
 
 class RegionInner(NamedTuple):
-    """What autograd saved inside a region, the ``number``-th thing that it did."""
+    """The ``number``-th tensor that autograd saved inside a region."""
 
     region: Region
     number: int
 
     def value(self) -> Tensor:
-        return self.region.inner(self.number)
+        return self.region.saved_inside(self.number)
 
 
 Note = SavedTensor | RegionOutput | RegionInner
 
 
 def value_of(note: Note) -> Tensor:
-    """The tensor that a note stands for; works it out again where it must."""
+    """The tensor of a note, recomputed if it is not held."""
     return note.value()
 
 
 class Producer:
-    """Where results come from that are not held: of an exchange, until they have been sent once more."""
+    """The origin of results that are not held. For an exchange: they come when its rows are sent a second time."""
 
     __slots__ = ("__weakref__", "name", "results")
 
@@ -157,18 +161,20 @@ class Producer:
     def fill(self) -> None:
         if self.results is None:
             raise StageError(
-                f"the backward wants what {self.name} brought, which has not been sent once more",
-                "let the cell program do the steps `again` of its stage before their backward",
+                f"the backward needs what {self.name} brought, which has not been sent a second time",
+                "let the cell program run the `again` steps of its stage before their backward",
             )
 
 
 class Region(Producer):
-    """One call. args: notes for tensors, with whether they want gradients. kept: its decisions.
+    """One call of a function.
 
-    random: the state of the random numbers before it, where it drew any. own: storages that it was given.
+    args: its arguments, tensors as notes. kept: the decisions that it made. random: state of the random generators
+    before it, if it drew numbers. own: storages of its arguments. wanted, inner: numbers of the tensors that autograd
+    saved inside, and their recomputed values by number.
     """
 
-    __slots__ = ("args", "autocast", "count", "devices", "function", "kept", "made", "own", "random", "wanted")
+    __slots__ = ("args", "autocast", "count", "devices", "function", "inner", "kept", "own", "random", "wanted")
 
     def __init__(self, function: Callable[..., Any], args: list[Any], tensors: Sequence[Tensor]) -> None:
         super().__init__(getattr(function, "__qualname__", type(function).__name__))
@@ -179,14 +185,14 @@ class Region(Producer):
         self.autocast, self.devices = _autocast(tensors), gpus(tensor.device for tensor in tensors)
         self.count = 0
         self.wanted: set[int] = set()
-        self.made: dict[int, Tensor] = {}
+        self.inner: dict[int, Tensor] = {}
 
-    def inner(self, number: int) -> Tensor:
+    def saved_inside(self, number: int) -> Tensor:
         self.fill()
-        return self.made[number]
+        return self.inner[number]
 
     def fill(self) -> None:
-        """Repeat the call, unless its results are there."""
+        """Repeat the call, unless its results are here."""
         if self.results is not None:
             return
         with ExitStack() as stack:
@@ -197,8 +203,8 @@ class Region(Producer):
                 stack.enter_context(torch.autocast(device, enabled=on, dtype=dtype))
             if self.random is not None:
                 stack.enter_context(drawn_again(self.random, self.devices))
-            given = repeat(self.kept, self.function, *map(_again, self.args))
-        self.results = tuple([x.detach() if isinstance(x, Tensor) else x for x in _listed(given)])
+            returned = repeat(self.kept, self.function, *map(_argument_again, self.args))
+        self.results = tuple([x.detach() if isinstance(x, Tensor) else x for x in _listed(returned)])
 
     def _collector(self) -> Callable[[Tensor], None]:
         count = 0
@@ -206,14 +212,14 @@ class Region(Producer):
         def collect(tensor: Tensor) -> None:
             nonlocal count
             if count in self.wanted:
-                self.made[count] = tensor.detach()
+                self.inner[count] = tensor.detach()
             count += 1
 
         return collect
 
 
 def _unused(_: None) -> Tensor:
-    raise StageError("what was worked out again is not differentiated a second time")
+    raise StageError("recomputed values are not differentiated a second time")
 
 
 class _Argument(NamedTuple):
@@ -221,44 +227,44 @@ class _Argument(NamedTuple):
     wants_gradient: bool
 
 
-def _again(arg: Any) -> Any:
+def _argument_again(arg: Any) -> Any:
     return arg.note.value().detach().requires_grad_(arg.wants_gradient) if isinstance(arg, _Argument) else arg
 
 
-def _listed(given: Any) -> tuple[Any, ...]:
-    return given if isinstance(given, tuple) else (given,)
+def _listed(returned: Any) -> tuple[Any, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 class _Entry(NamedTuple):
-    """A storage of something that a source gave. weak: keeps the number of the storage from being used again."""
+    """A storage of a result. weak: keeps the storage's number from being reused while this entry lives."""
 
     weak: StorageWeakRef
-    source: Producer
+    producer: Producer
     output: int
     offset: int
 
 
 class Recorder:
-    """What the forward of one microbatch on one stage saves for its backward.
+    """Records what the forward of one microbatch on one stage saves for its backward.
 
-    covers: what is worked out again. random: whether anything draws random numbers.
+    covers: which calls are recomputed. random: whether any layer draws random numbers.
     """
 
     def __init__(self, covers: Covers, random: bool = False) -> None:
         self.covers, self.random = covers, random
         self.node = -1
         self.kept: dict[int, list[Any]] = {}
-        """Decisions by node, of the nodes that will be repeated as a whole."""
+        """Decisions of the nodes that are repeated as a whole, by node."""
         self.regions: dict[int, list[weakref.ref[Region]]] = {}
         self.saved: dict[int, dict[int, StorageWeakRef]] = {}
-        """By node: storages that are held for its backward, parameters among them."""
-        self._known: dict[int, _Entry] = {}
-        """By storage: what came out of regions. Until the backward begins this keeps their regions."""
+        """Storages that are held for the backward of each node, parameters among them."""
+        self._entries: dict[int, _Entry] = {}
+        """Results of regions, by storage. They keep their regions alive until the backward begins."""
         self._inside: Region | None = None
 
     @contextmanager
     def forwarding(self, node: int = -1, repeated: bool = False) -> Iterator[None]:
-        """Around the forward of one node; ``repeated``: all of it will be called again."""
+        """Wraps the forward of one node. repeated: the node will be called a second time as a whole."""
         self.node = node
         if repeated:
             self.kept[node] = []
@@ -266,54 +272,54 @@ class Recorder:
             yield
 
     def forwarded(self) -> None:
-        """The forward is over: from here on regions live as long as the graph refers to them."""
-        self._known.clear()
+        """The forward is over: from here on a region lives as long as the graph refers to it."""
+        self._entries.clear()
 
     def keep(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        decided = function(*args)
+        decision = function(*args)
         if self._inside is not None:
-            self._inside.kept.append(decided)
+            self._inside.kept.append(decision)
         if self.node in self.kept:
-            self.kept[self.node].append(decided)
-        return decided
+            self.kept[self.node].append(decision)
+        return decision
 
     def call(self, level: Level, function: Callable[..., Any], args: Sequence[Any], rows: bool = False) -> Any:
-        """A region, of routed ``rows`` or not; inside another one, a part of it."""
+        """Run a region. rows: it takes rows routed to experts. Inside another region it is a part of that one."""
         if self._inside is not None or not self.covers(level, rows):
             return function(*args)
-        noted = [self._argument(arg) for arg in args]
-        made = Region(function, noted, [arg for arg in args if isinstance(arg, Tensor)])
-        before = random_state(made.devices) if self.random else None
-        self._inside = made
+        notes = [self._argument(arg) for arg in args]
+        region = Region(function, notes, [arg for arg in args if isinstance(arg, Tensor)])
+        before = random_state(region.devices) if self.random else None
+        self._inside = region
         try:
-            given = function(*args)
+            returned = function(*args)
         finally:
             self._inside = None
-        if before is not None and not torch.equal(before, random_state(made.devices)):
-            made.random = before
-        self.regions.setdefault(self.node, []).append(weakref.ref(made))
-        kept = {_storage(x) for x in made.kept if isinstance(x, Tensor)}
-        for index, tensor in enumerate(_listed(given)):
-            if isinstance(tensor, Tensor) and _storage(tensor) not in made.own | kept:
-                self.comes_from(made, index, tensor)
-        return given
+        if before is not None and not torch.equal(before, random_state(region.devices)):
+            region.random = before
+        self.regions.setdefault(self.node, []).append(weakref.ref(region))
+        kept = {_storage(x) for x in region.kept if isinstance(x, Tensor)}
+        for index, tensor in enumerate(_listed(returned)):
+            if isinstance(tensor, Tensor) and _storage(tensor) not in region.own | kept:
+                self.comes_from(region, index, tensor)
+        return returned
 
-    def comes_from(self, source: Producer, index: int, tensor: Tensor) -> None:
-        """What is saved of ``tensor`` from here on is a note of where it came from."""
+    def comes_from(self, producer: Producer, index: int, tensor: Tensor) -> None:
+        """From here on save a note in place of ``tensor``: it is result ``index`` of ``producer``."""
         storage = tensor.untyped_storage()
-        entry = _Entry(_weak(storage), source, index, int(tensor.storage_offset()))
-        self._known.setdefault(storage._cdata, entry)
+        entry = _Entry(_weak(storage), producer, index, int(tensor.storage_offset()))
+        self._entries.setdefault(storage._cdata, entry)
 
     def note(self, tensor: Tensor) -> Note:
-        """What is held in the place of a tensor that autograd saves."""
+        """The note that is held in place of a tensor that autograd saves."""
         inside, number = self._inside, -1
         if inside is not None:
             number = inside.count
             inside.count += 1
         storage = _storage(tensor)
-        if (entry := self._known.get(storage)) is not None:
+        if (entry := self._entries.get(storage)) is not None:
             offset = int(tensor.storage_offset()) - entry.offset
-            return RegionOutput(entry.source, entry.output, tensor.shape, tensor.stride(), offset)
+            return RegionOutput(entry.producer, entry.output, tensor.shape, tensor.stride(), offset)
         if inside is not None and storage not in inside.own and not _is_parameter(tensor):
             inside.wanted.add(number)
             return RegionInner(inside, number)
@@ -322,31 +328,31 @@ class Recorder:
             held[storage] = _weak(tensor.untyped_storage())
         return SavedTensor(tensor.detach(), tensor._version)
 
-    def decide(self, brought: Callable[[], Arrivals], rank: int) -> None:
-        """Told what the dispatch of the layer that is being forwarded will bring to all ranks, of which it is one."""
+    def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
+        """Take the rows that the dispatch of the current layer brings to each rank. rank: this rank."""
 
     def decisions(self) -> list[Any]:
-        """What is kept so that it need not be decided again."""
-        return [decided for kept in (*(x.kept for x in self._alive()), *self.kept.values()) for decided in kept]
+        """The decisions that are kept for a repetition."""
+        return [decision for kept in (*(x.kept for x in self._alive()), *self.kept.values()) for decision in kept]
 
     def restored(self) -> list[Any]:
-        """What has been worked out again."""
-        return [value for x in self._alive() for value in (*(x.results or ()), *x.made.values())]
+        """The values that have been recomputed and are held."""
+        return [value for x in self._alive() for value in (*(x.results or ()), *x.inner.values())]
 
     def fill(self, node: int) -> None:
-        """Work out again what the regions of a node made, ahead of its backward."""
+        """Recompute the regions of a node ahead of its backward."""
         for reference in self.regions.get(node, ()):
-            if (found := reference()) is not None:
-                found.fill()
+            if (region := reference()) is not None:
+                region.fill()
 
     def fill_all(self, but: Collection[int] = ()) -> None:
-        """As `fill`, of all nodes ``but`` those."""
+        """Recompute the regions of all nodes except ``but``."""
         for node in sorted(self.regions.keys() - set(but)):
             self.fill(node)
 
     def _alive(self) -> Iterator[Region]:
         """The regions that the graph still refers to."""
-        return (found for made in self.regions.values() for weak in made if (found := weak()) is not None)
+        return (region for weaks in self.regions.values() for weak in weaks if (region := weak()) is not None)
 
     def _argument(self, arg: Any) -> Any:
         if not isinstance(arg, Tensor) or isinstance(arg, nn.Parameter):
@@ -368,6 +374,6 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 
 def _autocast(tensors: Sequence[Tensor]) -> tuple[str, bool, torch.dtype]:
-    """The setting under which a call is made, which the thread of the backward need not have."""
+    """(device type, whether on, dtype) of autocast during a call; the backward's thread may have other settings."""
     device = tensors[0].device.type if tensors else "cpu"
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

@@ -1,4 +1,4 @@
-"""A forward that keeps nothing but where it began, so that it can be run once more with the same bits."""
+"""A forward that saves only a checkpoint of its start, from which it runs a second time with the same bits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from schedc_runtime.recompute.random_state import drawn_again, gpus, random_stat
 
 
 def save_nothing() -> AbstractContextManager[None]:
-    """Around a forward of which autograd is to hold no tensor.
+    """Wraps a forward of which autograd holds no tensor.
 
-    Gradients stay switched on: layers may compute otherwise without, and the bits are to be those of the second time.
+    Gradients stay on: without them layers may compute differently, and both runs must give the same bits.
     """
-    return saved_tensors_hooks(_let_go, _gone)
+    return saved_tensors_hooks(_drop, _missing)
 
 
-def _let_go(tensor: Tensor) -> None:
+def _drop(tensor: Tensor) -> None:
     return None
 
 
-def _gone(_: None) -> Tensor:
-    raise StageError("the backward of a forward that has kept nothing", "run it once more before")
+def _missing(_: None) -> Tensor:
+    raise StageError("the backward of a forward that saved nothing", "recompute the forward before it")
 
 
 class _Written(NamedTuple):
-    """The buffers of a layer as they were, and how often they had been written to."""
+    """The buffers of a layer before the forward. versions: how often they had been written to."""
 
     layer: nn.Module
     values: dict[str, Tensor]
@@ -41,7 +41,10 @@ class _Written(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """What a forward depends on beside its inputs and parameters. random: of the CPU, then of ``devices``."""
+    """What a forward depends on besides its inputs and parameters.
+
+    random: states of the generators of the CPU and of ``devices``. buffers: those that the forward writes to.
+    """
 
     random: Tensor
     devices: Sequence[torch.device]
@@ -49,10 +52,10 @@ class Checkpoint:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Around the same forward once more: of what it does to random numbers and buffers nothing is left behind.
+        """Wraps a second run of the forward. Afterwards random numbers and buffers are as before.
 
-        The forward may come in parts, each in a `restored` of its own: one goes on where the part before it ended.
-        Buffers are put aside and not written over: graphs of other microbatches may hold them.
+        The forward may run in parts, each in a `restored` of its own: a part continues where the one before ended.
+        Buffers are exchanged and not overwritten, because graphs of other microbatches may hold them.
         """
         with drawn_again(self.random, self.devices):
             aside = [(layer, name, getattr(layer, name)) for layer, values, _ in self.buffers for name in values]
@@ -70,19 +73,19 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of the forwards of one stage.
+    """Makes the checkpoints of the forwards of one stage.
 
-    Copied are the buffers of layers that write to some of theirs, as batch norms do: all layers until it is seen that
-    they do not.
+    A checkpoint copies the buffers of layers that write to some of theirs, as batch norms do. It copies those of every
+    layer until a forward shows that the layer does not write.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._layers = [layer for layer in module.modules() if next(layer.buffers(recurse=False), None) is not None]
         self._silent: set[tuple[int, bool]] = set()
-        """Layers, by their number and whether they train, that were seen not to write."""
+        """(number of a layer, whether it trains): layers that did not write to their buffers."""
 
     def begin(self, device: torch.device) -> Checkpoint:
-        """A forward begins. device: of its inputs."""
+        """A checkpoint of a forward that begins now. device: the device of its inputs."""
         devices = gpus([device])
         buffers = [
             _Written(layer, {name: value.clone() for name, value in layer.named_buffers(recurse=False)}, _writes(layer))
@@ -92,7 +95,7 @@ class Checkpoints:
         return Checkpoint(random_state(devices), devices, buffers)
 
     def end(self, checkpoint: Checkpoint) -> None:
-        """It is over: copies of what it has not written to are let go of."""
+        """The forward is over: free the copies of buffers that it did not write to."""
         checkpoint.buffers = [written for written in checkpoint.buffers if _writes(written.layer) != written.versions]
         writing = {id(written.layer) for written in checkpoint.buffers}
         self._silent |= {

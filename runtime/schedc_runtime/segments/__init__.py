@@ -1,4 +1,4 @@
-"""A stage taken apart at its exchanges: segments that run on their own, in any legal order, with the same bits."""
+"""Stages cut at their exchanges into segments, which run in any legal order with the same bits."""
 
 from schedc_runtime.segments.declared import DeclaredPart
 from schedc_runtime.segments.fx_trace import exchanges_in

@@ -1,4 +1,4 @@
-"""The backward of a segmented stage in micro-steps: input gradients, exchanges, and weight gradients."""
+"""The micro-steps of a backward through a segmented stage: input gradients, exchanges, and weight gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BackwardSteps(SegmentedBase):
     """The micro-steps of a backward."""
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
-        """Take the gradients of the differentiable outputs; none on a stage that forms the loss."""
+        """Take the gradients of the differentiable outputs. A stage that forms the loss gets none."""
         state = self._state(microbatch)
         if state.recorder is not None:
             state.recorder.forwarded()
@@ -28,11 +28,11 @@ class BackwardSteps(SegmentedBase):
             if state.loss is not None:
                 differentiate((state.loss,), (self._one,))
         else:
-            places = self._output.differentiable
-            if len(gradients) != len(places):
-                raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(places)} outputs")
-            for place, gradient in zip(places, gradients, strict=True):
-                leaf = state.sent[place]
+            positions = self._output.differentiable
+            if len(gradients) != len(positions):
+                raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
+            for position, gradient in zip(positions, gradients, strict=True):
+                leaf = state.sent[position]
                 if gradient is not None and leaf.requires_grad:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
         for value, leaves in state.leaving:
@@ -40,22 +40,22 @@ class BackwardSteps(SegmentedBase):
         state.leaving, state.sent, state.loss = [], (), None
 
     def run_backward(self, microbatch: int, node: int) -> None:
-        """The input gradients of a segment; its weight gradients are left to `run_weight`."""
+        """Compute the input gradients of a segment. `run_weight` computes its weight gradients."""
         state, segment = self._state(microbatch), self._segment(node)
-        ran = state.pop(node, SegmentRecord)
+        record = state.pop(node, SegmentRecord)
         pairs = [
             (edge, gradient)
-            for value, edges in zip(segment.gives, ran.edges, strict=True)
+            for value, edges in zip(segment.gives, record.edges, strict=True)
             for edge, gradient in zip(edges, state.summed(value, len(edges)), strict=True)
             if edge is not None and gradient is not None
         ]
         if pairs:
             self._differentiate_segment(microbatch, node, pairs)
-        for value, leaves in zip(segment.takes, ran.leaves, strict=True):
+        for value, leaves in zip(segment.takes, record.leaves, strict=True):
             state.give(value, node, leaves)
 
     def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
-        """What autograd itself adds to a vector, or to a parameter of several segments, becomes weight work as well."""
+        """Gradients that autograd adds to vectors, or to parameters of several segments, become weight work too."""
         key = self._key(microbatch, node)
         shared, vectors = self._late.get(node, ((), ()))
         with self._sink.deferring(key, (*shared, *unhooked(vectors))):
@@ -64,79 +64,82 @@ class BackwardSteps(SegmentedBase):
             del self._sink.pending[key]
 
     def start_backward(self, microbatch: int, node: int) -> None:
-        """Start sending the gradients of an exchange back; nothing where none are wanted, which all ranks know."""
-        state, moving = self._state(microbatch), self._communication(node)
-        moved = state.done.get(node)
-        if not isinstance(moved, ExchangeRecord):
-            raise StageError(f"stage {self.index}: {moving.name} of microbatch {microbatch} has not been forwarded")
-        if not any(moved.wanted):
+        """Start sending back the gradients of an exchange. Sends nothing where no rank needs gradients."""
+        state, communication = self._state(microbatch), self._communication(node)
+        record = state.done.get(node)
+        if not isinstance(record, ExchangeRecord):
+            raise StageError(
+                f"stage {self.index}: {communication.name} of microbatch {microbatch} has not been forwarded"
+            )
+        if not any(record.wanted):
             return
-        found = {
-            element: state.summed(value, 1)[0] for value, element in zip(moving.gives, moving.elements, strict=True)
+        by_element = {
+            element: state.summed(value, 1)[0]
+            for value, element in zip(communication.gives, communication.elements, strict=True)
         }
         gradients = [
-            torch.zeros(shape, dtype=dtype, device=device) if (grad := found.get(element)) is None else grad
-            for element, (shape, dtype, device) in enumerate(moved.given)
+            torch.zeros(shape, dtype=dtype, device=device) if (grad := by_element.get(element)) is None else grad
+            for element, (shape, dtype, device) in enumerate(record.received)
         ]
         with torch.no_grad():
-            state.pending[node] = moving.exchange.start_backward(moved.route, *gradients)
+            state.pending[node] = communication.exchange.start_backward(record.route, *gradients)
 
     def wait_backward(self, microbatch: int, node: int) -> None:
-        """Wait for the gradients of an exchange."""
-        state, moving = self._state(microbatch), self._communication(node)
-        moved = state.pop(node, ExchangeRecord)
-        if not any(moved.wanted):
+        """Wait for the gradients that an exchange sends back."""
+        state, communication = self._state(microbatch), self._communication(node)
+        record = state.pop(node, ExchangeRecord)
+        if not any(record.wanted):
             return
-        back = moving.exchange.finish_backward(state.started(node, "backward"))
-        for value, gradient, wanted in zip(moving.takes[1:], back, moved.wanted, strict=True):
+        back = communication.exchange.finish_backward(state.started(node, "backward"))
+        for value, gradient, wanted in zip(communication.takes[1:], back, record.wanted, strict=True):
             if wanted:
                 state.add(value, node, (gradient,))
 
     def end_backward(self, microbatch: int) -> None:
-        """Let go of a microbatch whose backward steps have all run."""
+        """Forget a microbatch whose backward steps have all run."""
         state = self._state(microbatch)
-        if under_way := {*state.pending, *(state.recompute.pending if state.recompute else ())}:
-            names = [self.graph.nodes[node].name for node in sorted(under_way)]
-            raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are under way")
+        if in_flight := {*state.pending, *(state.recompute.pending if state.recompute else ())}:
+            names = [self.graph.nodes[node].name for node in sorted(in_flight)]
+            raise StageError(f"stage {self.index}: microbatch {microbatch} ends while {names} are in flight")
         del self._states[microbatch]
 
     def input_gradients(self, microbatch: int) -> Tensors:
         """The gradient of each differentiable input."""
         state = self._state(microbatch)
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for value, tensors in enumerate(self._entry_widths):
-            found += state.summed(value, tensors)
+            gradients += state.summed(value, tensors)
         specs = self._input.tensors
         return tuple(
-            torch.zeros(specs[at].shape, dtype=specs[at].dtype, device=state.device) if (g := found[at]) is None else g
-            for at in self._input.differentiable
+            torch.zeros(specs[i].shape, dtype=specs[i].dtype, device=state.device) if (g := gradients[i]) is None else g
+            for i in self._input.differentiable
         )
 
     def run_weight(self, microbatch: int, node: int) -> None:
-        """Add the weight gradients of a segment to the parameters'.
+        """Add the weight gradients of a segment to those of its parameters.
 
-        Of segments that share a parameter the last one adds first: the others wait for those behind them.
+        Segments that share a parameter add in descending order: a segment waits for those behind it.
         """
         group = self.graph.sharing.get(node, (node,))
-        asked = self._asked.setdefault(microbatch, set())
-        asked.add(node)
+        waiting = self._waiting.setdefault(microbatch, set())
+        waiting.add(node)
         for member in reversed(group):
-            if member not in asked:
+            if member not in waiting:
                 return
             if (key := self._key(microbatch, member)) in self._sink.pending:
                 self._sink.flush(key)
-        asked.difference_update(group)
-        if not asked:
-            del self._asked[microbatch]
+        waiting.difference_update(group)
+        if not waiting:
+            del self._waiting[microbatch]
 
     @property
     def _entry_widths(self) -> list[int]:
-        """How many tensors are inside each value that enters."""
+        """[inputs] number of tensors inside each value that enters the stage."""
         tree: Any = self._input.tree
         widths = [0] * tree.num_children
-        place = 0
+        first = 0
         for value, child in enumerate(tree.children()):
-            entries = self._input.entries[place : place + child.num_leaves]
+            entries = self._input.entries[first : first + child.num_leaves]
             widths[value] = sum(entry in self._input.tensors for entry in entries)
-            place += child.num_leaves
+            first += child.num_leaves
         return widths

@@ -1,4 +1,4 @@
-"""The microbatches in flight through a segmented stage, and what all of its micro-steps look things up in."""
+"""What all micro-steps of a segmented stage share: its graph and the states of its microbatches in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schedc_runtime.stage.stage import LossFunction, Stage
 
 
 class SegmentedBase(Stage):
-    """A stage as a graph, and its microbatches in flight by number; see `SegmentedStage`."""
+    """A stage as a graph of segments, with the states of its microbatches in flight. See `SegmentedStage`."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class SegmentedBase(Stage):
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
     ) -> None:
-        # Weight gradients are steps of their own in every cell, so that they are always put aside.
+        # Weight gradients are steps of their own in every cell, so that they are always deferred.
         super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
         self.graph: StageGraph = stage_graph(module, inputs, blocks)
         self.graph_with_r: StageGraph = self.graph
-        """The graph of microbatches with an R, which may do more of its nodes once more than the plan says."""
+        """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
         self._memory_with_r = self._memory
-        """What is recomputed of these."""
+        """The recomputation of microbatches with an R."""
         self._states: dict[int, MicrobatchState] = {}
-        self._asked: dict[int, set[int]] = {}
-        """By microbatch: nodes whose weight gradients were asked for and wait for others with the same parameter."""
+        self._waiting: dict[int, set[int]] = {}
+        """By microbatch: nodes whose weight gradients wait for other nodes with the same parameter."""
 
     @property
     def shape(self) -> StageShape:
@@ -82,7 +82,7 @@ class SegmentedBase(Stage):
     def reset(self) -> None:
         super().reset()
         self._states.clear()
-        self._asked.clear()
+        self._waiting.clear()
 
     @cached_property
     def _draws(self) -> bool:
@@ -90,13 +90,13 @@ class SegmentedBase(Stage):
 
     @cached_property
     def _late(self) -> dict[int, tuple[tuple[nn.Parameter, ...], tuple[nn.Parameter, ...]]]:
-        """By node with a step for weight gradients: its parameters that other nodes have too, and its own vectors."""
-        found = {}
+        """By node with weight gradients: (parameters that other nodes have too, its own vectors)."""
+        late = {}
         for node in self.shape.weights:
             shared = self.graph.shared_parameters(node)
             others = set(map(id, shared))
-            found[node] = shared, tuple(p for p in self.graph.parameters(node) if p.dim() <= 1 and id(p) not in others)
-        return found
+            late[node] = shared, tuple(p for p in self.graph.parameters(node) if p.dim() <= 1 and id(p) not in others)
+        return late
 
     def bind(self, input: Boundary, output: Boundary) -> None:
         super().bind(input, output)
@@ -106,7 +106,7 @@ class SegmentedBase(Stage):
             )
 
     def _key(self, microbatch: int, node: int) -> int:
-        """Under which the weight sink keeps the work of a node."""
+        """The key under which the weight sink keeps the work of a node."""
         return microbatch * len(self.graph.nodes) + node
 
     def _state(self, microbatch: int) -> MicrobatchState:
@@ -117,20 +117,20 @@ class SegmentedBase(Stage):
         return state
 
     def _segment(self, node: int) -> Segment:
-        found = self.graph.nodes[node]
-        if not isinstance(found, Segment):
-            raise StageError(f"stage {self.index}: {found.name} is an exchange: it is started and waited for")
-        return found
+        segment = self.graph.nodes[node]
+        if not isinstance(segment, Segment):
+            raise StageError(f"stage {self.index}: {segment.name} is an exchange: it is started and waited for")
+        return segment
 
     def _communication(self, node: int) -> Communication:
-        found = self.graph.nodes[node]
-        if not isinstance(found, Communication):
-            raise StageError(f"stage {self.index}: {found.name} is no exchange: it is run")
-        return found
+        communication = self.graph.nodes[node]
+        if not isinstance(communication, Communication):
+            raise StageError(f"stage {self.index}: {communication.name} is no exchange: it is run")
+        return communication
 
     @contextmanager
     def _random(self, state: MicrobatchState, node: int) -> Iterator[None]:
-        """Random numbers of a segment's own, which do not depend on what ran before it."""
+        """Gives a segment random numbers of its own, which do not depend on the steps before it."""
         if not (self.module.training and self._draws):
             yield
             return

@@ -1,11 +1,11 @@
-"""Where the graph of a stage is cut: at its exchanges and around its dense blocks, by levels and never by names.
+"""Cuts the graph of a stage at its exchanges and around its dense blocks, by levels and never by names.
 
     level(n)  number of cuts (exchanges, dense blocks) on the longest path to n
     reach(n)  level of the first cut that n leads to
 
 Nodes of one level and reach are one segment. Both only grow along a path, so that the graph of segments has no cycle.
-What leads to the next cut of the same MoE layer is one segment at each level; what only leads further, such as a
-shared expert, is a filler of its own:
+The nodes of a level that lead to the next cut of the same MoE layer are the main segment. Nodes that only lead further,
+such as a shared expert, are a filler segment:
 
     level   0            1          2          3
     main    attention -> permute -> experts -> post, or the next layer's attention
@@ -22,14 +22,17 @@ from typing import Any
 from torch import fx
 
 FAR = 1 << 30
-"""The reach of what leads to no cut."""
+"""The reach of a node that leads to no cut."""
 _FACTS = ("shape", "dtype", "device", "ndim")
 _FACT_METHODS = ("size", "dim", "numel")
 
 
 @dataclass(frozen=True)
 class CutNode:
-    """A node at which the stage is cut. label: of an exchange; "" of a dense block. layer: number among its kind."""
+    """A node at which the stage is cut.
+
+    label: the exchange's label; "" for a dense block. layer: number of its MoE layer, or of the dense block.
+    """
 
     node: fx.Node
     label: str
@@ -52,7 +55,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Cutting:
-    """groups: the segments. exchanges: the cuts that are exchanges, with their names. light: nodes to be copied."""
+    """A graph cut into segments.
+
+    groups: the segments. exchanges: (name, cut) of each exchange. light: nodes that are copied to their users.
+    """
 
     groups: tuple[Group, ...]
     exchanges: tuple[tuple[str, CutNode], ...]
@@ -60,7 +66,10 @@ class Cutting:
 
 
 def cut(graph: fx.Graph, exchanges: Mapping[str, tuple[str, str]], dense: Sequence[str]) -> Cutting:
-    """Cut the graph of a stage. exchanges: label and lane by the path of the module. dense: paths of dense blocks."""
+    """Cut the graph of a stage.
+
+    exchanges: (label, lane) by the path of the module. dense: paths of dense blocks.
+    """
     light = _light(graph, exchanges)
     heavy = [node for node in graph.nodes if node.op not in ("placeholder", "output") and node not in light]
     level, cuts = _levels(heavy, light, exchanges, frozenset(dense))
@@ -85,9 +94,9 @@ def is_exchange(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
 
 
 def _light(graph: fx.Graph, exchanges: Mapping[str, Any]) -> frozenset[fx.Node]:
-    """Nodes that are copied to where they are used: parameters, buffers, facts and elements of what comes from outside.
+    """Nodes that are copied to their users: parameters, buffers, and facts and elements of values from outside.
 
-    An element of an exchange's result is a value of its own, and not copied: it is named by the exchange.
+    An element of an exchange's result is not copied: it is a value of its own, named by the exchange.
     """
     light: set[fx.Node] = set()
     for node in graph.nodes:
@@ -103,23 +112,23 @@ def _light(graph: fx.Graph, exchanges: Mapping[str, Any]) -> frozenset[fx.Node]:
 
 
 def is_element(node: fx.Node, exchanges: Mapping[str, Any]) -> bool:
-    """Whether a node takes one element of what an exchange gives."""
+    """Whether a node takes one element of an exchange's result."""
     return node.target is getitem and is_exchange(node.all_input_nodes[0], exchanges)
 
 
 def _is_fact(node: fx.Node) -> bool:
-    """Whether a node takes a part of a value, or says something of its shape: nothing is computed."""
+    """Whether a node only takes an element of a value, or reads its shape, dtype or device."""
     if node.op == "call_function":
         return node.target is getitem or (node.target is getattr and node.args[1] in _FACTS)
     return node.op == "call_method" and node.target in _FACT_METHODS
 
 
 def sources(node: fx.Node, light: frozenset[fx.Node]) -> list[fx.Node]:
-    """The nodes whose values ``node`` needs, through what is copied."""
-    found: list[fx.Node] = []
+    """The nodes whose values ``node`` needs, also through copied nodes."""
+    needed: list[fx.Node] = []
     for source in node.all_input_nodes:
-        found += sources(source, light) if source in light else [source]
-    return found
+        needed += sources(source, light) if source in light else [source]
+    return needed
 
 
 def _levels(
@@ -137,7 +146,7 @@ def _levels(
             layer = layers.setdefault(path.rpartition(".")[0], len(layers))
             cut_of[node] = CutNode(node, exchanges[path][0], layer, here)
         elif node.op == "call_module" and node.target in dense:
-            # What a MoE layer does after its last exchange stays out of the block behind it.
+            # The end of a MoE layer, behind its last exchange, stays out of the next block.
             if entered_by_exchange.get(here) and any(level[s] == here and s not in cut_of for s in before):
                 here += 1
             cut_of[node] = CutNode(node, "", sum(cut.dense for cut in cut_of.values()), here)
@@ -150,7 +159,7 @@ def _levels(
 def _keys(
     heavy: Sequence[fx.Node], light: frozenset[fx.Node], level: Mapping[fx.Node, int], cuts: Sequence[CutNode]
 ) -> dict[fx.Node, tuple[int, int]]:
-    """(level, reach) of each node, where a reach inside the layer of the level's own cut counts as that level."""
+    """(level, reach) of each node. A reach inside the layer of the level's own cut counts as that level."""
     reach = dict.fromkeys(heavy, FAR)
     own = {cut.node: cut for cut in cuts}
     used: set[fx.Node] = set()
@@ -161,9 +170,9 @@ def _keys(
             if source in reach:
                 used.add(source)
                 reach[source] = min(reach[source], reach[node])
-    at: dict[int, CutNode] = {}
+    cut_at: dict[int, CutNode] = {}
     for cut in cuts:
-        at.setdefault(cut.level, cut)
+        cut_at.setdefault(cut.level, cut)
     keys: dict[fx.Node, tuple[int, int]] = {}
     for node in heavy:
         here, first = level[node], reach[node]
@@ -171,8 +180,8 @@ def _keys(
         if _is_fact(node) and len(feeds) == 1 and node not in own:
             keys[node] = feeds[0]  # an element of a tuple stays where the tuple is made
             continue
-        mine = at.get(here)
-        same = mine is not None and (first == here or (first in at and _same_layer(at[first], mine)))
+        mine = cut_at.get(here)
+        same = mine is not None and (first == here or (first in cut_at and _same_layer(cut_at[first], mine)))
         if same or (node not in used and not _leaves(node) and mine is not None):
             first = max([here, *(far for level_before, far in feeds if level_before == here)])
         keys[node] = (here, first)
@@ -183,28 +192,28 @@ def _leaves(node: fx.Node) -> bool:
     return any(user.op == "output" for user in node.users)
 
 
-def _same_layer(one: CutNode, other: CutNode) -> bool:
-    return one.dense == other.dense and one.layer == other.layer
+def _same_layer(a: CutNode, b: CutNode) -> bool:
+    return a.dense == b.dense and a.layer == b.layer
 
 
 _BETWEEN = {
     ("", "routing"): "attention", ("", "dispatch"): "attention", ("routing", "dispatch"): "permute",
     ("dispatch", "dispatch"): "relay", ("dispatch", "combine"): "experts", ("combine", "combine"): "relay_back",
 }  # fmt: skip
-"""The role of a segment by the exchange of its layer before it and the one behind it."""
+"""The role of a segment, by the labels of the exchanges before and behind it in its layer."""
 
 
 class _Names:
-    """The names of segments, by what is before and after them, and all names that are taken."""
+    """Names segments by the cuts before and behind them, each name once."""
 
     def __init__(self, cuts: Sequence[CutNode]) -> None:
-        self.at: dict[int, CutNode] = {}
+        self.cut_at: dict[int, CutNode] = {}
         for cut in cuts:
-            self.at.setdefault(cut.level, cut)
+            self.cut_at.setdefault(cut.level, cut)
         self.taken: set[str] = set()
 
     def segment(self, level: int, reach: int) -> str:
-        mine, before = self.at.get(level), self.at.get(level - 1)
+        mine, before = self.cut_at.get(level), self.cut_at.get(level - 1)
         if mine is not None and reach == level:
             name = self._main(mine, before)
         elif mine is not None:
@@ -224,7 +233,7 @@ class _Names:
         return f"{mine.layer}.{role}"
 
     def unique(self, name: str) -> str:
-        """The name, numbered from its second use on: the graph is the same on all ranks, and so are the numbers."""
+        """The name, numbered from its second use on. All ranks have the same graph, and so the same numbers."""
         chosen, number = name, 1
         while chosen in self.taken:
             number += 1

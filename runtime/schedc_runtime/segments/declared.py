@@ -1,12 +1,12 @@
-"""What a block that cannot be traced says about itself: its parts by hand, in the order in which they run.
+"""Parts that a block declares by hand where it cannot be traced, in the order in which they run.
 
     class Block(nn.Module):
-        def segments(self) -> list[Part]:
+        def segments(self) -> list[DeclaredPart]:
             return [
-                Part("before", ("x",), ("h", "index", "weight")),   # a method of the block
-                Part("routing", (None, "index"), ("everyone",)),    # an Exchange, by its attribute
+                DeclaredPart("before", ("x",), ("h", "index", "weight")),   # a method of the block
+                DeclaredPart("routing", (None, "index"), ("everyone",)),    # an Exchange, by its attribute
                 ...
-                Part("after", ("h", "rows"), ("output",)),
+                DeclaredPart("after", ("h", "rows"), ("output",)),
             ]
 
 The names of the first part's inputs are those of the block's arguments; the last part's outputs are the block's.
@@ -26,11 +26,11 @@ from schedc_runtime.errors import PartitionError
 class DeclaredPart(NamedTuple):
     """One step of a block.
 
-    call: name of a submodule or of a method of the block. inputs: names of values, or None for a None.
-    outputs: names of what it returns: of a tuple's elements in order where there are several.
-    An Exchange always returns a tuple, so that one name means its first element.
-    uses: of a method, the submodules and parameters that it works with; left out, all that no part is a call of.
-    Weight gradients of what several parts use are computed when all of these are done.
+    call: name of a submodule or of a method of the block. inputs: names of values, or None to pass None.
+    outputs: names of the results; several names are the elements of a returned tuple, in order. An Exchange always
+    returns a tuple, so that a single name means its first element.
+    uses: submodules and parameters that a method uses; by default all that no part calls. Weight gradients of a layer
+    that several parts use are computed when all of these parts are done.
     """
 
     call: str
@@ -40,16 +40,16 @@ class DeclaredPart(NamedTuple):
 
 
 USES = "schedc_uses"
-"""Key in a node's meta: paths of the submodules and parameters that a declared method works with."""
+"""Key in a node's meta: paths of the submodules and parameters that a declared method uses."""
 
 
 def declares(module: nn.Module) -> bool:
-    """Whether ``module`` gives its segments by hand."""
+    """Whether ``module`` declares its segments by hand."""
     return callable(getattr(module, "segments", None))
 
 
 def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> None:
-    """Put the block's parts in the place of the ``node`` that calls it."""
+    """Replace the ``node`` that calls a block by the block's parts."""
     path = str(node.target)
     parts: Sequence[DeclaredPart] = block.segments()  # type: ignore[operator]
     if not parts:
@@ -67,10 +67,10 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
             taken = _taken(part, values, path)
             called = getattr(block, part.call, None)
             if isinstance(called, nn.Module):
-                made = graph.create_node("call_module", f"{path}.{part.call}", taken)
+                step = graph.create_node("call_module", f"{path}.{part.call}", taken)
             elif callable(called):
-                made = graph.create_node("call_method", part.call, (owner, *taken))
-                made.meta[USES] = [f"{path}.{name}" for name in (others if part.uses is None else part.uses)]
+                step = graph.create_node("call_method", part.call, (owner, *taken))
+                step.meta[USES] = [f"{path}.{name}" for name in (others if part.uses is None else part.uses)]
             else:
                 raise PartitionError(
                     f"`{path}` has no submodule and no method `{part.call}`, a part of its segments()",
@@ -78,8 +78,8 @@ def expand(graph: fx.Graph, node: fx.Node, block: nn.Module, exchange: type) -> 
                 )
             several = isinstance(called, exchange) or len(part.outputs) > 1
             results = tuple(
-                graph.create_node("call_function", getitem, (made, at)) if several else made
-                for at in range(len(part.outputs))
+                graph.create_node("call_function", getitem, (step, element)) if several else step
+                for element in range(len(part.outputs))
             )
             values |= dict(zip(part.outputs, results, strict=True))
             result = results
@@ -101,7 +101,7 @@ def _taken(part: DeclaredPart, values: Mapping[str, Any], path: str) -> tuple[An
 
 
 def _replace_elements(graph: fx.Graph, node: fx.Node, results: Sequence[fx.Node]) -> None:
-    """Uses of elements of a call that returned a tuple become uses of the parts' outputs."""
+    """Replace the elements of a call that returned a tuple by the parts' outputs."""
     for user in list(node.users):
         if user.target is not getitem or not isinstance(user.args[1], int):
             raise PartitionError(f"`{node.target}` returns {len(results)} values, of which `{user}` does not take one")
@@ -110,10 +110,11 @@ def _replace_elements(graph: fx.Graph, node: fx.Node, results: Sequence[fx.Node]
 
 
 def _arguments(parts: Sequence[DeclaredPart]) -> list[str]:
-    """Names of the block's arguments: in order, the inputs that no part gives before they are taken."""
-    made: set[str] = set()
-    found: list[str] = []
+    """Names of the block's arguments, in order: the inputs that no earlier part outputs."""
+    outputs: set[str] = set()
+    arguments: list[str] = []
     for part in parts:
-        found += [name for name in part.inputs if name is not None and name not in made and name not in found]
-        made |= set(part.outputs)
-    return found
+        inputs = [name for name in part.inputs if name is not None and name not in outputs]
+        arguments += [name for name in inputs if name not in arguments]
+        outputs |= set(part.outputs)
+    return arguments

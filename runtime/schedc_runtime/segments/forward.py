@@ -1,4 +1,4 @@
-"""The forward of a segmented stage in micro-steps: segments, exchanges, and what leaves the stage."""
+"""The micro-steps of a forward through a segmented stage: segments, exchanges, and the outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ForwardSteps(SegmentedBase):
         state = MicrobatchState(graph, self.index, values, uses, target, loss_scale, device_holding(leaves))
         self._states[microbatch] = state
         if recompute_later and self.recomputes_whole and torch.is_grad_enabled():
-            # Before the seed is drawn, which the second time is drawn again.
+            # Before the seed is drawn: the second run draws it again.
             checkpoint = self._checkpoints.begin(state.device)
             state.kept = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
         elif memory.active and torch.is_grad_enabled():
@@ -67,13 +67,13 @@ class ForwardSteps(SegmentedBase):
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
         with self._random(state, node), self._recording(state, node):
-            made = self._called(segment, [value for value, _ in taken])
+            results = self._called(segment, [value for value, _ in taken])
         if state.recompute is not None:
             state.recompute.forwarded(node, values)
         if torch.is_grad_enabled() and state.kept is None:
-            edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in made])
+            edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in results])
             state.done[node] = SegmentRecord(tuple([leaves for _, leaves in taken]), edges)
-        state.values |= {value: cut_off(result) for value, result in zip(segment.gives, made, strict=True)}
+        state.values |= {value: cut_off(result) for value, result in zip(segment.gives, results, strict=True)}
         state.took(segment.takes)
 
     def _recording(self, state: MicrobatchState, node: int) -> AbstractContextManager[None]:
@@ -86,35 +86,35 @@ class ForwardSteps(SegmentedBase):
 
     def start(self, microbatch: int, node: int) -> None:
         """Start an exchange; returns at once."""
-        state, moving = self._state(microbatch), self._communication(node)
-        taken: list[Any] = [None if value < 0 else state.value(value, node) for value in moving.takes]
+        state, communication = self._state(microbatch), self._communication(node)
+        taken: list[Any] = [None if value < 0 else state.value(value, node) for value in communication.takes]
         route, payload = taken[0], taken[1:]
         with torch.no_grad():
-            state.pending[node] = moving.exchange.start(route, *[tensor.detach() for tensor in payload])
-        wanted = tuple([moving.exchange.differentiable and tensor.requires_grad for tensor in payload])
+            state.pending[node] = communication.exchange.start(route, *[tensor.detach() for tensor in payload])
+        wanted = tuple([communication.exchange.differentiable and tensor.requires_grad for tensor in payload])
         state.done[node] = ExchangeRecord(route, wanted, ())
-        state.took(moving.takes)
+        state.took(communication.takes)
 
     def ready(self, microbatch: int, node: int) -> bool:
-        """Whether the exchange that is under way at ``node`` need not wait for another rank of this process."""
+        """Whether `wait` would return without waiting for another rank of this process."""
         state = self._state(microbatch)
         return node not in state.pending or self._communication(node).exchange.ready(state.pending[node])
 
     def wait(self, microbatch: int, node: int) -> None:
-        """Wait for an exchange that was started."""
-        state, moving = self._state(microbatch), self._communication(node)
-        given = moving.exchange.finish(state.started(node, "forward"))
-        moved = state.done[node]
-        assert isinstance(moved, ExchangeRecord)
-        state.done[node] = moved._replace(given=tuple((t.shape, t.dtype, t.device) for t in given))
-        for value, element in zip(moving.gives, moving.elements, strict=True):
-            wanted = element < len(moved.wanted) and moved.wanted[element]
-            state.values[value] = given[element].detach().requires_grad_(wanted)
+        """Wait for an exchange that was started, and take what it brought."""
+        state, communication = self._state(microbatch), self._communication(node)
+        received = communication.exchange.finish(state.started(node, "forward"))
+        record = state.done[node]
+        assert isinstance(record, ExchangeRecord)
+        state.done[node] = record._replace(received=tuple((t.shape, t.dtype, t.device) for t in received))
+        for value, element in zip(communication.gives, communication.elements, strict=True):
+            wanted = element < len(record.wanted) and record.wanted[element]
+            state.values[value] = received[element].detach().requires_grad_(wanted)
         if state.recompute is not None:
-            state.recompute.arrived(node, given)
+            state.recompute.arrived(node, received)
 
     def outputs(self, microbatch: int) -> Tensors:
-        """The tensors of the output boundary, detached; on the last stage the loss is computed from them."""
+        """The tensors of the output boundary, detached. The last stage computes the loss from them."""
         state = self._state(microbatch)
         here = {value: own_leaves(state.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)}
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
@@ -151,7 +151,7 @@ class ForwardSteps(SegmentedBase):
 
 
 _WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
-"""How torch says that a segment writes into what it was given."""
+"""Parts of torch's errors for a segment that writes into its input."""
 
 
 def _autocast(state: MicrobatchState) -> bool:

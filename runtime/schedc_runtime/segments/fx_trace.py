@@ -1,4 +1,4 @@
-"""A stage as one torch.fx graph in which exchanges, and all modules without one inside, are single nodes."""
+"""Traces a stage to one torch.fx graph, with exchanges and modules without an exchange as single nodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def exchanges_in(module: nn.Module) -> bool:
 
 
 def trace_stage(stage: nn.Module, inputs: Sequence[str]) -> Traced:
-    """The graph of a stage module over as many ``inputs``, right in training and in evaluation mode.
+    """The graph of a stage module, valid in training and in evaluation mode. inputs: names of its arguments.
 
-    Modules with an exchange inside are traced through; those that declare their parts are taken at their word.
+    Modules with an exchange inside are traced through. Modules that declare their parts are replaced by these.
     Raises `PartitionError` with the line that cannot be traced.
     """
     through = {""}

@@ -1,4 +1,4 @@
-"""A stage as segments and exchanges over numbered values: what a `SegmentedStage` runs, and its shape as plain data."""
+"""A stage as a graph of segments and exchanges over numbered values, and its shape as plain data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from schedc_runtime.stage import weight_gradients as weightgrad
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Compute between cuts. run(stage module, *values of ``takes``) gives the values of ``gives`` as a tuple.
+    """Compute between cuts.
 
-    modules: paths of the submodules that it calls. parameters: paths of those that it reads itself.
+    run: function of the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
+    modules: paths of the submodules that it calls. parameters: paths of the parameters that it reads directly.
     """
 
     name: str
@@ -38,9 +39,10 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """An exchange. takes: the value of its route (-1: None), then those of its payload; gives: as many as used.
+    """An exchange.
 
-    elements: which element of what the exchange gives each value of ``gives`` is.
+    takes: the value of its route (-1 for None), then the values of its payload. gives: the values that are used.
+    elements: number of each value of ``gives`` in the tuple that the exchange returns.
     """
 
     name: str
@@ -52,10 +54,11 @@ class Communication:
 
 @dataclass(frozen=True, eq=False)
 class StageGraph:
-    """nodes: in topological order. inputs: values 0 ..< inputs are those that enter the stage; the others are made.
+    """A stage as nodes over numbered values.
 
-    output: what the stage returns, with `Slot`s in the places of values. again: nodes that are done once more before
-    their backward, and how much of each.
+    nodes: in topological order. inputs: number of values that enter the stage; they are values 0 to inputs - 1.
+    values: number of all values. output: what the stage returns, with a `Slot` in place of each value.
+    recomputed: share of each node that runs a second time before its backward, by node.
     """
 
     module: nn.Module
@@ -67,48 +70,48 @@ class StageGraph:
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """The node that makes each value that is no input."""
-        return {value: at for at, node in enumerate(self.nodes) for value in node.gives}
+        """The node that makes each value, inputs excepted."""
+        return {value: number for number, node in enumerate(self.nodes) for value in node.gives}
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """[values] the nodes that take each value, ascending; len(nodes) stands for the stage's output."""
-        found: list[list[int]] = [[] for _ in range(self.values)]
-        for at, node in enumerate(self.nodes):
+        """[values] the nodes that take each value, ascending; len(nodes) means the stage's output."""
+        takers: list[list[int]] = [[] for _ in range(self.values)]
+        for number, node in enumerate(self.nodes):
             for value in dict.fromkeys(node.takes):
                 if value >= 0:
-                    found[value].append(at)
+                    takers[value].append(number)
         for value in dict.fromkeys(self.leaving):
-            found[value].append(len(self.nodes))
-        return tuple(map(tuple, found))
+            takers[value].append(len(self.nodes))
+        return tuple(map(tuple, takers))
 
     @cached_property
     def leaving(self) -> tuple[int, ...]:
         """The values that the output is made of."""
-        found: list[int] = []
-        fx.node.map_aggregate(self.output, lambda leaf: found.append(leaf.value) if isinstance(leaf, Slot) else None)
-        return tuple(found)
+        values: list[int] = []
+        fx.node.map_aggregate(self.output, lambda leaf: values.append(leaf.value) if isinstance(leaf, Slot) else None)
+        return tuple(values)
 
     @cached_property
     def shape(self) -> StageShape:
-        """The same as data, for the compiler."""
-        made = [
+        """The graph as plain data, for the compiler."""
+        nodes = [
             Node(
                 node.name,
                 Lane(node.exchange.lane) if isinstance(node, Communication) else Lane.COMPUTE,
                 tuple(sorted({self.maker[value] for value in node.takes if value >= self.inputs})),
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
-                weights=isinstance(node, Segment) and (self.defers(node) or at in self.sharing),
-                recomputed=at in self.recomputed,
-                share=self.recomputed.get(at, 1.0),
+                weights=isinstance(node, Segment) and (self.defers(node) or number in self.sharing),
+                recomputed=number in self.recomputed,
+                share=self.recomputed.get(number, 1.0),
             )
-            for at, node in enumerate(self.nodes)
+            for number, node in enumerate(self.nodes)
         ]
-        return StageShape(tuple(made), tuple(sorted({self.maker[v] for v in self.leaving if v >= self.inputs})))
+        return StageShape(tuple(nodes), tuple(sorted({self.maker[v] for v in self.leaving if v >= self.inputs})))
 
     def defers(self, segment: Segment) -> bool:
-        """Whether a segment has weight gradients that can be left for later."""
+        """Whether a segment has weight gradients that can be deferred."""
         return any(
             type(layer) in weightgrad.FORWARDS and any(p.requires_grad for p in layer.parameters(recurse=False))
             for path in segment.modules
@@ -117,34 +120,34 @@ class StageGraph:
 
     @cached_property
     def sharing(self) -> dict[int, tuple[int, ...]]:
-        """Nodes that share a parameter with another, each with all that it so belongs to, ascending."""
+        """By node that shares a parameter with another: all nodes connected by shared parameters, ascending."""
         users: dict[int, list[int]] = {}
-        for at in range(len(self.nodes)):
-            for parameter in self.parameters(at):
-                users.setdefault(id(parameter), []).append(at)
-        group = {at: {at} for at in range(len(self.nodes))}
+        for node in range(len(self.nodes)):
+            for parameter in self.parameters(node):
+                users.setdefault(id(parameter), []).append(node)
+        group = {node: {node} for node in range(len(self.nodes))}
         for nodes in users.values():
-            together = set().union(*(group[at] for at in nodes))
-            for at in together:
-                group[at] = together
-        return {at: tuple(sorted(nodes)) for at, nodes in group.items() if len(nodes) > 1}
+            together = set().union(*(group[node] for node in nodes))
+            for node in together:
+                group[node] = together
+        return {node: tuple(sorted(nodes)) for node, nodes in group.items() if len(nodes) > 1}
 
-    def parameters(self, at: int) -> tuple[nn.Parameter, ...]:
-        """The parameters of a node, each once, frozen ones left out."""
-        node = self.nodes[at]
-        if not isinstance(node, Segment):
+    def parameters(self, node: int) -> tuple[nn.Parameter, ...]:
+        """The trainable parameters of a node, each once."""
+        segment = self.nodes[node]
+        if not isinstance(segment, Segment):
             return ()
-        found = [p for path in node.modules for p in self.module.get_submodule(path).parameters()]
-        for path in node.parameters:
+        parameters = [p for path in segment.modules for p in self.module.get_submodule(path).parameters()]
+        for path in segment.parameters:
             owner, _, name = path.rpartition(".")
             value = getattr(self.module.get_submodule(owner), name, None)
-            found += [value] if isinstance(value, nn.Parameter) else []
-        return tuple({id(p): p for p in found if p.requires_grad}.values())
+            parameters += [value] if isinstance(value, nn.Parameter) else []
+        return tuple({id(p): p for p in parameters if p.requires_grad}.values())
 
-    def shared_parameters(self, at: int) -> tuple[nn.Parameter, ...]:
-        """Those parameters of a node that another one has too."""
-        others = {id(p) for other in self.sharing.get(at, ()) if other != at for p in self.parameters(other)}
-        return tuple(p for p in self.parameters(at) if id(p) in others)
+    def shared_parameters(self, node: int) -> tuple[nn.Parameter, ...]:
+        """The parameters of a node that another node has too."""
+        others = {id(p) for other in self.sharing.get(node, ()) if other != node for p in self.parameters(other)}
+        return tuple(p for p in self.parameters(node) if id(p) in others)
 
 
 @dataclass(frozen=True)
@@ -170,19 +173,19 @@ def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> S
 
 
 def _label(path: str, exchange: Exchange) -> str:
-    """The label of an exchange, which names its node; raises `PartitionError` for what is no single word."""
+    """The label of an exchange, which names its node. Raises `PartitionError` unless it is a single word."""
     label = getattr(exchange, "label", None)
     if not isinstance(label, str) or not label.isidentifier():
-        said = "has no label" if label is None else f"has the label {label!r}"
+        fault = "has no label" if label is None else f"has the label {label!r}"
         raise PartitionError(
-            f"the exchange `{path}` of class {type(exchange).__name__} {said}",
+            f"the exchange `{path}` of class {type(exchange).__name__} {fault}",
             'name what it exchanges, in one word of letters, digits and underscores: label = "gather"',
         )
     return label
 
 
 class _GraphBuilder:
-    """Numbers the values and makes the nodes."""
+    """Numbers the values and makes the nodes of a `StageGraph`."""
 
     def __init__(
         self, module: nn.Module, graph: fx.Graph, cutting: Cutting, exchanges: Mapping[str, tuple[str, str]]
@@ -196,7 +199,7 @@ class _GraphBuilder:
             ((group.key[0], 0, group.key[1]), group) for group in self.cutting.groups
         ]
         sorted_nodes += [
-            ((found.level, 1, order), (name, found)) for order, (name, found) in enumerate(self.cutting.exchanges)
+            ((cut.level, 1, order), (name, cut)) for order, (name, cut) in enumerate(self.cutting.exchanges)
         ]
         sorted_nodes.sort(key=lambda pair: pair[0])
         nodes = tuple(
@@ -210,7 +213,7 @@ class _GraphBuilder:
         return StageGraph(self.module, nodes, len(self.inputs), len(self.value_of), result)
 
     def value(self, node: fx.Node) -> int:
-        """The number of what ``node`` makes; an element of an exchange's result is the exchange's."""
+        """The number of the value that ``node`` makes. Elements of an exchange's result have numbers of their own."""
         key: Any = node
         if is_element(node, self.exchanges):
             key = node.args
@@ -219,11 +222,11 @@ class _GraphBuilder:
         return self.value_of[key]
 
     def is_value(self, node: fx.Node) -> bool:
-        """Whether a node's result is kept under a number, and not copied into the segments that use it."""
+        """Whether a node's result is a numbered value, rather than copied into the segments that use it."""
         return is_element(node, self.exchanges) or node not in self.cutting.light
 
-    def communication(self, name: str, found: CutNode) -> Communication:
-        node = found.node
+    def communication(self, name: str, cut: CutNode) -> Communication:
+        node = cut.node
         if node.kwargs or any(argument is not None and not isinstance(argument, fx.Node) for argument in node.args):
             raise PartitionError(
                 f"the exchange `{node.target}` is called with something that is not a value of the graph",
@@ -245,7 +248,7 @@ class _GraphBuilder:
         return Communication(name, exchange, takes, tuple(gives), tuple(used))
 
     def segment(self, group: Group) -> Segment:
-        """The nodes of a group as a function of their own, over the stage's module."""
+        """The nodes of a group as a function of the stage's module."""
         inside = set(group.nodes)
         graph = fx.Graph()
         here: dict[fx.Node, fx.Node] = {}
@@ -255,14 +258,14 @@ class _GraphBuilder:
             here[node] = taken[number] = taken.get(number) or graph.placeholder(f"value_{number}")
 
         def lookup(node: fx.Node) -> fx.Node:
-            if node not in here:  # copied: parameters, shapes
+            if node not in here:  # parameters and shapes are copied
                 here[node] = graph.node_copy(node, lookup)
             return here[node]
 
         for node in group.nodes:
             here[node] = graph.node_copy(node, lookup)
-        given = [node for node in group.nodes if any(self._outside(user, inside) for user in node.users)]
-        graph.output(tuple(here[node] for node in given))
+        outputs = [node for node in group.nodes if any(self._outside(user, inside) for user in node.users)]
+        graph.output(tuple(here[node] for node in outputs))
         called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
         used = [path for node in graph.nodes for path in node.meta.get(USES, ())]
         modules = dict(self.module.named_modules())
@@ -273,30 +276,30 @@ class _GraphBuilder:
             group.name,
             _compiled(graph, f"{group.name} of {type(self.module).__name__}"),
             tuple(taken),
-            tuple(self.value(node) for node in given),
+            tuple(self.value(node) for node in outputs),
             tuple(dict.fromkeys(called)),
             tuple(dict.fromkeys(read)),
         )
 
     def _taken(self, group: Group, inside: set[fx.Node]) -> list[fx.Node]:
-        """The values from outside that a group uses, through what is copied into it, in the order of use."""
-        found: dict[fx.Node, None] = {}
+        """The values from outside that a group uses, also through copied nodes, in the order of use."""
+        values: dict[fx.Node, None] = {}
 
         def visit(node: fx.Node) -> None:
             for source in node.all_input_nodes:
                 if source in inside:
                     continue
                 if self.is_value(source):
-                    found.setdefault(source)
+                    values.setdefault(source)
                 else:
                     visit(source)
 
         for node in group.nodes:
             visit(node)
-        return list(found)
+        return list(values)
 
     def _outside(self, user: fx.Node, inside: set[fx.Node]) -> bool:
-        """Whether a user of a value is in another segment, be it through what is copied there."""
+        """Whether a user of a value is in another segment, also through nodes that are copied there."""
         if user in inside:
             return False
         if user in self.cutting.light:
@@ -305,10 +308,10 @@ class _GraphBuilder:
 
 
 def _compiled(graph: fx.Graph, name: str) -> Callable[..., tuple[Any, ...]]:
-    """The graph as a function of the stage's module and the graph's placeholders."""
+    """Compiles a graph to a function of the stage's module and the graph's placeholders."""
     generated = graph.python_code("self")
     filename = f"<segment {name}>"
-    # So that tracebacks show the generated line.
+    # Tracebacks then show the generated line.
     linecache.cache[filename] = (len(generated.src), None, generated.src.splitlines(keepends=True), filename)
     names = dict(generated.globals)
     exec(compile(generated.src, filename, "exec"), names)

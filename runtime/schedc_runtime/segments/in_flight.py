@@ -1,4 +1,4 @@
-"""A microbatch in flight through a segmented stage: its values, the leaves of its segments, and its gradients."""
+"""The state of a microbatch in flight through a segmented stage: values, leaves of its segments, and gradients."""
 
 from __future__ import annotations
 
@@ -22,36 +22,44 @@ if TYPE_CHECKING:
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
-"""Of the tensors inside one value, in order; None is zero."""
+"""Gradients of the tensors inside one value, in order; None is zero."""
 
 
 class SegmentRecord(NamedTuple):
-    """What the backward of a segment needs: its own leaves, per value it took, and where gradients enter its graph."""
+    """What the backward of a segment needs.
+
+    leaves: the segment's own leaves, per value that it took. edges: where gradients enter its graph, per value that it
+    made.
+    """
 
     leaves: tuple[tuple[Tensor | Taken, ...], ...]
     edges: tuple[tuple[GradientEdge | None, ...], ...]
 
 
 class ExchangeRecord(NamedTuple):
-    """What the backward of an exchange needs: its route, which of its payload want gradients, what it gave."""
+    """What the backward of an exchange needs.
+
+    wanted: whether each tensor of the payload needs a gradient. received: shape, dtype and device of each tensor that
+    the exchange returned.
+    """
 
     route: Any
     wanted: tuple[bool, ...]
-    given: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+    received: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 
 @dataclass
 class MicrobatchState:
     """A microbatch between its forward and the end of its backward.
 
-    stage: its number, for messages. values: those made and not yet taken by all that take them, by number.
+    stage: number of the stage, for messages. values: the values that some node has yet to take, by number.
     """
 
     graph: StageGraph
     stage: int
     values: dict[int, Any]
     uses: list[int]
-    """[values] how many nodes have yet to take each value; it is let go of with the last."""
+    """[values] number of nodes that have yet to take each value. The last one frees it."""
     target: Any
     loss_scale: float
     device: torch.device
@@ -59,25 +67,25 @@ class MicrobatchState:
     pending: dict[int, Any] = field(default_factory=dict)
     """Exchanges under way by node, of the forward or of the backward."""
     gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
-    """By value, then by the node that took it."""
+    """Parts of the gradients, by value and by the node that took the value."""
     leaving: list[tuple[int, Tensors]] = field(default_factory=list)
-    """The values of the output with the leaves that stand for them there."""
+    """The values of the stage's output, each with its leaves in the output."""
     sent: Tensors = ()
     loss: GradientEdge | None = None
     seed: int = 0
-    """Of the random numbers of its segments, where they draw any."""
+    """Seed of the random numbers that the segments draw."""
     recorder: MicrobatchRecorder | None = None
-    """Where something is recomputed."""
+    """Records what is saved; None if nothing is recomputed."""
     recompute: SegmentRecompute | None = None
     kept: KeptInputs | None = None
-    """Where all of it runs once more, and nothing else is kept."""
+    """The inputs, if an R will run the whole stage a second time. Nothing else is held then."""
     recomputed: bool = False
-    """Whether an R has done what is done once more."""
+    """Whether an R has run."""
     checkpoint: Checkpoint | None = None
-    """While an R runs all of it once more: what the forward depended on."""
+    """The start of the forward, while an R runs the whole stage a second time."""
 
     def value(self, value: int, node: int) -> Any:
-        """The value of that number, for ``node``; raises `StageError` if it is not there."""
+        """The value of that number, taken by ``node``. Raises `StageError` if no node has made it."""
         if value not in self.values:
             maker = self.graph.nodes[self.graph.maker[value]].name if value in self.graph.maker else "an input"
             taker = self.graph.nodes[node].name if node < len(self.graph.nodes) else "the output"
@@ -85,7 +93,7 @@ class MicrobatchState:
         return self.values[value]
 
     def took(self, values: Iterable[int]) -> None:
-        """A node has taken these values: let go of those that no other will take."""
+        """A node has taken these values: free those that no other node will take."""
         for value in dict.fromkeys(values):
             if value >= 0:
                 self.uses[value] -= 1
@@ -93,32 +101,32 @@ class MicrobatchState:
                     del self.values[value]
 
     def started(self, node: int, half: str) -> Any:
-        """The exchange under way at ``node``, which is now waited for."""
+        """Remove and return the exchange in flight at ``node``."""
         if node not in self.pending:
             raise StageError(f"stage {self.stage}: the {half} of {self.graph.nodes[node].name} was not started")
         return self.pending.pop(node)
 
     def pop(self, node: int, kind: type) -> Any:
-        """What the forward of ``node`` has left for its backward, a `SegmentRecord` or a `ExchangeRecord`."""
-        done = self.done.pop(node, None)
-        if not isinstance(done, kind):
+        """Remove and return the record that the forward of ``node`` left for its backward."""
+        record = self.done.pop(node, None)
+        if not isinstance(record, kind):
             raise StageError(f"stage {self.stage}: {self.graph.nodes[node].name} has no forward to differentiate")
-        return done
+        return record
 
     def give(self, value: int, node: int, leaves: Sequence[Tensor | Taken]) -> None:
-        """The gradients of a node's own leaves for ``value`` become its part of the value's."""
+        """Add the gradients of a node's leaves for ``value`` to the gradient of the value."""
         if any(leaf.grad is not None for leaf in leaves):
             self.add(value, node, tuple(leaf.grad for leaf in leaves))
 
     def add(self, value: int, node: int, gradients: Gradients) -> None:
-        """The part of a value's gradient that comes from ``node``."""
+        """Add the part of a value's gradient that comes from ``node``."""
         parts = self.gradients.setdefault(value, {})
         if node in parts:  # a value that an exchange carries twice
             gradients = tuple(map(plus, parts[node], gradients))
         parts[node] = gradients
 
     def summed(self, value: int, tensors: int) -> Gradients:
-        """The gradients of a value: the sum over the nodes that took it, in ascending order."""
+        """The gradients of a value: summed over the nodes that took it, in ascending order of nodes."""
         parts = self.gradients.pop(value, {})
         total: Gradients = (None,) * tensors
         for node in sorted(parts):
@@ -126,15 +134,15 @@ class MicrobatchState:
         return total
 
 
-def plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The sum of two gradients, None being zero."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+def plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two gradients of one shape [...]; None is zero."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
 def tensors_in(value: Any) -> Tensors:
-    """The tensors inside a value; of an object such as a route none, which carries no gradient."""
+    """The tensors inside a value. An object such as a route has none: it carries no gradient."""
     if isinstance(value, Tensor):
         return (value,)
     if isinstance(value, (tuple, list, dict)):
@@ -143,7 +151,7 @@ def tensors_in(value: Any) -> Tensors:
 
 
 def own_leaves(value: Any) -> tuple[Any, Tensors]:
-    """``value`` with leaves of its own in the places of its tensors, and these."""
+    """(``value`` with new leaves in place of its tensors, the leaves)."""
     if isinstance(value, Tensor):
         leaf = value.detach().requires_grad_(value.requires_grad and torch.is_grad_enabled())
         return leaf, (leaf,)
@@ -152,14 +160,17 @@ def own_leaves(value: Any) -> tuple[Any, Tensors]:
 
 
 def own_views(value: Any) -> tuple[Any, Tensors]:
-    """As `own_leaves`, but what computes gets views of them: autocast takes a leaf for a weight, whose narrow copy it
-    keeps until its context ends, and through which the gradients of all uses are summed in the narrow type."""
+    """As `own_leaves`, but the segment computes with views of the leaves.
+
+    Autocast takes a leaf for a weight and keeps a narrow copy of it until its context ends. Gradients of all uses would
+    be summed through that copy, in the narrow type.
+    """
     inside, leaves = own_leaves(value)
     return (pytree.tree_map_only(Tensor, lambda leaf: leaf.view_as(leaf), inside) if leaves else inside), leaves
 
 
 class Taken:
-    """Stands for a tensor that a segment took, and does not hold it: only its gradient, laid out like the tensor."""
+    """Replaces a tensor that a segment took. Holds its gradient, with the strides of the tensor, and not the tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.grad: Tensor | None = None
@@ -173,7 +184,7 @@ class Taken:
 
 
 def not_held(value: Any) -> tuple[Any, tuple[Taken, ...]]:
-    """As `own_leaves`, but the graph holds of a tensor only what it saves of it."""
+    """As `own_leaves`, but the graph holds only what it saves for the backward, and no leaves."""
     taken: list[Taken] = []
 
     def enter(tensor: Tensor) -> Tensor:
@@ -188,7 +199,7 @@ def not_held(value: Any) -> tuple[Any, tuple[Taken, ...]]:
 
 
 class _Enter(torch.autograd.Function):
-    """Where a graph begins: the gradient goes to a `Taken`. The anchor makes autograd come here."""
+    """Begins a graph: the gradient goes to a `Taken`. The anchor makes autograd run this backward."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor, taken: Taken) -> Tensor:
@@ -205,7 +216,7 @@ _anchor = torch.zeros((), requires_grad=True)
 
 
 def cut_off(value: Any) -> Any:
-    """``value`` cut off from what made it; its tensors still say whether they want a gradient."""
+    """``value`` detached from its graph; its tensors still say whether they need a gradient."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_(value.requires_grad)
     if isinstance(value, (tuple, list, dict)):
@@ -214,5 +225,5 @@ def cut_off(value: Any) -> Any:
 
 
 def edge_of(tensor: Tensor) -> GradientEdge | None:
-    """Where the gradient of a tensor enters the graph; None if nothing wants it."""
+    """Where the gradient of a tensor enters the graph; None if nothing needs it."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None

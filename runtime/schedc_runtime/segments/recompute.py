@@ -1,10 +1,10 @@
-"""The nodes of a microbatch that run once more before their backward: what is sent again, and what is worked out ahead.
+"""Recomputes nodes of a microbatch before their backward: segments run and exchanges send a second time.
 
-    forward    permute -> [dispatch] -> experts      the rows that arrive are not held
-    again      permute -> [dispatch] -> experts      decisions are those of the first time, so is the route
+    forward      permute -> [dispatch] -> experts      the rows that arrive are not held
+    recompute    permute -> [dispatch] -> experts      with the decisions and the route of the forward
 
-All ranks of an expert group do it alike: the steps are part of the cell program, and a decision to leave them out is
-made from what all ranks know.
+All ranks of an expert group recompute alike: the steps are part of the cell program. Steps are left out by a decision
+from facts that all ranks know.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from schedc_runtime.segments.graph import Communication, Segment, StageGraph
 
 
 class SegmentRecompute:
-    """Of one microbatch. values: made once more and yet to be used, by number."""
+    """The recomputation of one microbatch."""
 
     def __init__(self, graph: StageGraph, recorder: MicrobatchRecorder) -> None:
         self.graph, self.recorder = graph, recorder
         self.pending: dict[int, Any] = {}
         self.held: dict[int, Any] = {}
-        """Notes of values that enter what is repeated."""
+        """Notes of the values that enter recomputed segments, by number."""
         self._values: dict[int, Any] = {}
+        """Recomputed values that a node has yet to take, by number."""
         self._uses: dict[int, int] = {}
-        self._sources: dict[int, weakref.ref[Producer]] = {}
+        self._producers: dict[int, weakref.ref[Producer]] = {}
 
     def skips(self, node: int) -> bool:
-        """Whether this microbatch holds what the node would make once more."""
+        """Whether this microbatch holds what the node would recompute."""
         return not self.recorder.runs(self.graph.shape.nodes[node])
 
     def forwarded(self, node: int, values: Iterable[tuple[int, Any]]) -> None:
-        """Hold what a segment took that will be repeated as a whole."""
+        """Hold the inputs of a segment that will be repeated as a whole."""
         if node not in self.recorder.plan.replayed or self.skips(node):
             return
         for number, value in values:
             if self.graph.maker.get(number) not in self.graph.recomputed:
                 self.held[number] = pytree.tree_map_only(Tensor, self.recorder.note, value)
 
-    def arrived(self, node: int, given: Sequence[Tensor]) -> None:
-        """What an exchange brought is not held, if it will be sent once more."""
-        moving = self._communication(node)
+    def arrived(self, node: int, received: Sequence[Tensor]) -> None:
+        """Do not hold what an exchange brought, if it will be sent a second time."""
+        communication = self._communication(node)
         if node not in self.graph.recomputed or self.skips(node):
             return
-        if any(self.graph.maker.get(value) not in self.graph.recomputed for value in moving.takes[1:]):
-            return  # Rows that others hold as well, and that may not even have been copied on the way.
-        source = Producer(moving.name)
-        self._sources[node] = weakref.ref(source)
-        for element, tensor in enumerate(given):
-            self.recorder.comes_from(source, element, tensor)
+        if any(self.graph.maker.get(value) not in self.graph.recomputed for value in communication.takes[1:]):
+            return  # Others hold these rows too; the exchange may not even have copied them.
+        producer = Producer(communication.name)
+        self._producers[node] = weakref.ref(producer)
+        for element, tensor in enumerate(received):
+            self.recorder.comes_from(producer, element, tensor)
 
     def run(self, module: nn.Module, node: int, random: AbstractContextManager[None]) -> None:
-        """A segment once more: what its backward needs, or what is to be sent."""
+        """Run a segment a second time: for its backward, or for what is to be sent."""
         if self.skips(node):
             return
         if node not in self.recorder.plan.replayed:
@@ -71,17 +72,17 @@ class SegmentRecompute:
         assert isinstance(segment, Segment)
         taken = [self._take(value) for value in segment.takes]
         with torch.no_grad(), random:
-            made = repeat(self.recorder.kept[node], segment.run, module, *taken)
-        self._make(zip(segment.gives, made, strict=True))
+            results = repeat(self.recorder.kept[node], segment.run, module, *taken)
+        self._keep(zip(segment.gives, results, strict=True))
 
     def start(self, node: int) -> None:
         if self.skips(node):
             return
-        moving = self._communication(node)
-        taken: list[Any] = [None if value < 0 else self._take(value) for value in moving.takes]
+        communication = self._communication(node)
+        taken: list[Any] = [None if value < 0 else self._take(value) for value in communication.takes]
         route, payload = taken[0], taken[1:]
         with torch.no_grad():
-            self.pending[node] = moving.exchange.start(route, *payload)
+            self.pending[node] = communication.exchange.start(route, *payload)
 
     def ready(self, node: int) -> bool:
         return node not in self.pending or self._communication(node).exchange.ready(self.pending[node])
@@ -89,40 +90,43 @@ class SegmentRecompute:
     def wait(self, node: int) -> None:
         if self.skips(node):
             return
-        moving = self._communication(node)
+        communication = self._communication(node)
         if node not in self.pending:
-            raise StageError(f"{moving.name} was not started once more")
-        given = moving.exchange.finish(self.pending.pop(node))
-        if (found := self._sources.get(node)) is not None and (source := found()) is not None:
-            source.results = tuple(given)
-        self._make((value, given[element]) for value, element in zip(moving.gives, moving.elements, strict=True))
+            raise StageError(f"{communication.name} was not started a second time")
+        received = communication.exchange.finish(self.pending.pop(node))
+        if (weak := self._producers.get(node)) is not None and (producer := weak()) is not None:
+            producer.results = tuple(received)
+        self._keep(
+            (value, received[element])
+            for value, element in zip(communication.gives, communication.elements, strict=True)
+        )
 
     @property
-    def made(self) -> list[Any]:
-        """What is there once more: brought by exchanges, or yet to be sent."""
-        sources = [found for weak in self._sources.values() if (found := weak()) is not None]
-        return [*self._values.values(), *(x.results for x in sources)]
+    def restored(self) -> list[Any]:
+        """The recomputed values that are held: brought by exchanges, or yet to be sent."""
+        producers = [producer for weak in self._producers.values() if (producer := weak()) is not None]
+        return [*self._values.values(), *(x.results for x in producers)]
 
-    def _make(self, made: Iterable[tuple[int, Any]]) -> None:
-        for number, value in made:
-            users = [at for at in self.graph.consumers[number] if at in self._senders]
+    def _keep(self, values: Iterable[tuple[int, Any]]) -> None:
+        for number, value in values:
+            users = [node for node in self.graph.consumers[number] if node in self._senders]
             if users:
                 self._values[number], self._uses[number] = value, len(users)
 
     @property
     def _senders(self) -> frozenset[int]:
-        """The nodes that take values once more: not the segments whose regions find their own way."""
+        """The recomputed nodes that take values. Segments whose regions repeat by themselves are not among them."""
         return frozenset(
-            at for at in self.graph.recomputed
-            if at in self.recorder.plan.replayed or isinstance(self.graph.nodes[at], Communication)
+            node for node in self.graph.recomputed
+            if node in self.recorder.plan.replayed or isinstance(self.graph.nodes[node], Communication)
         )  # fmt: skip
 
     def _take(self, number: int) -> Any:
         if number in self.held:
             return pytree.tree_map(_restored, self.held[number], is_leaf=_is_note)
         if number not in self._values:
-            made = self.graph.nodes[self.graph.maker[number]].name
-            raise StageError(f"a value of {made} is taken once more before it is there")
+            maker = self.graph.nodes[self.graph.maker[number]].name
+            raise StageError(f"a recomputed value of {maker} is taken before it is there")
         value = self._values[number]
         self._uses[number] -= 1
         if not self._uses[number]:
@@ -130,9 +134,9 @@ class SegmentRecompute:
         return value
 
     def _communication(self, node: int) -> Communication:
-        moving = self.graph.nodes[node]
-        assert isinstance(moving, Communication)
-        return moving
+        communication = self.graph.nodes[node]
+        assert isinstance(communication, Communication)
+        return communication
 
 
 def _is_note(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A stage that runs segment by segment: the micro-steps of each microbatch, in whatever legal order the caller takes.
+"""A stage that runs segment by segment: the micro-steps of each microbatch, in any legal order.
 
     forward                          backward                              weight gradients
     begin(m, inputs)                 begin_backward(m, gradients)
@@ -7,10 +7,12 @@
     wait(m, node)                    wait_backward(m, node)
     outputs(m)                       input_gradients(m), end_backward(m)
 
-Every segment is cut off from the others: its inputs are leaves of its own, and it has a backward of its own. A value
-that several segments use gets the sum of their gradients in ascending order of the segments, whatever order they ran
-in. Weight gradients of a parameter that several segments use are added in one order too, and every segment draws random
-numbers of its own. So any order of the steps in which nothing is used before it is there gives the same bits.
+Every segment is detached from the others: its inputs are its own leaves, and it has its own backward. Three rules make
+every legal order of the steps give the same bits:
+
+* The gradients of a value that several segments use are summed in ascending order of the segments.
+* The weight gradients of a parameter that several segments use are added in one order.
+* Every segment draws its own random numbers.
 
 Where something is recomputed, `run_recompute`, `start_recompute` and `wait_recompute` run nodes a second time before
 their backward.
@@ -33,16 +35,16 @@ from schedc_runtime.segments.recompute import SegmentRecompute
 
 
 class SegmentedStage(ForwardSteps, BackwardSteps):
-    """A `Stage` that can also be run in micro-steps; its `forward`, `backward` and `weight` are those in serial order.
+    """A `Stage` that can also run in micro-steps. Its `forward`, `backward` and `weight` run them in serial order.
 
-    inputs: number of values that enter the stage module. blocks: paths of the model's blocks in it; those without an
-    exchange are one segment each.
+    inputs: number of values that enter the stage module. blocks: paths of the model's blocks in it. A block without an
+    exchange is one segment.
     """
 
-    # Nodes once more, for the backward; nothing where it was decided to hold what they make.
+    # Recompute nodes for the backward. A node whose outputs are held does nothing.
 
     def begin_recompute(self, microbatch: int) -> None:
-        """Begin an R. Where the stage runs once more as a whole, its steps are those of a forward."""
+        """Begin an R. If the whole stage runs a second time, its steps are those of a forward."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
             inputs, target, loss_scale, checkpoint = kept
             with checkpoint.restored():
@@ -54,7 +56,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
             state.recorder.forwarded()
 
     def recompute_rest(self, microbatch: int) -> None:
-        """Of an R what is in no node that is done once more: the regions of all others."""
+        """Recompute the regions of every node that the cell program does not recompute step by step."""
         state = self._state(microbatch)
         if state.recorder is not None and state.checkpoint is None:
             state.recorder.fill_all(but=state.graph.recomputed)
@@ -69,7 +71,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         state.checkpoint = None
 
     def run_recompute(self, microbatch: int, node: int) -> None:
-        """The forward of a segment once more: what its backward needs, or what is to be sent."""
+        """Run the forward of a segment a second time: for its backward, or for what is to be sent."""
         state = self._state(microbatch)
         if state.checkpoint is None:
             self._recomputing(state, node).run(self.module, node, self._random(state, node))
@@ -78,7 +80,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
             self.run(microbatch, node)
 
     def start_recompute(self, microbatch: int, node: int) -> None:
-        """Send what an exchange brought once more."""
+        """Start sending a second time what an exchange brought."""
         state = self._state(microbatch)
         if state.checkpoint is None:
             self._recomputing(state, node).start(node)
@@ -90,7 +92,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         return self._recomputing(state, node).ready(node) if state.checkpoint is None else self.ready(microbatch, node)
 
     def wait_recompute(self, microbatch: int, node: int) -> None:
-        """Wait for what is sent once more."""
+        """Wait for what is sent a second time."""
         state = self._state(microbatch)
         if state.checkpoint is None:
             self._recomputing(state, node).wait(node)
@@ -102,7 +104,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
             raise StageError(f"stage {self.index}: {self.graph.nodes[node].name} is not recomputed")
         return state.recompute
 
-    # The same in serial order.
+    # All micro-steps of an op, in serial order.
 
     def forward(
         self,
@@ -114,8 +116,8 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         recompute_later: bool = False,
     ) -> Tensors:
         self.begin(microbatch, inputs, target, loss_scale, recompute_later=recompute_later)
-        for node, what in enumerate(self.graph.nodes):
-            if isinstance(what, Segment):
+        for node, step in enumerate(self.graph.nodes):
+            if isinstance(step, Segment):
                 self.run(microbatch, node)
             else:
                 self.start(microbatch, node)

@@ -1,1 +1,1 @@
-"""One stage of the model: the forward, input gradient, weight gradient and recomputation of a microbatch."""
+"""One stage of a model: forward, input gradients, weight gradients and recomputation of one microbatch."""

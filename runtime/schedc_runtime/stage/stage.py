@@ -8,7 +8,7 @@
         recompute_later=True)
     recompute(m)              R    recomputes the rest of what the backward of m needs
 
-Every stage is cut off from its neighbours: its inputs are detached leaves, its outputs are given away detached.
+Every stage is detached from its neighbours: its inputs are detached leaves, and it returns detached outputs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _BackwardState(NamedTuple):
     inputs: tuple[Tensor, ...]
     """The differentiable inputs: leaves that collect the gradients to send back."""
     outputs: tuple[GradientEdge | None, ...]
-    """Where the gradient of each differentiable output enters the graph, None where nothing in this stage wants it;
-    on the last stage that of the scaled loss alone. The output itself is not kept: whoever got it decides."""
+    """Where the gradient of each differentiable output enters the graph; None where this stage needs none. On the last
+    stage it is the edge of the scaled loss alone. The outputs themselves are not held here."""
     recorder: MicrobatchRecorder | None
-    """Where something is recomputed."""
+    """Records what is saved; None if nothing is recomputed."""
 
 
 class KeptInputs(NamedTuple):
-    """What a microbatch keeps that runs once more as a whole."""
+    """What a microbatch holds until its R runs the whole forward a second time."""
 
     inputs: tuple[Tensor, ...]
     target: Any
@@ -58,14 +58,14 @@ class KeptInputs(NamedTuple):
 class Stage:
     """A stage module with the state of the microbatches in flight.
 
-    module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `Partition`).
-    index, stages: this stage's number and how many there are.
-    loss_fn: of the last stage; without one the last stage gives its output away like any other.
-    deferring: whether weight gradients may be left to `weight`. Handing them on costs some 20 us per layer, which a
-        program without W does not pay. It is part of the computation: a weight that one microbatch uses twice is
-        summed in another order by autograd, so a pipeline and its reference choose alike (`splits_backward`).
+    module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
+    index, stages: this stage's number, and the number of stages.
+    loss_fn: loss of the last stage. Without one the last stage returns its output like any other.
+    deferring: whether weight gradients may be deferred to `weight`. This costs some 20 us per layer, which a program
+        without W does not pay. It changes bits: autograd sums a weight that one microbatch uses twice in another
+        order. A pipeline and its reference therefore choose alike (`splits_backward`).
 
-    `bind` must have been called with the boundaries of the current input signature before `forward`.
+    Call `bind` with the boundaries of the current input signature before `forward`.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Stage:
         self.module, self.index, self.stages, self.deferring = module, index, stages, deferring
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
-        """Loss of each microbatch, detached and not scaled; on the last stage. The caller clears it: `take_losses`."""
-        self._held: dict[int, _BackwardState] = {}
+        """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
+        self._backward_states: dict[int, _BackwardState] = {}
         self.kept: dict[int, KeptInputs] = {}
-        """Microbatches that wait for their R."""
+        """Microbatches that hold only their inputs until their R."""
         self._input: Boundary
         self._output: Boundary
         self._one: Tensor
@@ -95,7 +95,7 @@ class Stage:
     @property
     def in_flight(self) -> tuple[int, ...]:
         """Microbatches whose forward has run and whose backward (B or I) has not."""
-        return tuple(sorted({*self._held, *self.kept}))
+        return tuple(sorted({*self._backward_states, *self.kept}))
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Stage:
         return tuple(sorted(self._sink.pending))
 
     def bind(self, input: Boundary, output: Boundary) -> None:
-        """Set what crosses on both sides, for the input signature of the microbatches to come."""
+        """Set the boundaries on both sides, for the input signature of the next microbatches."""
         self.check_empty()
         self._input, self._output = input, output
 
@@ -116,25 +116,24 @@ class Stage:
         *,
         recompute_later: bool = False,
     ) -> tuple[Tensor, ...]:
-        """F: the tensors of the output boundary, detached; they may be sent, but must not be written to.
+        """F: the tensors of the output boundary, detached. They may be sent, but must not be written to.
 
-        inputs: the tensors of the input boundary, in order; not written to, and held until the backward has run.
-        target: what ``loss_fn`` gets as its second argument, on the last stage. loss_scale: factor of the loss
-        that is differentiated (1 / microbatches for a mean); `losses` keeps the loss without it.
+        inputs: the tensors of the input boundary, in order. They are held until the backward, and not written to.
+        target: second argument of ``loss_fn``, on the last stage. loss_scale: factor of the loss that is
+        differentiated, 1 / microbatches for a mean; `losses` keeps the loss without it.
         recompute_later: `recompute` will run before the backward.
-
-        With gradients switched off (evaluation) nothing is kept.
+        With gradients off (evaluation) nothing is held.
         """
         if not torch.is_grad_enabled():
             result = self.module(*self._input.unpack(inputs))
             if self.loss_fn is not None and target is not None:
                 self.losses[microbatch] = self.loss_fn(result, target)
             return self._output.pack(result)
-        if microbatch in self._held or microbatch in self.kept:
+        if microbatch in self._backward_states or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         if not (recompute_later and self.recomputes_whole):
             within = self._memory.forwarding()
-            outputs, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+            outputs, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
             return tuple([t.detach() for t in outputs])
         checkpoint = self._checkpoints.begin(device_holding(inputs))
         outputs, _ = self._through(microbatch, inputs, target, loss_scale, save_nothing())
@@ -143,16 +142,16 @@ class Stage:
         return tuple([t.detach() for t in outputs])
 
     def recompute(self, microbatch: int) -> None:
-        """R: work out again what the forward of ``microbatch``, told so, did not keep for its backward."""
+        """R: recompute what the forward of ``microbatch`` with ``recompute_later`` did not hold for the backward."""
         if (kept := self.kept.pop(microbatch, None)) is not None:
             inputs, target, loss_scale, checkpoint = kept
             with checkpoint.restored():
                 within = self._memory.forwarding()
-                _, self._held[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
-        elif (held := self._held.get(microbatch)) is None:
+                _, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
+        elif (saved := self._backward_states.get(microbatch)) is None:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
-        elif held.recorder is not None:
-            held.recorder.fill_all()
+        elif saved.recorder is not None:
+            saved.recorder.fill_all()
 
     def _through(
         self,
@@ -162,7 +161,7 @@ class Stage:
         loss_scale: float,
         within: AbstractContextManager[MicrobatchRecorder | None],
     ) -> tuple[Sequence[Tensor], _BackwardState]:
-        """The outputs of a microbatch, and what its backward needs. within: what sees to what autograd saves."""
+        """The outputs of a microbatch, and what its backward needs. within: decides what autograd saves."""
         leaves = self._detach(inputs)
         with within as recorder:
             result = self._call(leaves)
@@ -174,36 +173,36 @@ class Stage:
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
             self._one = torch.ones_like(loss)
-        held = _BackwardState(
+        saved = _BackwardState(
             tuple([leaves[i] for i in self._input.differentiable]),
             tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
             recorder,
         )
-        return outputs, held
+        return outputs, saved
 
     def backward(
         self, microbatch: int, output_grads: Sequence[Tensor | None] = (), *, defer: bool = False
     ) -> tuple[Tensor, ...]:
-        """B, or with ``defer`` I: the gradient of each differentiable input, zeros where nothing depends on it.
+        """B, or I with ``defer``: the gradient of each differentiable input, zeros where no output depends on it.
 
-        output_grads: one per differentiable output (`Boundary.gradients`), None for zero; empty on a stage that
-        forms the loss. They are not written to. The microbatch's graph is freed.
+        output_grads: one per differentiable output (`Boundary.gradients`), None for zero. Empty on a stage that forms
+        the loss. They are not written to. The microbatch's graph is freed.
         """
-        held = self._pop(microbatch)
+        saved = self._pop(microbatch)
         if self.loss_fn is not None:
             output_grads = (self._one,)
-        elif len(output_grads) != len(held.outputs):
+        elif len(output_grads) != len(saved.outputs):
             raise StageError(
-                f"stage {self.index}: {len(output_grads)} output gradients for {len(held.outputs)} outputs"
+                f"stage {self.index}: {len(output_grads)} output gradients for {len(saved.outputs)} outputs"
             )
         if defer:
             if not self.deferring:
                 raise StageError(f"stage {self.index} was made without deferred weight gradients", "deferring=True")
             with self._sink.deferring(microbatch, self._vectors.late()):
-                self._differentiate(held, output_grads)
+                self._differentiate(saved, output_grads)
         else:
-            self._differentiate(held, output_grads)
-        return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in held.inputs])
+            self._differentiate(saved, output_grads)
+        return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in saved.inputs])
 
     def weight(self, microbatch: int) -> None:
         """W: compute the deferred weight gradients of ``microbatch`` and add them to ``parameter.grad``."""
@@ -212,30 +211,30 @@ class Stage:
         self._sink.flush(microbatch)
 
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
-        """Work out again, in the backward, what ``plan`` says. count: keep account of what is held even so."""
+        """Recompute what ``plan`` says. count: count the bytes that are held."""
         self.check_empty()
         self._memory = Recomputation(plan, None, draws(self.module), count=count)
         install_regions(self.module)
 
     def prepare_recompute(self) -> None:
-        """There are Rs: make ready for forwards with ``again``.
+        """Prepare for forwards with ``recompute_later``: the program has Rs of this stage.
 
-        They let go of what the level of `recompute` does. Without one it is the whole stage, whose exchanges are sent
-        again; where a `MoELayer` is inside it is level `full`.
+        Such a forward frees what the level of `set_recomputation` frees. Without a level it frees the whole stage; its
+        R sends the exchanges a second time. A stage with a `MoELayer` then takes the level `full`.
         """
 
     @property
     def recomputes_whole(self) -> bool:
-        """Whether an R runs the whole forward once more: no level says what of it."""
+        """Whether an R runs the whole forward a second time, because no level was set."""
         return self._memory.level is Level.NONE
 
     @property
     def recomputation(self) -> Recomputation:
-        """What is worked out again here."""
+        """The recomputation of this stage."""
         return self._memory
 
     def end_step(self) -> None:
-        """A step is over: decide what the next one recomputes."""
+        """A step is over: decide what the next step recomputes."""
         if self._memory.adaptive is not None:
             self._memory.adaptive.end_step()
 
@@ -245,7 +244,7 @@ class Stage:
         return losses
 
     def check_empty(self) -> None:
-        """Raise unless every microbatch has been through F, B or I, and W."""
+        """Raise `StageError` unless every microbatch has run F, B or I, and W."""
         if self.in_flight or self.pending:
             raise StageError(
                 f"stage {self.index} still holds microbatches {list(self.in_flight)} (no backward yet) and"
@@ -254,20 +253,20 @@ class Stage:
             )
 
     def reset(self) -> None:
-        """Forget every microbatch in flight, as after a step that failed."""
-        self._held.clear()
+        """Forget every microbatch in flight, after a step that failed."""
+        self._backward_states.clear()
         self.kept.clear()
         self._sink.pending.clear()
         self.losses = {}
 
     def release(self) -> None:
-        """Give the module back as it was before this stage was made of it; the stage is not usable afterwards."""
+        """Restore the module as it was before this stage. The stage cannot be used afterwards."""
         self.reset()
         uninstall_regions(self.module)
         uninstall(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The inputs as leaves of this stage's own graph, those with a gradient marked so."""
+        """The inputs as leaves of this stage's graph. Differentiable inputs require a gradient."""
         leaves = [t.detach() for t in inputs]
         for position in self._input.differentiable:
             leaves[position].requires_grad_()
@@ -291,15 +290,15 @@ class Stage:
 
     def _pop(self, microbatch: int) -> _BackwardState:
         self._check_kept(microbatch)
-        if microbatch not in self._held:
+        if microbatch not in self._backward_states:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
-        return self._held.pop(microbatch)
+        return self._backward_states.pop(microbatch)
 
     @staticmethod
-    def _differentiate(held: _BackwardState, output_grads: Sequence[Tensor | None]) -> None:
+    def _differentiate(saved: _BackwardState, output_grads: Sequence[Tensor | None]) -> None:
         pairs = [
             (edge, grad)
-            for edge, grad in zip(held.outputs, output_grads, strict=True)
+            for edge, grad in zip(saved.outputs, output_grads, strict=True)
             if edge is not None and grad is not None
         ]
         if pairs:
@@ -307,26 +306,26 @@ class Stage:
 
 
 _engine = torch.autograd.Variable._execution_engine
-"""What `torch.autograd.backward` calls after 10 us of checks in Python; the engine itself checks the shapes again."""
+"""What `torch.autograd.backward` calls after 10 us of checks in Python. The engine itself checks the shapes."""
 
 
 def differentiate(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
-    """`torch.autograd.backward`, for gradients that are there: into the leaves, freeing the graph."""
+    """`torch.autograd.backward` without its checks: accumulates into the leaves and frees the graph."""
     _engine.run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def device_holding(tensors: Sequence[Tensor]) -> torch.device:
-    """Where ``tensors`` lie; the CPU if there are none."""
+    """The device of ``tensors``; the CPU if they are empty."""
     return tensors[0].device if tensors else torch.device("cpu")
 
 
 def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
-    """The mean over all microbatches, whatever order they came in: summed in ascending microbatch order."""
+    """[] The mean over all microbatches, summed in ascending microbatch order."""
     return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 
 def check_loss(loss: Any) -> None:
-    """Raise `StageError` unless a loss function has given a scalar."""
+    """Raise `StageError` unless a loss function returned a scalar."""
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise StageError(f"loss_fn returned {shown}", "return a scalar tensor: the mean over one microbatch")

@@ -1,19 +1,19 @@
 """Weight gradients as work items: computed at once in B, or queued in I and computed in W, with the same bits.
 
-The gradient of a linear or embedding weight needs only what went in and the gradient of what came out; nothing
-waits for it. So these layers get a forward of their own (on the instance; `uninstall` takes it away again) whose
-backward returns no weight gradient but hands a `WeightWork` to the stage's `WeightSink`:
+The gradient of a linear or embedding weight needs only the layer's input and the gradient of its output. Nothing waits
+for it. These layers therefore get another forward (on the instance, until `uninstall`). Its backward returns no weight
+gradient, but hands a `WeightWork` to the stage's `WeightSink`:
 
     B: the sink runs it at once            W: queued by I, run later, in the order I queued it
 
-Both run the same functions in the same order per parameter, therefore I + W and B give the same bits. After I the graph
-is gone and only (input, output gradient) of each layer are held. A linear layer's bias belongs to the item of its
+Both run the same functions in the same order per parameter. I + W and B therefore give the same bits. After I the
+graph is freed; only (input, output gradient) of each layer are held. A linear layer's bias belongs to the item of its
 weight: its gradient is a sum over the output gradient.
 
-Every other layer stays with autograd, and so do these layers where deferring is not known to be right
-(`left_to_autograd`): their gradients are computed in I. Those of vectors, such as a norm's scale and shift, are still
-added in W (`GradientWork`), so that all of these are summed in the order of W. Matrices are added in I: a gradient kept
-until W would be as large as its parameter.
+Autograd computes the gradients of all other layers in I, and those of these layers where deferring is not known to be
+right (`left_to_autograd`). Gradients of vectors, such as a norm's scale and shift, are still added in W
+(`GradientWork`), so that all of them are summed in the order of W. Gradients of matrices are added in I: held until W,
+such a gradient would be as large as its parameter.
 
 Zero Bubble Pipeline Parallelism (Qi et al., 2023), section 2, for the split of backward into I and W.
 """
@@ -35,7 +35,7 @@ from schedc_runtime.errors import StageError
 class WeightWork(NamedTuple):
     """One weight gradient yet to be computed: ``parameter.grad += compute(inputs, grad)``.
 
-    bias: of the same layer; its gradient is the sum of ``grad`` [rows, out] over the rows.
+    bias: the layer's bias; its gradient [out] is the sum of ``grad`` [rows, out] over the rows.
     """
 
     parameter: nn.Parameter
@@ -53,7 +53,7 @@ class WeightWork(NamedTuple):
 
 
 def accumulate(parameter: nn.Parameter, grad: Tensor) -> None:
-    """``parameter.grad += grad``; a parameter without a gradient takes ``grad`` itself."""
+    """``parameter.grad += grad``, both [...] of one shape. A parameter without a gradient takes ``grad`` itself."""
     if parameter.grad is None:
         parameter.grad = grad
     else:
@@ -71,20 +71,20 @@ class GradientWork(NamedTuple):
 
 
 class WeightSink:
-    """Where the layers of one stage put their weight work. One per stage object, never shared."""
+    """Takes the weight work of the layers of one stage. Each stage object has its own."""
 
     def __init__(self) -> None:
         self.queue: deque[WeightWork | GradientWork] | None = None
-        """What collects work while a backward defers it; None: work runs at once."""
+        """Collects work while a backward defers it; None: work runs at once."""
         self.pending: dict[int, deque[WeightWork | GradientWork]] = {}
         """Deferred work by microbatch."""
 
     @contextmanager
     def deferring(self, microbatch: int, late: Sequence[nn.Parameter] = ()) -> Iterator[None]:
-        """Around a backward whose work is kept, as that of ``microbatch``.
+        """Wraps a backward whose weight work is deferred, under ``microbatch``.
 
-        late: parameters, each once, whose gradients from autograd are kept as well. Autograd finds none to add to, so
-        that this takes no copy.
+        late: parameters, each once, whose gradients from autograd are deferred as well. They have no gradient
+        meanwhile: autograd has nothing to add to, and this takes no copy.
         """
         queue = self.queue = self.pending[microbatch] = deque()
         before = [parameter.grad for parameter in late]
@@ -100,14 +100,14 @@ class WeightSink:
                     queue.append(GradientWork(parameter, computed))
 
     def put(self, work: WeightWork) -> None:
-        """Run or keep ``work``, as the backward in progress has it."""
+        """Run ``work``, or defer it inside of `deferring`."""
         if self.queue is None:
             work.run()
         else:
             self.queue.append(work)
 
     def flush(self, microbatch: int) -> None:
-        """W: run what was deferred for ``microbatch``, letting go of each item as it is done."""
+        """W: run the deferred work of ``microbatch``, and free each item when it is done."""
         work = self.pending.pop(microbatch)
         with torch.no_grad():
             while work:
@@ -134,7 +134,7 @@ def uninstall(module: nn.Module) -> None:
 
 
 class Deferring:
-    """A layer's replaced forward. An object, not a closure, so that a deep copy of the layer copies it along."""
+    """A layer's replaced forward. An object and not a closure: a deep copy of the layer copies it too."""
 
     def __init__(self, layer: Any, sink: WeightSink) -> None:
         self.layer, self.sink = layer, sink
@@ -173,11 +173,11 @@ class _EmbeddingForward(Deferring):
 
 
 FORWARDS: dict[type, type[Deferring]] = {nn.Linear: _LinearForward, nn.Embedding: _EmbeddingForward}
-"""By exact class: a subclass may compute something else. Modules that define such a layer add theirs."""
+"""The forward by exact class of layer: a subclass may compute something else. Other modules add their layers."""
 
 
 def left_to_autograd(weight: Tensor, input: Tensor) -> bool:
-    """Whether the weight's gradient is left to autograd: frozen, not a plain parameter, hooked, or cast on the way."""
+    """Whether autograd computes the weight's gradient: it is frozen, not a plain parameter, hooked, or cast."""
     return (
         not weight.requires_grad
         or not torch.is_grad_enabled()
@@ -192,7 +192,7 @@ def _hooked(parameter: Tensor) -> bool:
 
 
 class Vectors:
-    """The parameters of one dimension inside ``module``, looked up anew each time: sharding exchanges them."""
+    """The parameters of one dimension inside ``module``. Each call looks them up, because sharding replaces them."""
 
     def __init__(self, module: nn.Module) -> None:
         first = {
@@ -204,21 +204,20 @@ class Vectors:
         self._places = tuple(first.values())
 
     def late(self) -> list[nn.Parameter]:
-        """Those whose gradients W adds: trainable ones without hooks, which would have to fire on the sum."""
+        """The vectors whose gradients W adds: trainable and without hooks. A hook would have to fire on the sum."""
         return unhooked(parameters[name] for parameters, name in self._places)
 
 
 def unhooked(parameters: Iterable[nn.Parameter | None]) -> list[nn.Parameter]:
-    """Those that are trained and have no hook."""
+    """The parameters that are trained and have no hook."""
     return [p for p in parameters if p is not None and p.requires_grad and not _hooked(p)]
 
 
 class _Linear(torch.autograd.Function):
-    """``functional.linear`` whose weight gradient, and that of ``late``, its bias, goes to a sink.
+    """``functional.linear`` whose gradients of the weight and of ``late`` go to a sink.
 
-    late: the bias, or None where its gradient is left to autograd. The weight is an input, so that the output needs a
-    gradient even when nothing before it does (a first stage, or one behind frozen stages); its gradient is returned as
-    None.
+    late: the bias, or None if autograd computes its gradient. The weight is an input of the function, with None as its
+    gradient. The output therefore requires a gradient even if no layer before does, as in a first stage.
     """
 
     @staticmethod
@@ -237,13 +236,13 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         input_grad = flat.mm(weight).view(input.shape) if needs_input else None
         bias_grad = flat.sum(0) if needs_bias and ctx.late is None else None
-        # Detached: the input knows what made it, and would keep that graph until W.
+        # Detached: the input refers to its graph, and would hold it until W.
         ctx.sink.put(WeightWork(ctx.weight, _linear_grad, input.detach(), flat, bias=ctx.late))
         return input_grad, None, bias_grad, None, None
 
 
 def refuse_twice(ctx: Any) -> None:
-    """Refuse double backward, like torch's `once_differentiable`, whose wrapper costs more than all else here."""
+    """Refuse double backward, as torch's `once_differentiable` does; its wrapper costs more than all else here."""
     if torch.is_grad_enabled():
         raise StageError(
             f"{type(ctx).__name__.strip('_')}: the gradient of a gradient is asked for (create_graph=True)",
@@ -252,7 +251,7 @@ def refuse_twice(ctx: Any) -> None:
 
 
 def _linear_grad(input: Tensor, grad: Tensor, weight: nn.Parameter, _: None) -> Tensor:
-    """[out, in] as autograd computes it: the same product in the same order, hence the same bits."""
+    """[out, in] The weight gradient. The same product as autograd's, hence the same bits."""
     return grad.t().mm(input.reshape(-1, input.shape[-1]))
 
 
@@ -274,5 +273,5 @@ class _Embedding(torch.autograd.Function):
 
 
 def _embedding_grad(index: Tensor, grad: Tensor, weight: nn.Parameter, padding: int) -> Tensor:
-    """[rows, width], dense: the rows of ``grad`` summed by index, but for the padding row."""
+    """[rows, width] The dense weight gradient: rows of ``grad`` summed by index, except the padding row."""
     return torch.ops.aten.embedding_dense_backward(grad, index, weight.shape[0], padding, False)  # type: ignore[no-any-return]
