@@ -8,11 +8,12 @@ this rank, every collective is completed. The first is compared, the second is r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
-from schedc.cell.issue_order import CellOf, Collective, Event, ExpertRanks, Place, Post, stream
-from schedc.cell.rendezvous import Act, stand_for_ever
+from schedc.cell.issue_order import CellOf, Collective, Event, ExpertRanks, Post, RankReplica, stream
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.program import InstructionKind, Program
+from schedc.ir.rendezvous import Link, QueueAction, QueueStep, Streams, find_stuck
 
 
 def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) -> list[Diagnostic]:
@@ -40,8 +41,8 @@ def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) ->
     for rank in apart:
         own = [[one for one in streams[rank, replica] if isinstance(one, Event)] for replica in range(group.replicas)]
         unequal = list(_unequal(program, rank, group, own))
-        found += unequal or _stall(program, {(rank, replica): events for replica, events in enumerate(own)})
-    return found or _stall(program, streams)
+        found += unequal or _deadlock(program, {(rank, replica): events for replica, events in enumerate(own)})
+    return found or _deadlock(program, streams)
 
 
 def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> bool:
@@ -95,26 +96,46 @@ def _difference(
     )  # fmt: skip
 
 
-def _stall(program: Program, streams: Mapping[Place, Sequence[Event | Post]]) -> list[Diagnostic]:
-    """S322: runs the streams under the strictest rules (`schedc.cell.rendezvous`)."""
-    places = list(streams)
-    stuck = stand_for_ever([[Act(one.start, _thing(place, one)) for one in streams[place]] for place in places])
-    if not stuck:
+def _deadlock(program: Program, streams: Mapping[RankReplica, Sequence[Event | Post]]) -> list[Diagnostic]:
+    """S322: runs the streams under the strictest rules (`schedc.ir.rendezvous`)."""
+    steps = [(place, event) for place in streams for event in streams[place]]
+    stuck = find_stuck(Streams.of([[_step(place, event) for event in events] for place, events in streams.items()]))
+    if stuck is None:
         return []
-    stands = [(places[which], streams[places[which]][at]) for which, at in stuck]
-    rank = next((rank for (rank, _), one in stands if isinstance(one, Post)), stands[0][0][0])
-    here = [(replica, one) for (at, replica), one in stands if at == rank]
-    notes = tuple(f"replica {replica} waits for {_name(program, one)}" for replica, one in here)
+    blocked = [steps[position] for position in stuck.positions]
+    rank = next((rank for (rank, _), event in blocked if isinstance(event, Post)), blocked[0][0][0])
+    here = [(replica, event) for (of, replica), event in blocked if of == rank]
     replicas = ", ".join(str(replica) for replica, _ in here)
     text = f"pipeline rank {rank}: replicas {replicas} wait for each other for ever"
-    return [_finding("S322", program, _row(here[0][1]), text, notes[:4])]
+    return [_finding("S322", program, _row(here[0][1]), text, _trail(program, steps, stuck.cycle))]
 
 
-def _thing(place: Place, one: Event | Post) -> tuple[int, str, int]:
-    """What ranks meet in: a collective of one pipeline rank, a message of one pipeline."""
-    if isinstance(one, Event):
-        return place[0], one.collective.communicator, one.collective.number
-    return place[1], one.unit, -1
+def _trail(
+    program: Program, steps: Sequence[tuple[RankReplica, Event | Post]], cycle: Sequence[Link]
+) -> tuple[str, ...]:
+    """The shortest cycle of what blocks, as `schedc.ir.verify_program` writes it for a program (S310)."""
+
+    def member(link: Link) -> str:
+        (rank, replica), _ = steps[link.waits]
+        return f"replica {replica} of rank {rank}"
+
+    def line(link: Link) -> str:
+        waits, holds = (_name(program, steps[position][1]) for position in (link.waits, link.holds))
+        if link.blocked:
+            return f"{member(link)} stands at {waits}, before {holds}"
+        return f"on {member(link)}, {holds} completes only after {waits}"
+
+    members = [name for name, _ in groupby(member(link) for link in (*cycle, *cycle[:1]))]
+    return ("the shortest circle: " + " <- ".join(f"{name} waits" for name in members), *map(line, cycle))
+
+
+def _step(place: RankReplica, event: Event | Post) -> QueueStep:
+    """The step on what ranks share: a collective of one pipeline rank, a message of one pipeline."""
+    rank, replica = place
+    action = QueueAction.START if event.start else QueueAction.WAIT
+    if isinstance(event, Event):
+        return QueueStep(action, (rank, event.collective.communicator, event.collective.number))
+    return QueueStep(action, (replica, event.unit, -1))
 
 
 def _row(one: Event | Post) -> int:

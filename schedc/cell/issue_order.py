@@ -20,7 +20,7 @@ class CellOnRank(NamedTuple):
     program: CellProgram
 
 
-Place = tuple[int, int]
+RankReplica = tuple[int, int]
 """Pipeline rank and replica."""
 
 CellOf = Callable[[int, int, Instruction], CellOnRank]

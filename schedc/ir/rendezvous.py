@@ -1,29 +1,75 @@
-"""One run of a Program under the strictest rules a transport may have; a stall is explained by its shortest cycle.
+"""Ranks that start items together and block until they complete: whether all finish, else the shortest cycle.
 
-The rules: a message completes only when both ends have reached it (gloo rendezvouses at any size), each rank's
-messages complete in the order in which they were posted (one NCCL stream), a batch completes as one, and the
-instruction stream stands only at WAIT and REDUCE. There are no receives from "anyone", so that the outcome does not
-depend on timing: one run decides.
+An item is what several ranks take part in: a message, a batch of messages, a reduction, a collective. The rules are the
+strictest that a transport may have:
+
+* An item completes only when it is the head of the queue of every rank that takes part (gloo rendezvouses at any size).
+* A rank's items complete in the order in which it started them (one NCCL stream). A batch is one item.
+* A rank blocks only where its stream waits for an item, or meets others in one.
+
+No rank receives from "anyone", so the outcome does not depend on timing: one run decides.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from schedc.ir.arrays import repeat
+from schedc.ir.columns import Int64
 from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Int64
-
-_POST, _WAIT, _REDUCE = range(3)
 
 
-@dataclass(frozen=True)
-class Link:
-    """A rank stands at instruction ``waits``; ``holds`` is what completes only afterwards.
+class QueueAction(IntEnum):
+    """What a rank does with an item."""
 
-    blocked: it has not posted ``holds`` yet; else ``waits`` is an earlier post, first in line.
+    START = 0
+    """Append it to the rank's queue; never blocks. Of several starts of one item on a rank the first counts."""
+    WAIT = 1
+    """Block until it is complete."""
+    MEET = 2
+    """Take part past the queue, and block until it is complete: a reduction behind all messages."""
+
+
+_START, _MEET = int(QueueAction.START), int(QueueAction.MEET)
+
+
+class QueueStep(NamedTuple):
+    """One step of a rank's stream."""
+
+    action: QueueAction
+    item: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The steps of all ranks as columns; rank r owns positions rank_start[r] ..< rank_start[r + 1].
+
+    action: [steps] `QueueAction`. item: [steps] number of the item, from 0.
+    """
+
+    action: Int64
+    item: Int64
+    rank_start: Int64
+
+    @classmethod
+    def of(cls, streams: Sequence[Iterable[QueueStep]]) -> Streams:
+        """The columns of a list of steps per rank."""
+        numbers: dict[Hashable, int] = {}
+        rows = [[(step.action, numbers.setdefault(step.item, len(numbers))) for step in stream] for stream in streams]
+        columns = np.array([row for stream in rows for row in stream], np.int64).reshape(-1, 2)
+        return cls(columns[:, 0], columns[:, 1], np.cumsum([0, *map(len, rows)]))
+
+
+class Link(NamedTuple):
+    """A rank blocks at position ``waits``; ``holds`` is its start of an item that completes only afterwards.
+
+    blocked: the rank has not reached ``holds`` yet; else ``waits`` is an earlier start, the head of its queue.
     """
 
     waits: int
@@ -31,144 +77,160 @@ class Link:
     blocked: bool
 
 
-@dataclass(frozen=True)
-class Stall:
-    """A run that does not end: number of ranks that stand for ever, and the shortest cycle of what they wait for."""
+class Stuck(NamedTuple):
+    """A run that does not end.
 
-    ranks: int
+    positions: [stuck ranks] where they block, ascending. cycle: the shortest cycle of what they wait for.
+    """
+
+    positions: tuple[int, ...]
     cycle: tuple[Link, ...]
 
 
-def run(program: Program, send: Int64, receive: Int64) -> Stall | None:
-    """Runs a program whose messages match; None if it ends. Takes about a microsecond per instruction.
+def find_stuck(streams: Streams) -> Stuck | None:
+    """Simulates the ranks; None if all reach the ends of their streams. Takes about a microsecond per step."""
+    simulation = _Simulation(streams)
+    simulation.run()
+    return simulation.stuck()
 
-    send, receive: [messages] rows of the two ends of each message.
+
+def find_stuck_instructions(program: Program, send: Int64) -> Stuck | None:
+    """`find_stuck` for a program whose messages match; positions are rows of the program.
+
+    send: [messages] row of the SEND of each message, by its number.
     """
-    machine = _Machine(program, send, receive)
-    machine.run()
-    return machine.stall()
+    rows, items = _items(program, send)
+    kind = program.kind[rows]
+    action = np.full(rows.size, int(QueueAction.START))
+    action[kind == InstructionKind.WAIT] = QueueAction.WAIT
+    action[kind == InstructionKind.REDUCE] = QueueAction.MEET
+    stuck = find_stuck(Streams(action, items, np.searchsorted(rows, program.rank_start)))
+    if stuck is None:
+        return None
+    row = rows.tolist()
+    cycle = tuple(Link(row[link.waits], row[link.holds], link.blocked) for link in stuck.cycle)
+    return Stuck(tuple(row[position] for position in stuck.positions), cycle)
 
 
-class _Machine:
-    """Units are what completes at once: a message, a batch, a reduction. Each has two ends."""
+class _Simulation:
+    """The run. ``queue``: per rank, the items that it has started and that are not complete, in order."""
 
-    def __init__(self, program: Program, send: Int64, receive: Int64) -> None:
-        rows, unit = _units(program, send, receive)
-        kind = program.kind[rows]
-        action = np.where(kind == InstructionKind.WAIT, _WAIT, np.where(kind == InstructionKind.REDUCE, _REDUCE, _POST))
-        posted = np.flatnonzero(action != _WAIT)
-        ends, first = np.unique(unit[posted] * program.ranks + program.rank[rows[posted]], return_index=True)
-        keep = action == _WAIT
-        keep[posted[first]] = True  # one post per batch and rank
-        bounds = np.searchsorted(rows[keep], program.rank_start).tolist()
-        self.ranks = program.ranks
-        self.rows, self.unit, self.action = (column[keep].tolist() for column in (rows, unit, action))
-        self.at, self.stop = bounds[:-1], bounds[1:]
-        self.ends: list[list[int]] = [[] for _ in range(int(unit.max(initial=-1)) + 1)]
-        self.post_row: dict[tuple[int, int], int] = {}
-        for end, row in zip(ends.tolist(), rows[posted[first]].tolist(), strict=True):
-            which, rank = divmod(end, program.ranks)
-            self.ends[which].append(rank)
-            self.post_row[which, rank] = row
-        self.done = bytearray(len(self.ends))
-        self.reached = [0] * len(self.ends)
-        self.line: list[deque[int]] = [deque() for _ in range(self.ranks)]
-        self.summing = [-1] * self.ranks
+    def __init__(self, streams: Streams) -> None:
+        self.ranks = len(streams.rank_start) - 1
+        rank = repeat(np.arange(self.ranks), np.diff(streams.rank_start))
+        starts = np.flatnonzero(streams.action != QueueAction.WAIT)
+        members, first = np.unique(streams.item[starts] * self.ranks + rank[starts], return_index=True)
+        keep = streams.action == QueueAction.WAIT
+        keep[starts[first]] = True  # one start per item and rank
+        bounds = np.searchsorted(np.flatnonzero(keep), streams.rank_start).tolist()
+        self.positions: list[int] = np.flatnonzero(keep).tolist()
+        self.item, self.action = streams.item[keep].tolist(), streams.action[keep].tolist()
+        self.here, self.stop = bounds[:-1], bounds[1:]
+        self.members: list[list[int]] = [[] for _ in range(int(streams.item.max(initial=-1)) + 1)]
+        self.start_of: dict[tuple[int, int], int] = {}
+        for member, position in zip(members.tolist(), starts[first].tolist(), strict=True):
+            item, of_rank = divmod(member, self.ranks)
+            self.members[item].append(of_rank)
+            self.start_of[item, of_rank] = position
+        self.missing = [len(ranks) for ranks in self.members]
+        self.done = bytearray(len(self.members))
+        self.queue: list[deque[int]] = [deque() for _ in range(self.ranks)]
+        self.meeting = [-1] * self.ranks
 
     def run(self) -> None:
         runnable = list(range(self.ranks))
         while runnable:
-            rank = runnable.pop()
-            self._advance(rank, runnable)
+            self._advance(runnable.pop(), runnable)
 
     def _advance(self, rank: int, runnable: list[int]) -> None:
-        at, stop, units, actions, line = self.at[rank], self.stop[rank], self.unit, self.action, self.line[rank]
-        while at < stop:
-            unit, action = units[at], actions[at]
-            if action == _POST:
-                line.append(unit)
-                if len(line) == 1:
-                    self._reach(unit, runnable)
+        here, stop, items, actions, queue = self.here[rank], self.stop[rank], self.item, self.action, self.queue[rank]
+        while here < stop:
+            item, action = items[here], actions[here]
+            if action == _START:
+                queue.append(item)
+                if len(queue) == 1:
+                    self._arrive(item, runnable)
             else:
-                if action == _REDUCE and self.summing[rank] != unit:
-                    self.summing[rank] = unit
-                    self._reach(unit, runnable)
-                if not self.done[unit]:
+                if action == _MEET and self.meeting[rank] != item:
+                    self.meeting[rank] = item
+                    self._arrive(item, runnable)
+                if not self.done[item]:
                     break
-            at += 1
-        self.at[rank] = at
+            here += 1
+        self.here[rank] = here
 
-    def _reach(self, unit: int, runnable: list[int]) -> None:
-        """One end is first in its line; with the second end the unit completes and the lines move on."""
-        pending = [unit]
+    def _arrive(self, item: int, runnable: list[int]) -> None:
+        """The item is the head on one more rank; with the last rank it completes, and the queues move on."""
+        pending = [item]
         while pending:
-            unit = pending.pop()
-            self.reached[unit] += 1
-            if self.reached[unit] < 2:
+            item = pending.pop()
+            self.missing[item] -= 1
+            if self.missing[item]:
                 continue
-            self.done[unit] = 1
-            for rank in self.ends[unit]:
+            self.done[item] = 1
+            for rank in self.members[item]:
                 runnable.append(rank)
-                line = self.line[rank]
-                if line and line[0] == unit:
-                    line.popleft()
-                    if line:
-                        pending.append(line[0])
+                queue = self.queue[rank]
+                if queue and queue[0] == item:
+                    queue.popleft()
+                    if queue:
+                        pending.append(queue[0])
 
-    def stall(self) -> Stall | None:
-        blocked = [rank for rank in range(self.ranks) if self.at[rank] < self.stop[rank]]
+    def stuck(self) -> Stuck | None:
+        blocked = [rank for rank in range(self.ranks) if self.here[rank] < self.stop[rank]]
         if not blocked:
             return None
-        pending = {self.unit[self.at[rank]] for rank in blocked}
+        pending = {self.item[self.here[rank]] for rank in blocked}
         todo = sorted(pending)
         while todo:
             new = {follower for follower, _ in self._holds_up(todo.pop())} - pending
             pending |= new
             todo += sorted(new)
         cycles = [cycle for start in sorted(pending) if (cycle := self._shortest_cycle(start))]
-        return Stall(len(blocked), min(cycles, key=len))
+        positions = tuple(self.positions[self.here[rank]] for rank in blocked)
+        return Stuck(positions, min(cycles, key=len, default=()))
 
-    def _holds_up(self, unit: int) -> list[tuple[int, Link]]:
-        """What a unit that does not complete waits for, directly."""
-        found = []
-        for rank in self.ends[unit]:
-            line, post = self.line[rank], self.post_row[unit, rank]
-            if unit in line:
-                if line[0] != unit:
-                    found.append((line[0], Link(self.post_row[line[0], rank], post, False)))
-            elif self.summing[rank] != unit:
-                at = self.at[rank]
-                found.append((self.unit[at], Link(self.rows[at], post, True)))
-        return found
+    def _holds_up(self, item: int) -> list[tuple[int, Link]]:
+        """The items that an incomplete item waits for directly, each with the rank's link."""
+        links = []
+        for rank in self.members[item]:
+            queue, start = self.queue[rank], self.start_of[item, rank]
+            if item in queue:
+                if queue[0] != item:
+                    links.append((queue[0], Link(self.start_of[queue[0], rank], start, False)))
+            elif self.meeting[rank] != item:
+                here = self.here[rank]
+                links.append((self.item[here], Link(self.positions[here], start, True)))
+        return links
 
     def _shortest_cycle(self, start: int) -> tuple[Link, ...]:
-        """The shortest way from a unit back to itself, breadth first; empty if there is none."""
+        """The shortest way from an item back to itself, breadth first; empty if there is none."""
         trails: dict[int, tuple[Link, ...]] = {start: ()}
         todo = deque([start])
         while todo:
-            unit = todo.popleft()
-            for follower, link in self._holds_up(unit):
+            item = todo.popleft()
+            for follower, link in self._holds_up(item):
                 if follower == start:
-                    return (*trails[unit], link)
+                    return (*trails[item], link)
                 if follower not in trails:
-                    trails[follower] = (*trails[unit], link)
+                    trails[follower] = (*trails[item], link)
                     todo.append(follower)
         return ()
 
 
-def _units(program: Program, send: Int64, receive: Int64) -> tuple[Int64, Int64]:
-    """Rows of SEND, RECV, WAIT and REDUCE, ascending, and the unit of each."""
+def _items(program: Program, send: Int64) -> tuple[Int64, Int64]:
+    """Rows of SEND, RECV, WAIT and REDUCE, ascending, and the item of each: a message, a batch or a reduction."""
     message, batch = program.message.astype(np.int64), program.batch[send]
-    unit_of = np.arange(send.size)
+    item_of = np.arange(send.size)
     in_batch = np.flatnonzero(batch >= 0)
     _, first, which = np.unique(batch[in_batch], return_index=True, return_inverse=True)
-    unit_of[in_batch] = in_batch[first][which]
+    item_of[in_batch] = in_batch[first][which]
     rows = np.flatnonzero(program.kind >= InstructionKind.SEND)
     sums = program.kind[rows] == InstructionKind.REDUCE
-    unit = np.empty(rows.size, np.int64)
-    unit[~sums] = unit_of[np.searchsorted(message[send], message[rows[~sums]])]
+    item = np.empty(rows.size, np.int64)
+    item[~sums] = item_of[np.searchsorted(message[send], message[rows[~sums]])]
     here, there = program.rank[rows[sums]].astype(np.int64), program.peer[rows[sums]]
     pair = np.minimum(here, there) * program.ranks + np.maximum(here, there)
     _, number = np.unique(pair * 2**31 + message[rows[sums]], return_inverse=True)
-    unit[sums] = send.size + number
-    return rows, unit
+    item[sums] = send.size + number
+    return rows, item

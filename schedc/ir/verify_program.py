@@ -18,7 +18,7 @@ from schedc.ir.op_tables import BACKWARD, WEIGHT, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
-from schedc.ir.rendezvous import Link, run
+from schedc.ir.rendezvous import Link, find_stuck_instructions
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
@@ -201,19 +201,19 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
 
 
 def _runs(table: ProgramTable) -> list[Diagnostic]:
-    """S310: the run under rendezvous and in-order completion ends."""
+    """S310: the program ends under rendezvous and in-order completion."""
     program = table.program
-    stall = run(program, table.send, table.receive)
-    if stall is None:
+    stuck = find_stuck_instructions(program, table.send)
+    if stuck is None:
         return []
-    trail = [_link(table, link) for link in stall.cycle]
-    row = stall.cycle[0].waits
-    ranks = [rank for rank, _ in groupby(int(program.rank[link.waits]) for link in (*stall.cycle, stall.cycle[0]))]
-    others = tuple(Label(program.spans[program.span[link.waits]], "and this one") for link in stall.cycle[1:])
+    trail = [_link(table, link) for link in stuck.cycle]
+    row = stuck.cycle[0].waits
+    ranks = [rank for rank, _ in groupby(int(program.rank[link.waits]) for link in (*stuck.cycle, stuck.cycle[0]))]
+    others = tuple(Label(program.spans[program.span[link.waits]], "and this one") for link in stuck.cycle[1:])
     return [
         Diagnostic(
             "S310",
-            f"{stall.ranks} ranks wait for each other for ever",
+            f"{len(stuck.positions)} ranks wait for each other for ever",
             Label(program.spans[program.span[row]], "an instruction of this op waits"),
             tuple(label for label in others if label.span.line),
             ("the shortest circle: " + " <- ".join(f"rank {rank} waits" for rank in ranks), *trail),

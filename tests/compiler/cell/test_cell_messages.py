@@ -18,13 +18,13 @@ from schedc.cell.collectives import verify_collectives
 from schedc.cell.delays import lower_bound_delays, program_delays
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, Post, stream
 from schedc.cell.program import MESSAGED, CellProgram, Edge
-from schedc.cell.rendezvous import Act, stand_for_ever
 from schedc.cell.tasks import tasks_of
 from schedc.cell.with_messages import POSTS
 from schedc.compiler import analyse, compile
 from schedc.cost.costs import load_costs
 from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
+from schedc.ir.rendezvous import QueueAction, QueueStep, Streams, find_stuck
 from support.paths import ROOT
 
 EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "inside" / "cells.md"
@@ -228,13 +228,16 @@ def test_messages_inside_cells_and_collectives_complete_in_one_line(name: str, m
 
     streams = [
         [
-            Act(one.start, (expert, one.unit) if isinstance(one, Post) else (rank, *one.collective[:2]))
+            QueueStep(
+                QueueAction.START if one.start else QueueAction.WAIT,
+                (expert, one.unit) if isinstance(one, Post) else (rank, *one.collective[:2]),
+            )
             for one in stream(program, rank, expert, group, cell_of)
         ]
         for rank in range(program.ranks)
         for expert in range(group.size)
     ]
-    assert stand_for_ever(streams) == []
+    assert find_stuck(Streams.of(streams)) is None
     posts = [one for one in stream(program, 0, 0, group, cell_of) if isinstance(one, Post)]
     kinds = program.kind[: program.rank_start[1]]
     in_order = [row for row in range(kinds.size) if kinds[row] in POSTS]
@@ -255,15 +258,18 @@ def cells_by_row(program: Program, method: str, seed: int) -> dict[tuple[int, in
     return dict(zip(zip(known.rank.tolist(), numbers.tolist(), strict=True), cells, strict=True))
 
 
-def test_ranks_that_start_things_in_other_orders_stand_for_ever() -> None:
+def test_ranks_that_start_items_in_other_orders_deadlock() -> None:
     """Two pipelines with a message each, two pairs of ranks with a collective each: each pair alone sees no circle."""
 
-    def starting(*things: str) -> list[Act]:
-        return [*(Act(True, thing) for thing in things), *(Act(False, thing) for thing in things)]
+    def starting(*items: str) -> list[QueueStep]:
+        return [QueueStep(action, item) for action in (QueueAction.START, QueueAction.WAIT) for item in items]
 
     one, other = starting("m0", "c0"), starting("c0", "m1")
-    assert stand_for_ever([one, other, starting("m0", "c1"), starting("c1", "m1")]) == []
-    assert stand_for_ever([one, other, starting("c1", "m0"), starting("m1", "c1")]) == [(at, 2) for at in range(4)]
+    assert find_stuck(Streams.of([one, other, starting("m0", "c1"), starting("c1", "m1")])) is None
+    stuck = find_stuck(Streams.of([one, other, starting("c1", "m0"), starting("m1", "c1")]))
+    assert stuck is not None
+    assert stuck.positions == (2, 6, 10, 14)
+    assert [link.blocked for link in stuck.cycle] == [False] * 4
 
 
 def test_a_program_whose_messages_hold_up_the_collectives_is_refused() -> None:
@@ -278,6 +284,7 @@ def test_a_program_whose_messages_hold_up_the_collectives_is_refused() -> None:
     (found,) = verify_collectives(late, ExpertRanks(1, 2), cell_of)
     assert found.code == "S322"
     assert "wait for each other for ever" in found.message
+    assert found.notes[0].startswith("the shortest circle: replica ")
     assert any("message" in note for note in found.notes)
 
 
