@@ -5,24 +5,14 @@ Its words are read from the grammar and the language's tables, so a new word is 
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
-
 from pygments.lexer import RegexLexer, bygroups, words  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
 from schedc.cost.keys import COST_SYMBOLS
+from schedc.editor.textmate import keywords
 from schedc.ir.ops import LETTERS
 from schedc.syntax.plan_words import PLAN_LINES
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
-
-_STRINGS = re.compile(r'"([a-z]+)"')
-
-
-def keywords() -> list[str]:
-    """The words that the grammar spells out, sorted."""
-    lines = files("schedc.syntax").joinpath("grammar.lark").read_text(encoding="utf-8").splitlines()
-    return sorted({word for line in lines for word in _STRINGS.findall(line.split("//")[0])})
 
 
 class SchedLexer(RegexLexer):  # type: ignore[misc]

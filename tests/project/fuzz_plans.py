@@ -1,9 +1,15 @@
-"""Plans for the fuzzer: random ones with everything that a plan may attach, mostly of right form, and mutated ones."""
+"""Plans for the fuzzer: random lines for every word of a plan, mostly of right form, and mutated plans.
+
+A word without a method here is written as its row in `schedc.syntax.plan_words` has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
+
+from schedc.syntax.plan_words import PLAN_WORDS, PlanWord
 
 _SCHEDULES = (
     "dualpipev(P = 2, M = 8)", "dualpipev(P = 2, M = 4)", "1f1b(P = 4, M = 4)", "zbh1(P = 2, M = 4)",
@@ -33,8 +39,8 @@ class PlanWriter:
         return self.draw.choice(_ODD_UNITS if self.draw.random() < self.wild else _UNITS)
 
     def plan(self) -> str:
-        kinds = (self.experts, self.topology, self.tokens, self.method, self.overlap, self.cell, self.capacity,
-                 self.hot, self.recompute, self.recompute, self.memory, self.table)  # fmt: skip
+        rows = [row for row in PLAN_WORDS if row.word not in ("layers", "layout")]
+        kinds = [self.recompute, *(getattr(self, row.word, partial(self.like, row)) for row in rows)]
         lines = [self.layers(), *(make() for make in self.draw.sample(kinds, self.draw.randint(1, len(kinds))))]
         if self.draw.random() < 0.5:
             self.draw.shuffle(lines)
@@ -63,7 +69,7 @@ class PlanWriter:
     def tokens(self) -> str:
         return f"tokens {self.pick(1, 512, 4096)} {self.some('dtype ' + self.pick('bf16', 'fp8', 'fp32'))}"
 
-    def method(self) -> str:
+    def alltoall(self) -> str:
         return f"alltoall {self.pick('flat', 'hierarchical', 'allgather', 'auto')}"
 
     def overlap(self) -> str:
@@ -96,9 +102,28 @@ class PlanWriter:
     def memory(self) -> str:
         return f"memory {self.pick(1, 40, '0.5', 100000)}{self.unit()}"
 
-    def table(self) -> str:
+    def costs(self) -> str:
+        return self.table("costs")
+
+    def parameters(self) -> str:
+        return self.table("parameters")
+
+    def activations(self) -> str:
+        return self.table("activations")
+
+    def table(self, word: str) -> str:
         entries = (f"{kind} {self.pick(1, 30)}{self.unit()}" for kind in ("dense", "moe", "head"))
-        return f"{self.pick('costs', 'parameters', 'activations')} {self.some(*entries) or 'moe 3'}"
+        return f"{word} {self.some(*entries) or 'moe 3'}"
+
+    def like(self, row: PlanWord) -> str:
+        """A line as the form of its row, with other numbers and other names of the row: for words without a method."""
+        word, *parts = row.form.split()
+        return " ".join([word, *(self.other(part, row) for part in parts)])
+
+    def other(self, part: str, row: PlanWord) -> str:
+        if part.replace(".", "", 1).isdigit():
+            return self.pick(part, 0, 1, "1.25", 8)
+        return self.pick(part, *row.names) if part in row.names else self.pick(part)
 
 
 def plan(draw: Random, mutate: Callable[[Random, str], str]) -> str:

@@ -17,6 +17,7 @@ from schedc.cli import main
 from schedc.cost.keys import COST_SYMBOLS
 from schedc.editor.findings import findings
 from schedc.editor.hover import WORDS, explain
+from schedc.editor.textmate import keywords, textmate_grammar
 from schedc.load.library import names
 from schedc.source import Source
 from schedc.syntax.plan_words import FORMS, PLAN_LINES
@@ -56,11 +57,9 @@ def grammar_words() -> set[str]:
 
 
 def test_both_highlighters_know_the_words_of_the_grammar() -> None:
-    pytest.importorskip("pygments")
-    from schedc.editor.highlight import keywords
-
     assert set(keywords()) == grammar_words() | {"if"}
     path = ROOT / "editors" / "vscode" / "syntaxes" / "sched.tmLanguage.json"
+    assert path.read_text(encoding="utf-8") == textmate_grammar(), "run python -m schedc.editor.textmate > that file"
     rules = json.loads(path.read_text())["patterns"]
     by_name = {rule.get("name"): set(re.findall(r"\w+", rule["match"].replace(r"\b", ""))) for rule in rules}
     assert by_name["keyword.control.sched"] == set(keywords())

@@ -41,13 +41,14 @@ from schedc.plan import (
     Topology,
     plan_of,
 )
+from schedc.plan.directives import DIRECTIVES
 from schedc.plan.recompute_bytes import saving
 from schedc.plan.values import BYTES as BYTES_OF
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json as report
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
-from schedc.syntax.plan_words import FORMS, INSIDE, PLAN_LINES
+from schedc.syntax.plan_words import FORMS, INSIDE, PLAN_WORDS
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -265,7 +266,11 @@ def test_slips_are_told_in_their_line_and_how_it_is_written(
 
 
 def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) -> None:
-    assert FORMS.keys() == PLAN_LINES.keys()
+    assert all(row.form.split()[0] == row.word and row.meaning for row in PLAN_WORDS)
+    assert [row.word for row in PLAN_WORDS if row.word not in DIRECTIVES] == [
+        "layers", "layout", "costs", "parameters", "activations", "memory",
+    ]  # fmt: skip
+    assert DIRECTIVES.keys() <= FORMS.keys()
     several = [form for word, form in FORMS.items() if word not in ("layout", "memory", "parameters", "activations")]
     analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
