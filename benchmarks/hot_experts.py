@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,6 +43,7 @@ from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram, Half
 from schedc.cell.schedule import cell_program
+from schedc.ir.arrays import Int64
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import MicroStep
@@ -75,10 +75,8 @@ ROUTING = 1.0
 POLICIES = {"0": None, "fixed": HotPolicy(2, 1.2), "auto": HotPolicy()}
 SKEWS = {"zipf10": 1.0, "zipf06": 0.6, "balanced": 0.0}
 
-Ints = NDArray[np.int64]
 
-
-def drawn(layer: int, microbatch: int, exponent: float) -> Ints:
+def drawn(layer: int, microbatch: int, exponent: float) -> Int64:
     """[ranks, tokens, k] experts of every rank's tokens."""
     popular = np.random.default_rng(layer).permutation(EXPERTS)
     share = np.arange(1, EXPERTS + 1, dtype=np.float64) ** -exponent
@@ -90,7 +88,7 @@ def drawn(layer: int, microbatch: int, exponent: float) -> Ints:
 class Drawn(Router):
     """A router whose choices are prescribed for each microbatch; only its gate weights are learned."""
 
-    def draw(self, rank: int, choices: list[Ints]) -> None:
+    def draw(self, rank: int, choices: list[Int64]) -> None:
         self.choices = [torch.from_numpy(np.ascontiguousarray(every[rank])) for every in choices]
         self.turn = 0
 
@@ -112,14 +110,14 @@ class Traffic:
 
     dispatched: float
     lent: float
-    own: Ints
-    borrowed: Ints
-    rows: Ints
-    weights: Ints
+    own: Int64
+    borrowed: Int64
+    rows: Int64
+    weights: Int64
     hot: int
 
     @classmethod
-    def of(cls, choices: Ints, policy: HotPolicy | None) -> Traffic:
+    def of(cls, choices: Int64, policy: HotPolicy | None) -> Traffic:
         counts = counts_of(choices, EXPERTS)
         local = EXPERTS // RANKS
         hot = choose_hot(counts, policy.resolved(local, INNER, ITEM)) if policy else ()

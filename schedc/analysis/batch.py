@@ -10,13 +10,12 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import COST, FRESH, RANK, Kernels, kernels
-from schedc.analysis.ratios import Floats, idle, ratios, span_ratios
+from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.batch import CostBatch, CostRows
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import bincount, distinct, reduceat
+from schedc.ir.arrays import Floats, Int32, Int64, bincount, distinct, reduceat
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int32, Int64
 
 _WIDTH = 256
 """Cost vectors that the compiled loop runs at a time: the rows that it reads and writes then stay in the caches."""

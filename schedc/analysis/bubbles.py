@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Floats, Timeline, durations
+from schedc.analysis.timeline import Timeline, durations
 from schedc.cost.costs import Costs, StageCosts
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Floats, Int32, Int64, bincount
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int32, Int64
 
 CLASSES = ("warm-up", "cooldown", "dependency", "message", "imbalance")
 WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))

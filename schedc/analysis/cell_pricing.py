@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.timeline import Floats, Timeline, timeline_of
+from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
 from schedc.cell.graph import EXCHANGE_LANES, StageShape
@@ -19,11 +19,11 @@ from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.numba_kernels import Kernels, kernels
-from schedc.ir.arrays import reduceat, repeat
+from schedc.ir.arrays import Bools, Int32, Int64, reduceat, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int32, Int64, Schedule
-
-Bools = npt.NDArray[np.bool_]
+from schedc.ir.schedule import Schedule
 
 _NUMPY_ROUND = 3.3e-6
 """Seconds that numpy takes for a round of all ranks, roughly: what decides whether to load the compiled loop."""

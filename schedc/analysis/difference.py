@@ -13,8 +13,9 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.rank_counts import counts
 from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
+from schedc.ir.arrays import Int64
 from schedc.ir.ops import LETTERS
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 SHOWN = 8
 """Ops that are named in each list; the counts are of all."""

@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.cost.costs import Costs
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64, Schedule
-
-Floats = npt.NDArray[np.float64]
+from schedc.ir.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import measure_memory
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Int64
 
 _PEAKS = ("peak_activations", "peak_activations_between", "peak_pending_weight")
 COUNTS = (*_PEAKS, "messages_sent")

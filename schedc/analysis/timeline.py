@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64, Schedule
-
-Floats = npt.NDArray[np.float64]
+from schedc.ir.schedule import Schedule
 
 _NUMPY_LEVEL = 3.4e-6
 """Seconds that numpy takes for a level, roughly: what decides whether to load the compiled loop."""

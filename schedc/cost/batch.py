@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-
-Floats = npt.NDArray[np.float64]
+from schedc.ir.arrays import Floats
 
 
 @dataclass(frozen=True, eq=False)

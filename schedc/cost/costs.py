@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.cost.checks import Cost, problem, validated
 from schedc.cost.keys import DEFAULTS, NAMES, TABLES
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
+from schedc.ir.arrays import Floats
 from schedc.source import Source
 
 if TYPE_CHECKING:
     from schedc.cell.table import CellTable
 
-Floats = npt.NDArray[np.float64]
 
 ANCHORS = frozenset({"F", "B"})
 """Keys that say which unit a file's times are in: beside them no other time has a default of 1."""

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
-from schedc.ir.arrays import bincount, repeat
+from schedc.ir.arrays import Floats, Int32, Int64, bincount, repeat
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int32, Int64, Schedule
-
-Floats = npt.NDArray[np.float64]
+from schedc.ir.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from schedc.cost.costs import Costs
 from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.markup import plain
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.arrays import Int64
+from schedc.ir.schedule import Schedule
 from schedc.source import first_sentence
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from schedc.ir.arrays import Int64
+
 Values = npt.NDArray[Any]
 
 _DIGITS = 12
@@ -23,7 +24,7 @@ _INT32 = 2**31
 class Steps:
     """[count] numbers as multiples of a decimal step: ``values / 10**decimals``."""
 
-    values: Ints
+    values: Int64
     decimals: int = 0
 
 

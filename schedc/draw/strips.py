@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from schedc.draw.cells import CellColumns, Curve, Floats
+from schedc.draw.cells import CellColumns, Curve
 from schedc.draw.layout import DrawingLayout
 from schedc.draw.markup import box, content, number
 from schedc.draw.palette import PHASES, shade_of
+from schedc.ir.arrays import Floats, Int64
 from schedc.ir.ops import LETTERS
-
-Ints = npt.NDArray[np.int64]
 
 _TENTHS = 10
 """Steps per px of the memory curve."""
@@ -46,14 +44,14 @@ def lane(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
     return [f'<g class="strip"><title>{title}</title>', ground, *fills, *edge, "</g>", *_phases(cells, rank, layout)]
 
 
-def _layers(cells: CellColumns, busy: slice, layout: DrawingLayout) -> list[tuple[str, tuple[Ints, Ints]]]:
+def _layers(cells: CellColumns, busy: slice, layout: DrawingLayout) -> list[tuple[str, tuple[Int64, Int64]]]:
     """(style, (starts, ends)) of the layers to paint, in order: all busy time in its commonest fill, then the others.
 
     Edges between two px then blend with a neighbouring fill, not with the idle ground.
     """
     starts, ends, fills = _pieces(cells, busy, layout)
     kinds, counts = np.unique(fills, return_counts=True)
-    layers: list[tuple[str, tuple[Ints, Ints]]] = []
+    layers: list[tuple[str, tuple[Int64, Int64]]] = []
     for i in np.argsort(-counts, kind="stable").tolist():
         chosen = fills == kinds[i] if layers else np.ones(fills.size, bool)
         layers.append((f"s{LETTERS[kinds[i] // 2]}{kinds[i] % 2}", (starts[chosen], ends[chosen])))
@@ -118,12 +116,12 @@ def coarse(curve: Curve, makespan: float, layout: DrawingLayout) -> Curve:
     return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
-def _on(times: Floats, layout: DrawingLayout) -> Ints:
+def _on(times: Floats, layout: DrawingLayout) -> Int64:
     """[times] Columns of the grid that the times fall on."""
     return np.rint(times * (layout.scale * layout.detail.columns / layout.plot_width)).astype(np.int64)
 
 
-def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Ints, Ints, Ints]:
+def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Int64, Int64, Int64]:
     """[pieces] (start, end, fill) of the busy time on the grid, in order of time; fill is 2 * kind + shade."""
     both = np.stack([cells.first[busy], cells.second[busy]], 1)
     edges = np.stack([cells.start[busy], cells.middle[busy], cells.end[busy]], 1)
@@ -136,7 +134,7 @@ def _pieces(cells: CellColumns, busy: slice, layout: DrawingLayout) -> tuple[Int
     return _merged(starts[wide], ends[wide], fills[wide])
 
 
-def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
+def _merged(starts: Int64, ends: Int64, fills: Int64) -> tuple[Int64, Int64, Int64]:
     """Joins touching pieces of one fill."""
     if not starts.size:
         return starts, ends, fills
@@ -145,7 +143,7 @@ def _merged(starts: Ints, ends: Ints, fills: Ints) -> tuple[Ints, Ints, Ints]:
     return starts[heads], ends[np.append(heads[1:], starts.size) - 1], fills[heads]
 
 
-def _path(layout: DrawingLayout, y: float, style: str, starts: Ints, ends: Ints) -> str:
+def _path(layout: DrawingLayout, y: float, style: str, starts: Int64, ends: Int64) -> str:
     """Horizontal strokes at height ``y`` px, one unit of the path per column. Relative moves keep the path short."""
     wide = ends > starts
     starts, ends, _ = _merged(starts[wide], ends[wide], np.zeros(int(wide.sum()), np.int64))

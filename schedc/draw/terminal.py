@@ -16,8 +16,8 @@ from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.chart import Chart, longest
 from schedc.draw.layout import tick_step
 from schedc.draw.markup import quantity
+from schedc.ir.arrays import Int64
 from schedc.ir.ops import FACTS, LETTERS, OpKind
-from schedc.ir.schedule import Int64
 
 _WIDEST_CELL = 8
 """Most columns of the shortest cell, since a tiny schedule need not fill a wide screen."""

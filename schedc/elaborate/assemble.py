@@ -11,9 +11,10 @@ from schedc.elaborate.evaluate import Evaluator
 from schedc.elaborate.expand import MAX_FINDINGS, ExpandedItem, unpack
 from schedc.elaborate.numbering import RankOps, number_microbatches
 from schedc.elaborate.sizes import segments_per_microbatch
+from schedc.ir.arrays import Int64
 from schedc.ir.ops import FACTS
 from schedc.ir.placement import Placement
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.syntax import tree as t
 
 

@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label
-from schedc.ir.arrays import repeat
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Int64, repeat
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
 from schedc.syntax.words import BUILTINS

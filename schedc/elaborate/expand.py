@@ -15,10 +15,9 @@ import numpy as np
 
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope, Value
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
-from schedc.ir.schedule import Int64
 from schedc.source import Span
 from schedc.syntax import tree as t
 

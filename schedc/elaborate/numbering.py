@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int8, Int64, repeat
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int8, Int64
 
 _QUEUES = int(TURN.max()) + 1
 """Number of queues on a chunk: ops of each `TURN` are numbered on their own."""

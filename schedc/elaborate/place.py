@@ -9,8 +9,8 @@ import numpy as np
 from schedc.diagnostics import CompilerBug
 from schedc.elaborate.evaluate import Evaluator, Scope, Value
 from schedc.ir import placement
-from schedc.ir.arrays import bincount
-from schedc.ir.placement import IntArray, Placement
+from schedc.ir.arrays import Int32, bincount
+from schedc.ir.placement import Placement
 from schedc.source import Span
 from schedc.syntax import tree as t
 
@@ -72,7 +72,7 @@ def _routed(
     return built
 
 
-def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, scope: Scope) -> IntArray:
+def _route(pipe: t.PipePlace, stages: int, ranks: int, evaluator: Evaluator, scope: Scope) -> Int32:
     """[stages] rank of each stage of one pipe."""
     inner = Scope(stages, {pipe.variable: np.arange(stages, dtype=np.int64)}, scope, lambda: _no_instances(pipe.span))
     value: Any = np.broadcast_to(np.asarray(evaluator.value(pipe.rank, inner), np.int64), (stages,))

@@ -20,9 +20,8 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import run_durations
 from schedc.exact.cone import Cone, Vector, dot, minus
 from schedc.exact.space import Space
-from schedc.ir.arrays import bincount, distinct
+from schedc.ir.arrays import Int64, bincount, distinct
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int64
 
 Quantity = tuple[str, int]
 """A time: its name, and the rank that it is of, or -1 where it is one of all ranks.

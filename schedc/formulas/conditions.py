@@ -9,14 +9,14 @@ from math import gcd, lcm
 
 import numpy as np
 
-from schedc.analysis.dependencies import Bools
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.space import Space
 from schedc.formulas.cost_domains import random_vectors
-from schedc.formulas.fit import Floats, LinearForm, Table
+from schedc.formulas.fit import LinearForm, Table
 from schedc.formulas.measure import MeasuredTimes
 from schedc.formulas.pieces import Names, Piece, coefficients, costs_of, inside
 from schedc.formulas.regimes import Regime
+from schedc.ir.arrays import Bools, Floats
 
 _MOST_CONDITIONS = 7
 _PENALTY = 0.1

@@ -10,8 +10,8 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Vector
 from schedc.exact.space import Bound, Space
+from schedc.ir.arrays import Int64
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int64
 
 LATENCY_SHARE = 10
 """In the space with latency, p2p is at most every other cost divided by this."""

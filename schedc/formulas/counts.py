@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.dependencies import Bools
-from schedc.formulas.fit import Floats, LinearForm, Monomial, Table, beyond, families, fit
+from schedc.formulas.fit import LinearForm, Monomial, Table, beyond, families, fit
 from schedc.formulas.pieces import Example, Untried
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
+from schedc.ir.arrays import Bools, Floats
 
 RANK = "r"
 

@@ -21,8 +21,7 @@ from schedc.formulas.pieces import Example, FailedPiece, Names, Piece, Untried
 from schedc.formulas.proof import At, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
 from schedc.formulas.regions import SizeRegion
-from schedc.ir.arrays import repeat
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Int64, repeat
 from schedc.syntax.tree import ScheduleTree
 
 MOST_PIECES = 40

@@ -10,11 +10,9 @@ from itertools import combinations
 from math import lcm
 
 import numpy as np
-import numpy.typing as npt
 
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Floats, Int64
 
-Floats = npt.NDArray[np.float64]
 Table = Mapping[str, Int64]
 """[n] columns by name: the sizes and, where a rank is meant, ``r``."""
 

@@ -15,7 +15,7 @@ from schedc.claims.sweep import REFUSED
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.sizes import meets_requirements, parameter_of_role
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
 _AS_MANY = 12

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.pieces import Epigraph, linear_pieces
 from schedc.exact.space import Space
 from schedc.exact.times import BUBBLE, SPAN_BUBBLE, Kinds, LinearTimes, Quantity, times_on
-
-Floats = npt.NDArray[np.float64]
+from schedc.ir.arrays import Floats
 
 TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
 

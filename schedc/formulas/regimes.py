@@ -9,10 +9,11 @@ import numpy as np
 
 from schedc.exact.cone import Vector, dot
 from schedc.exact.pieces import volume
-from schedc.formulas.fit import Floats, LinearForm, Monomial, Table, families, fit
+from schedc.formulas.fit import LinearForm, Monomial, Table, families, fit
 from schedc.formulas.measure import MeasuredTimes
 from schedc.formulas.pieces import Names, coefficients, inside
 from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
+from schedc.ir.arrays import Floats
 
 _LEAST_SIZES = 8
 """Sizes that a region must have to be looked at."""

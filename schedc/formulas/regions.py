@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.dependencies import Bools
-from schedc.ir.schedule import Int64
+from schedc.ir.arrays import Bools, Int64
 
 
 @dataclass(frozen=True, eq=False)

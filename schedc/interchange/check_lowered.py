@@ -14,7 +14,8 @@ import numpy.typing as npt
 from schedc.diagnostics import Diagnostic
 from schedc.interchange.lowered_values import LoweredValues, program_of
 from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.arrays import Int64
+from schedc.ir.schedule import Schedule
 from schedc.ir.verify_program import verify_program
 
 SHOWN = 3

@@ -18,7 +18,8 @@ from schedc.draw.facts import sizes
 from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
 from schedc.draw.markup import quantity
 from schedc.draw.palette import FILLS, LIGHT
-from schedc.ir.schedule import Int32, Schedule
+from schedc.ir.arrays import Int32
+from schedc.ir.schedule import Schedule
 
 
 def export(schedule: Schedule, costs: Costs) -> str:

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug
 from schedc.interchange.torch_cells import MESSAGES, TorchCellKind, TorchCells
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import BACKWARD, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 _CHANNELS = {
     TorchCellKind.SEND_F: (Channel.ACTIVATION, 0),

@@ -9,9 +9,8 @@ from enum import IntEnum
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int64, repeat
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int64
 from schedc.source import Source, Span
 
 MOST_RANKS, MOST_NUMBER = 4096, 65_535

@@ -13,10 +13,11 @@ import numpy as np
 
 from schedc.cost.costs import Costs
 from schedc.interchange.refusals import one_copy, only_exported_kinds
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.passes.insert_communication import insert_communication
 
 GATHERED = 3

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.interchange.torch_cells import TorchCellKind, TorchCells
+from schedc.ir.arrays import Int32
 from schedc.ir.placement import Placement
-from schedc.ir.schedule import Int32
 
 _HELP = "write all forwards, each on the rank that holds its stage"
 

@@ -1,7 +1,7 @@
-"""numpy's functions that want counts and indexes in its own index type, for arrays of any integer type.
+"""Types of arrays, and numpy's functions that take counts and indexes, for arrays of any integer type.
 
-`intp` has 64 bits on most machines, and 32 on others, as in a browser's WebAssembly. There numpy refuses an int64 count
-or index, although its value fits.
+numpy wants counts and indexes as `intp`. It has 64 bits on most machines and 32 on others, such as a browser's
+WebAssembly. There numpy refuses an int64 count or index, although its value fits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 Integers = npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]

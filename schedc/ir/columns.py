@@ -7,14 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.placement import Placement
-
-Int8 = npt.NDArray[np.int8]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 class Columns:

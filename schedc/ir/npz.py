@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import did_you_mean
-from schedc.ir.columns import Int64
+from schedc.ir.arrays import Int64
 from schedc.ir.json_header import (
     HEADER_FIELDS,
     OPTIONAL_FIELDS,

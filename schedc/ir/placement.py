@@ -8,9 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import bincount
-
-IntArray = npt.NDArray[np.int32]
+from schedc.ir.arrays import Int32, bincount
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +23,7 @@ class Placement:
     ranks: number of ranks, P.
     """
 
-    rank_of_stage: IntArray
+    rank_of_stage: Int32
     first_microbatch: tuple[int, ...]
     ranks: int
 
@@ -47,7 +45,7 @@ class Placement:
         return int(bincount(self.rank_of_stage.ravel(), minlength=self.ranks).max())
 
     @cached_property
-    def chunk_of(self) -> IntArray:
+    def chunk_of(self) -> Int32:
         """[pipes, stages] number of the chunk on its rank; chunks count by pipe, then by stage."""
         flat = self.rank_of_stage.ravel()
         order = np.argsort(flat, kind="stable")
@@ -57,25 +55,25 @@ class Placement:
         return chunk.reshape(self.rank_of_stage.shape).astype(np.int32)
 
     @cached_property
-    def stage_of_chunk(self) -> IntArray:
+    def stage_of_chunk(self) -> Int32:
         """[ranks, chunks] stage of each chunk; -1 where a rank holds fewer."""
         return self._by_chunk(np.arange(self.stages)[None, :])
 
     @cached_property
-    def pipe_of_chunk(self) -> IntArray:
+    def pipe_of_chunk(self) -> Int32:
         """[ranks, chunks] pipe of each chunk; -1 where a rank holds fewer."""
         return self._by_chunk(np.arange(self.pipes)[:, None])
 
-    def _by_chunk(self, values: npt.NDArray[np.int64]) -> IntArray:
+    def _by_chunk(self, values: npt.NDArray[np.int64]) -> Int32:
         table = np.full((self.ranks, self.chunks), -1, np.int32)
         table[self.rank_of_stage, self.chunk_of] = values
         return table
 
-    def pipe_of_microbatch(self, microbatch: IntArray) -> IntArray:
+    def pipe_of_microbatch(self, microbatch: Int32) -> Int32:
         """Pipe of each microbatch number."""
         return (np.searchsorted(np.asarray(self.first_microbatch), microbatch, side="right") - 1).astype(np.int32)
 
-    def rank_of(self, stage: IntArray, microbatch: IntArray) -> IntArray:
+    def rank_of(self, stage: Int32, microbatch: Int32) -> Int32:
         """The rank that must run the ops of ``stage`` for ``microbatch``, elementwise."""
         if self.pipes == 1:
             return np.asarray(self.rank_of_stage[0][stage], np.int32)

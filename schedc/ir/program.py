@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import repeat
-from schedc.ir.columns import Columns, Int8, Int32, Int64
+from schedc.ir.arrays import Int8, Int32, Int64, repeat
+from schedc.ir.columns import Columns
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule

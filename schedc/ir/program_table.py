@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import BACKWARD, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 SEND, RECV, WAIT, REDUCE = InstructionKind.SEND, InstructionKind.RECV, InstructionKind.WAIT, InstructionKind.REDUCE
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import repeat
-from schedc.ir.columns import Int64
+from schedc.ir.arrays import Int64, repeat
 from schedc.ir.program import InstructionKind, Program
 
 

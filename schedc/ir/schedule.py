@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.columns import Columns, Int8, Int32, Int64
+from schedc.ir.arrays import Int8, Int32, Int64
+from schedc.ir.columns import Columns
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.placement import Placement
 from schedc.source import NOWHERE, Source, Span
-
-__all__ = ["Int8", "Int32", "Int64", "Op", "Schedule"]
 
 
 class Op(NamedTuple):

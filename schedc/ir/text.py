@@ -23,10 +23,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import PAIRS
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.ir.text_header import Header, HeaderLine, print_header, read_header
 from schedc.source import Source
 

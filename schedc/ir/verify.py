@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Bools, Int32, Int64, bincount
 from schedc.ir.op_tables import BACKWARD, PAIRS, TURN
 from schedc.ir.ops import FACTS, LETTERS, OpKind
-from schedc.ir.schedule import Int32, Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Span
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
-Bools = npt.NDArray[np.bool_]
 
 SHOWN = 3
 """Places at which findings of one kind are shown; the others are counted."""

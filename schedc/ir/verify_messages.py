@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from schedc.diagnostics import Diagnostic
+from schedc.ir.arrays import Int64
 from schedc.ir.program import InstructionKind
 from schedc.ir.program_table import RECV, SEND, WAIT, ProgramTable, channel_name
-from schedc.ir.schedule import Int64
 
 
 def _numbers(table: ProgramTable) -> list[Diagnostic]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, Label
-from schedc.ir.arrays import bincount, repeat
+from schedc.ir.arrays import Bools, bincount, repeat
 from schedc.ir.op_tables import BACKWARD, WEIGHT, kinds_where
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
@@ -24,7 +24,6 @@ from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
 
 CELL = InstructionKind.CELL
-Bools = npt.NDArray[np.bool_]
 
 
 def verify_program(program: Program) -> list[Diagnostic]:

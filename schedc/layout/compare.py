@@ -11,12 +11,12 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import HELD, measure_memory
 from schedc.analysis.timeline import simulate
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Floats, Int64, bincount
 from schedc.ir.placement import Placement
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import Balanced
-from schedc.layout.costs import Floats, LayerCosts
+from schedc.layout.costs import LayerCosts
 from schedc.layout.even import even
 from schedc.layout.parts import Layout, refusal
 from schedc.layout.writer import write_layout

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.cost.checks import problem, validated
 from schedc.cost.costs import Costs, parse_toml
 from schedc.diagnostics import Diagnostic, DiagnosticError, did_you_mean
+from schedc.ir.arrays import Floats
 from schedc.layout.parts import WORK, Layout
 from schedc.source import Source
-
-Floats = npt.NDArray[np.float64]
 
 
 class PerKind(NamedTuple):

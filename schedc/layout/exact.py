@@ -22,9 +22,9 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from schedc.ir.arrays import Int64
+
 Counts = tuple[int, int, int]
 """Parts of the three runs."""
 

@@ -39,14 +39,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.dependencies import Bools, Dependencies
+from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
-from schedc.analysis.timeline import Floats, run_times
+from schedc.analysis.timeline import run_times
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount
 from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.passes import loops
 from schedc.passes.instruction_table import InstructionTable, Messages
 from schedc.passes.reductions import Reductions, reductions_of

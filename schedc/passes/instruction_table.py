@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.program import Channel, InstructionKind, Program
-from schedc.ir.schedule import Int8, Int32, Int64, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.passes.reductions import Reductions
 
 Values = npt.NDArray[Any]

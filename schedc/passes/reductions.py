@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedc.diagnostics import Diagnostic, DiagnosticError
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 
 @dataclass(frozen=True)

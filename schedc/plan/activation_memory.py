@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from schedc.ir.arrays import Floats
 from schedc.layout.parts import WORK, Layout, PartKind
 from schedc.plan.recompute_bytes import (
     RowsPerToken,
@@ -18,8 +18,6 @@ from schedc.plan.recompute_bytes import (
 )
 from schedc.plan.row_counts import arriving_rows, worst_case_rows
 from schedc.plan.values import Attachments, Level, Recompute
-
-Floats = npt.NDArray[np.float64]
 
 MOE = [WORK.index(kind) for kind in (PartKind.MOE, PartKind.MTP)]
 """Places in `WORK` of the kinds of parts with experts in them."""

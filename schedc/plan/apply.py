@@ -12,10 +12,11 @@ from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
 from schedc.cost.keys import KEYS
 from schedc.diagnostics import DiagnosticError, Label
+from schedc.ir.arrays import Floats
 from schedc.ir.schedule import Schedule
 from schedc.layout.balancing import balance
 from schedc.layout.compare import peak_in_flight
-from schedc.layout.costs import Floats, LayerCosts
+from schedc.layout.costs import LayerCosts
 from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
-from schedc.ir.arrays import reduceat, repeat
+from schedc.ir.arrays import Floats, reduceat, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
@@ -27,8 +26,6 @@ from schedc.plan.units import amount, plain, shown
 from schedc.plan.values import Attachments
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
-
-Floats = npt.NDArray[np.float64]
 
 _WORKED_ON = "the rows of the microbatch that runs"
 

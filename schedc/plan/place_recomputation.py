@@ -11,10 +11,11 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
+from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 MOST_ROUNDS = 16
 """Times that the timeline is looked at: what is placed moves what comes after it, and so the bubbles."""

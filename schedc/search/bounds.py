@@ -10,9 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from schedc.diagnostics import CompilerBug
-from schedc.ir.arrays import bincount
+from schedc.ir.arrays import Int64, bincount
 from schedc.search.problem import SearchProblem
-from schedc.search.ticks import Int64
 
 
 @dataclass(frozen=True, eq=False)

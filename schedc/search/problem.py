@@ -16,20 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import durations
 from schedc.cost.costs import Costs, StageCosts
 from schedc.cost.given import check_given
+from schedc.ir.arrays import Bools, Floats, Int32, Int64
 from schedc.ir.op_tables import TURN
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int32, Schedule
+from schedc.ir.schedule import Schedule
 from schedc.search.split import split_backwards
-from schedc.search.ticks import Floats, Int64, TickGrid, grid_for
+from schedc.search.ticks import TickGrid, grid_for
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
-Bools = npt.NDArray[np.bool_]
 
 PAIRS_KEPT = "the pairs of the seed are kept, with their partners"
 NO_PAIRS = "no pairs"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedc.ir.arrays import Int64
 from schedc.search.bounds import Windows
 from schedc.search.problem import SearchProblem
-from schedc.search.ticks import Int64
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver, CpSolverStatus, IntVar

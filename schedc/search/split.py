@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Int64, repeat
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Int64, Schedule
+from schedc.ir.schedule import Schedule
 
 F, I, W, B = OpKind.F, OpKind.I, OpKind.W, OpKind.B  # noqa: E741
 

@@ -7,10 +7,8 @@ from fractions import Fraction
 from math import lcm
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from schedc.ir.arrays import Floats, Int64
 
 _DENOMINATOR = 10**5
 """Largest denominator of a cost that is exact."""

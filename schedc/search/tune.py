@@ -14,7 +14,7 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
 from schedc.diagnostics import CompilerBug, Diagnostic, DiagnosticError, Label, render
-from schedc.ir.arrays import repeat
+from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.search.bounds import Arcs, Windows, combinatorial_bound
@@ -22,7 +22,6 @@ from schedc.search.greedy import Order, list_orders, serial_order
 from schedc.search.problem import Freedom, SearchProblem, problem_of
 from schedc.search.solver import Effort, SolverResult, solve
 from schedc.search.split import join_backwards
-from schedc.search.ticks import Floats, Int64
 from schedc.source import NOWHERE
 
 MAX_OPS = 8_000

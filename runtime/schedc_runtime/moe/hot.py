@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from schedc.cost.exchange import hot_break_even
+from schedc.ir.arrays import Int64
 from schedc.plan.values import Hot
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.ordered_sums import Ints
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.stage import weight_gradients as weightgrad
 from schedc_runtime.stage.weight_gradients import WeightSink
@@ -70,7 +70,7 @@ class HotPolicy(Hot):
         return replace(self, most=local if self.most is None else self.most, pays_from=pays)
 
 
-def choose_hot(counts: Ints, policy: HotPolicy, on: bool = True) -> tuple[int, ...]:
+def choose_hot(counts: Int64, policy: HotPolicy, on: bool = True) -> tuple[int, ...]:
     """The hot experts of a microbatch, ascending: a function of what all ranks know.
 
     counts: [ranks, experts] rows by source rank. policy: resolved. on: whether any were hot in the step before, which
@@ -141,7 +141,7 @@ class Lending:
             tuple(len(self.owned_by(rank)) * other for rank, other in enumerate(others)),
         )
 
-    def placed(self, routing: NDArray[np.integer[Any]]) -> Ints:
+    def placed(self, routing: NDArray[np.integer[Any]]) -> Int64:
         """[ranks, N, k] choices renumbered as if every rank owned what is in its slots, after its own experts.
 
         Every rank then has ``local`` + len(``hot``) experts; negative entries stay.
@@ -159,7 +159,7 @@ class Lending:
 NOTHING_HOT = Lending()
 
 
-def counts_of(routing: NDArray[np.integer[Any]], experts: int) -> Ints:
+def counts_of(routing: NDArray[np.integer[Any]], experts: int) -> Int64:
     """[ranks, N, k] choices to rows by source rank and expert, [ranks, experts]; dropped ones do not count."""
     ranks = len(routing)
     rank, *_ = kept = np.nonzero(routing >= 0)

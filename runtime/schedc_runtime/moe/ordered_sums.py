@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from schedc.ir.arrays import Int64
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class Places:
     at: [entries]. sizes: of the blocks, padding included. full: whether there is no padding, so that ``at`` counts up.
     """
 
-    at: Ints
-    sizes: Ints
+    at: Int64
+    sizes: Int64
     full: bool
 
     @property
@@ -76,7 +75,7 @@ class Places:
         return int(self.sizes.sum())
 
 
-def places(blocks: Ints, count: int, capacity: int | None) -> Places:
+def places(blocks: Int64, count: int, capacity: int | None) -> Places:
     """Of entries sorted by block. ValueError if a block has more entries than its capacity."""
     sizes = np.bincount(blocks, minlength=count)
     if capacity is None:
@@ -88,12 +87,12 @@ def places(blocks: Ints, count: int, capacity: int | None) -> Places:
     return Places(at, np.full(count, capacity), len(blocks) == count * capacity)
 
 
-def bounds(chunks: Ints, count: int) -> tuple[int, ...]:
+def bounds(chunks: Int64, count: int) -> tuple[int, ...]:
     """Where the chunks of entries sorted by chunk begin, and the end; chunks without entries are left out."""
     return tuple(np.unique(np.searchsorted(chunks, np.arange(count + 1))).tolist()) if len(chunks) else ()
 
 
-def tree(levels: Sequence[tuple[Ints, Ints | None, tuple[int, ...], int]], direct: Ints, laid: Places) -> Tree:
+def tree(levels: Sequence[tuple[Int64, Int64 | None, tuple[int, ...], int]], direct: Int64, laid: Places) -> Tree:
     """A tree from the columns of its `SumLevel`s; ``direct`` has an entry for each leaf that is not padding."""
     made = [
         SumLevel(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
@@ -110,11 +109,11 @@ def tree(levels: Sequence[tuple[Ints, Ints | None, tuple[int, ...], int]], direc
     )
 
 
-def _counts_up(numbers: Ints) -> bool:
+def _counts_up(numbers: Int64) -> bool:
     return bool((numbers == np.arange(len(numbers))).all())
 
 
-def simple_tree(of: Ints, laid: Places, cuts: tuple[int, ...], small: int) -> Tree:
+def simple_tree(of: Int64, laid: Places, cuts: tuple[int, ...], small: int) -> Tree:
     """A tree of one level."""
     return tree([(of, None if laid.full else laid.at, cuts, small)], of, laid)
 

@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from schedc.ir.arrays import Int64
 from schedc_runtime.moe.exchange import ABSENT, Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
-from schedc_runtime.moe.ordered_sums import Ints, Places, Tree, bounds, on, places, simple_tree, tree
+from schedc_runtime.moe.ordered_sums import Places, Tree, bounds, on, places, simple_tree, tree
 
 Flags = NDArray[np.bool_]
 Choices = NDArray[np.integer[Any]]
@@ -200,8 +201,8 @@ def _plan_flat(routing: Choices, shape: Shape) -> Route:
 
 
 def _flat_levels(
-    token: Ints, expert: Ints, laid: Places, owner: Ints, shape: Shape, tokens: int
-) -> list[tuple[Ints, Ints | None, tuple[int, ...], int]]:
+    token: Int64, expert: Int64, laid: Places, owner: Int64, shape: Shape, tokens: int
+) -> list[tuple[Int64, Int64 | None, tuple[int, ...], int]]:
     """Tokens to (node, token), to (rank, token), to (token, expert): what other methods sum on three ranks."""
     per_rank = _hits(owner, np.arange(shape.ranks))
     per_node: Flags = np.any(per_rank.reshape(shape.nodes, shape.per_node, len(owner)), axis=1)
@@ -274,9 +275,9 @@ def _capacities(
     return (shape.bound(experts, count), shape.bound(experts, count * top)), on_node
 
 
-def _owners(routing: Choices, each: int) -> Ints:
+def _owners(routing: Choices, each: int) -> Int64:
     """Which of the holders of ``each`` experts has an expert; negative for none."""
-    owners: Ints = np.floor_divide(routing, each, dtype=np.int64)
+    owners: Int64 = np.floor_divide(routing, each, dtype=np.int64)
     return owners
 
 
@@ -297,7 +298,7 @@ def _masks(pairs: Flags, routing: Choices, shape: Shape) -> tuple[Flags, Flags]:
 def _forks(
     masks: tuple[Flags, Flags],
     lead: int,
-    at: tuple[Ints, Ints],
+    at: tuple[Int64, Int64],
     capacity: tuple[int | None, int | None],
     small: tuple[int, ...],
 ) -> tuple[tuple[Tree, Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -317,7 +318,7 @@ def _forks(
 
 def _landings(
     masks: tuple[Flags, Flags], lead: int, capacity: tuple[int | None, int | None]
-) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+) -> tuple[tuple[Int64, Int64], tuple[Int64, Int64]]:
     """Where each entry of a mask lies once it has arrived, and the sizes of the blocks."""
     at, sizes = [], []
     for mask, bound in zip(masks, capacity, strict=True):
@@ -329,27 +330,27 @@ def _landings(
     return (at[0], at[1]), (sizes[0], sizes[1])
 
 
-def _laid(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Ints, ...]]:
+def _laid(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Int64, ...]]:
     """Both ends of a hop lay out a mask in the same way: its entries in order, by block."""
     where = np.nonzero(mask)
     blocks = np.ravel_multi_index(where[:lead], mask.shape[:lead])
     return places(blocks, int(np.prod(mask.shape[:lead])), capacity), where
 
 
-def _grouped(expert: Ints, source: Ints, token: Ints, shape: Shape) -> tuple[Ints, Places]:
+def _grouped(expert: Int64, source: Int64, token: Int64, shape: Shape) -> tuple[Int64, Places]:
     """The order of the experts' rows: by expert, source rank, token; and where they lie when padded."""
     order = np.lexsort((token, source, expert))
     blocks = expert[order] * shape.ranks + source[order]
     return order, places(blocks, shape.local * shape.ranks, shape.capacity)
 
 
-def _hits(owner: Ints, targets: Ints) -> Flags:
+def _hits(owner: Int64, targets: Int64) -> Flags:
     """[targets, N] whether a token has an expert there, of owners [N, k]."""
     hits: Flags = np.any(owner == targets[:, None, None], axis=-1)
     return hits
 
 
-def _numbered(mask: Flags) -> Ints:
+def _numbered(mask: Flags) -> Int64:
     """The number of every set entry among the set entries, in their order."""
     return (np.cumsum(mask) - 1).reshape(mask.shape)
 
@@ -358,7 +359,7 @@ def _tokens(mine: Choices) -> int:
     return int((mine[:, 0] != ABSENT).sum())
 
 
-def _sums(sizes: Ints, groups: int) -> tuple[int, ...]:
+def _sums(sizes: Int64, groups: int) -> tuple[int, ...]:
     return tuple(sizes.reshape(groups, -1).sum(1).tolist())
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from schedc.ir.arrays import Floats
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.layout import cuts_of
-
-Floats = npt.NDArray[np.float64]
 
 
 def balance(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:
