@@ -35,12 +35,13 @@ demo: setup  ## compile dualpipev and train a small transformer with it on 4 loc
 	$(BIN)/schedc run dualpipev -D P=4 -D M=10 --check bitwise
 
 ROOM ?=
+WORKERS ?= 2
 
 test: setup  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
-	$(BIN)/python -m pytest tests/$(ROOM)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$(ROOM)
 
 test-fast: setup  ## what starts no ranks and takes no test longer than five seconds
-	$(BIN)/python -m pytest -m 'not processes and not slow' tests/$(ROOM)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not processes and not slow' tests/$(ROOM)
 
 sweep: setup  ## the long sweeps in full; the suite runs them reduced
 	SCHEDC_SWEEP=full $(BIN)/python -m pytest -m sweep
