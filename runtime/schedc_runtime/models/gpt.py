@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a `GPT`. ``tied``: the head's weight is the token embedding's."""
+    """Sizes of a `GPT`. tied: the head and the token embedding share one weight."""
 
     vocab: int = 128
     width: int = 64

@@ -1,4 +1,4 @@
-"""A transformer in the shape of DeepSeek-V3 at any size: what the examples and benchmarks of expert parallelism train.
+"""A transformer in the shape of DeepSeek-V3 at any size, for examples and benchmarks of expert parallelism.
 
     tokens -> embedding -> dense blocks -> MoE blocks -> norm -> head -> logits
                                              |                    |
@@ -27,12 +27,12 @@ from schedc_runtime.moe.router import Router, RouterConfig
 class MoEConfig:
     """Sizes of a `MoETransformer`.
 
-    inner, expert_inner: inner sizes of the dense MLPs and of each routed expert; the shared expert has that of
-        ``shared`` routed ones (0: no shared expert).
-    query_rank, key_value_rank: widths that attention's inputs are compressed to.
-    plain, rotary, value: sizes per head: of queries and keys without and with positions, and of values.
-    multi_token: also predict the token after the next. tied: its embedding is the model's own, which then must lie
-        on one rank with the last stage (a V placement), else a pipeline refuses it.
+    inner, expert_inner: inner sizes of the dense MLPs and of each routed expert.
+    shared: inner size of the shared expert as a number of routed experts; 0: no shared expert.
+    query_rank, key_value_rank: widths to which attention compresses its inputs.
+    plain, rotary, value: columns per head of queries and keys without and with positions, and of values.
+    multi_token: also predict the token after the next. tied: this prediction uses the model's own embedding. A pipeline
+        then needs the first and the last stage on one rank, as in a V placement.
     """
 
     vocab: int = 128
@@ -59,7 +59,7 @@ class MoEConfig:
 
 
 class LatentAttention(nn.Module):
-    """[batch, tokens, width] to the same: causal attention whose keys and values are made of a narrow latent vector."""
+    """[batch, tokens, width] to the same: causal attention whose keys and values come from a narrow latent vector."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -89,7 +89,10 @@ class LatentAttention(nn.Module):
 
 
 def turn(x: Tensor) -> Tensor:
-    """[..., tokens, width]: columns i and i + width / 2, as a plane, turned by position * 10000^(-2i / width)."""
+    """[..., tokens, width] to the same: rotates the plane of columns i and i + width / 2.
+
+    The angle is position * 10000^(-2i / width).
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     exponents = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=wide) / x.shape[-1]
     angle = torch.arange(x.shape[-2], device=x.device, dtype=wide)[:, None] * 10000.0**-exponents
@@ -116,7 +119,7 @@ class MoeBlock(nn.Module):
 
 
 def moe_layer(config: MoEConfig) -> MoELayer:
-    """The expert layer of ``config``, whole: `shard_experts` spreads it."""
+    """The expert layer of ``config`` with all experts; `shard_experts` shards them."""
     routing = config.routing
     return MoELayer(
         Router(config.width, routing),
@@ -126,7 +129,7 @@ def moe_layer(config: MoEConfig) -> MoELayer:
 
 
 class MultiToken(nn.Module):
-    """Hidden states [batch, tokens, width] to those that predict one token further, [batch, tokens - 1, width]."""
+    """[batch, tokens, width] hidden states to [batch, tokens - 1, width], which predict one token further."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -145,8 +148,11 @@ class MultiToken(nn.Module):
 
 
 class MoETransformer(nn.Module):
-    """[batch, tokens] int64 to logits [batch, tokens, vocab]; with multi-token prediction to a pair, the second one
-    [batch, tokens - 1, vocab] of the token after the next. Cut into stages at its ``blocks``."""
+    """[batch, tokens] int64 to logits [batch, tokens, vocab]. Cut into stages at its ``blocks``.
+
+    With multi-token prediction the result is a pair. The second element, [batch, tokens - 1, vocab], predicts the token
+    after the next.
+    """
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -171,7 +177,7 @@ class MoETransformer(nn.Module):
 
 
 def multi_token_loss(factor: float = 0.3) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
-    """The loss of a model with multi-token prediction: of the next token, and ``factor`` times of the one after."""
+    """A loss for multi-token prediction: that of the next token plus ``factor`` times that of the one after."""
 
     def loss_fn(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         logits, further = output

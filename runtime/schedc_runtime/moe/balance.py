@@ -1,10 +1,10 @@
-"""How evenly tokens choose experts: loads, the biases that follow them, and the auxiliary loss.
+"""Balances how tokens choose experts: loads, router biases that follow them, and the auxiliary loss.
 
     router --> tally --> [balance] ---------> balance: its gradient enters where the layer ends
                  \\-> sums of shares -------/
 
-The auxiliary loss is that of all tokens of all replicas: of a microbatch, on every rank that holds the layer. It needs
-two sums of each expert from everyone, which are on their way (the exchange in brackets) while the layer works.
+The auxiliary loss counts all tokens of a microbatch on all replicas: on every rank that holds the layer. It needs two
+sums per expert from every replica. Their exchange (in brackets) overlaps with the layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schedc_runtime.transport.collectives import Communicator
 
 
 def load_of(everyone: Tensor, experts: int) -> Tensor:
-    """[experts] int64: how often each was chosen in ``everyone``'s routing [ranks, N, k], dropped choices included."""
+    """[experts] int64: choices of each expert in ``everyone``'s routing [ranks, N, k], dropped ones included."""
     chosen = everyone.flatten().long()
     chosen = torch.where(chosen < ABSENT, marked(chosen), chosen)
     counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
@@ -31,18 +31,19 @@ def load_of(everyone: Tensor, experts: int) -> Tensor:
 
 
 def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
-    """``bias`` [experts] after a step with ``load``: raised by ``rate`` below the mean load, lowered above it.
+    """``bias`` [experts] after a step: raised by ``rate`` where ``load`` [experts] is below its mean, lowered above.
 
-    Loads are whole numbers and compared as such: every rank comes to the same bits.
+    Loads are compared as whole numbers, so that every rank gets the same bits.
     """
     above = (load * len(load) - load.sum()).sign()
     return bias - rate * above.to(bias.dtype)
 
 
 class Loads(nn.Module):
-    """Counts who chose what in each microbatch that is trained on: the identity on everyone's routing [ranks, N, k].
+    """The identity on everyone's routing [ranks, N, k], which counts the choices of each trained microbatch.
 
-    chosen: [experts] choices since `clear`, of all ranks of the expert group; dropped: how many a capacity dropped.
+    chosen: [experts] choices since `clear`, on all ranks of the expert group. dropped: number of them that a capacity
+    dropped.
     """
 
     chosen: Tensor
@@ -54,7 +55,7 @@ class Loads(nn.Module):
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def clear(self) -> None:
-        """Forget the counts."""
+        """Clear the counts."""
         self.chosen.zero_()
         self.dropped.zero_()
 
@@ -66,10 +67,10 @@ class Loads(nn.Module):
 
 
 class Tally(nn.Module):
-    """What everyone must know of this rank's tokens: (index [N, k], shares [N, experts]) to (tally, sums [experts]).
+    """What other replicas need to know of this rank's tokens: (index [N, k], shares [N, experts]) to (tally, sums).
 
-    tally: [1, 2, experts] float64: how often each expert was chosen, and the sum of its shares. sums: these again, for
-    their gradient.
+    tally: [1, 2, experts] float64: choices of each expert, and the sum of its shares. sums: [experts] the sums of
+    shares with a gradient.
     """
 
     def forward(self, index: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,9 +80,9 @@ class Tally(nn.Module):
 
 
 class BalanceExchange(Exchange):
-    """Everyone's tally: [1, 2, experts] to [replicas, 2, experts], over all ``replicas`` of the layer.
+    """Gathers everyone's tally: [1, 2, experts] to [replicas, 2, experts], over all ``replicas`` of the layer.
 
-    They are the ranks of the expert group, and with more pipelines side by side those of all expert groups.
+    Replicas are the ranks of the expert group. With several pipelines they are the ranks of all expert groups.
     """
 
     label, differentiable = "balance", False
@@ -102,26 +103,26 @@ class BalanceExchange(Exchange):
 
 
 class Balance(nn.Module):
-    """Adds the auxiliary loss: the identity on the layer's output, whose backward differentiates
+    """Adds the auxiliary loss. It is the identity on the layer's output, and its backward differentiates
 
         loss = balance * experts * sum_e (fraction of all choices that fell on e) * (mean share of e)
 
-    over all tokens of the microbatch on all replicas, however many each has. Fractions have no gradient (Fedus et al.,
-    2021, section 2.2). What this rank adds is its part times the number of replicas, so that, as for any mean
-    loss, averaging the replicas' gradients gives the loss's gradient.
+    over all tokens of the microbatch on all replicas, which may have different numbers of tokens. Fractions have no
+    gradient (Fedus et al., 2021, section 2.2). This rank adds its part times the number of replicas. The mean of the
+    replicas' gradients is then the gradient of the loss, as for any mean loss.
     """
 
     def __init__(self, routing: RouterConfig) -> None:
         super().__init__()
         self.routing = routing
         self.scale = 1.0
-        """What the training loss of a microbatch is multiplied by before its backward."""
+        """Factor of a microbatch's training loss before its backward."""
         self.total: Tensor | None = None
-        """The losses of the microbatches trained on since `clear`, added up, without `scale`."""
+        """Sum of the losses of the microbatches trained since `clear`, without `scale`."""
         self.microbatches = 0
 
     def clear(self) -> None:
-        """Forget the losses."""
+        """Clear the losses."""
         self.total, self.microbatches = None, 0
 
     def forward(self, output: Tensor, sums: Tensor, everyone: Tensor) -> Tensor:
@@ -139,9 +140,9 @@ class Balance(nn.Module):
 
 
 def loss_slope(load: Tensor, k: int) -> Tensor:
-    """What the share of one token of each expert adds to the loss, [experts] float64, where ``load`` is all choices.
+    """[experts] float64: what a token's share of each expert adds to the loss. load: [experts] all choices.
 
-    Every token has ``k`` of them: the sum of slope times shares over all tokens is 1 where loads, or shares, are even.
+    Every token has ``k`` choices. Summed over all tokens, slope times shares is 1 if the loads or the shares are even.
     """
     chosen, experts = load.double(), len(load)
     total = chosen.sum().clamp(min=1)
@@ -149,7 +150,7 @@ def loss_slope(load: Tensor, k: int) -> Tensor:
 
 
 class _AddGradient(torch.autograd.Function):
-    """The identity on the first argument; the second gets the third as its gradient."""
+    """The identity on the first argument; gives the second the third as its gradient."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, sums: Tensor, gradient: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Which choices of experts are dropped where an expert takes no more than so many tokens of a rank.
+"""Drops choices of experts beyond a capacity: the number of tokens that an expert takes from one rank.
 
-A dropped choice keeps its expert in its number, which becomes negative (`marked`), and has weight 0: it is moved by
-nobody, but still counted by the auxiliary loss. Every rank drops among its own tokens, so that all ranks know from
-everyone's routing what was kept.
+A dropped choice keeps its expert as a negative number (`marked`) and has weight 0. No exchange moves it, but the
+auxiliary loss still counts it. Every rank drops among its own tokens, so that everyone's routing tells all ranks what
+was kept.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ def _by_position(weight: Tensor) -> Tensor:
 
 
 _ORDERS: dict[Drop, Callable[[Tensor], Tensor]] = {Drop.PROBS: _by_weight, Drop.POSITION: _by_position}
-"""Flat choices, in the order of their tokens, to the order in which an expert takes them in."""
+"""Functions from the weights of choices [choices], in the order of tokens, to the order in which experts take them."""
 
 
 def kept(index: Tensor, weight: Tensor, slots: int, drop: Drop) -> Tensor:
-    """[N, k] bool: the choices of ``index`` [N, k] that stay when each expert takes ``slots`` of these tokens."""
+    """[N, k] bool: the choices of ``index`` [N, k] that stay if each expert takes ``slots`` of these tokens."""
     experts = index.flatten()
     order = _ORDERS[drop](weight.detach().flatten())
-    order = order[experts[order].argsort(stable=True)]  # by expert, and within one as the policy has it
+    order = order[experts[order].argsort(stable=True)]  # by expert, and inside of one by the policy
     grouped = experts[order]
-    place = torch.arange(len(order), device=order.device) - torch.searchsorted(grouped, grouped)
+    rank_in_expert = torch.arange(len(order), device=order.device) - torch.searchsorted(grouped, grouped)
     result = torch.empty_like(order, dtype=torch.bool)
-    result[order] = place < slots
+    result[order] = rank_in_expert < slots
     return result.view(index.shape)
 
 
 class Dropper(nn.Module):
-    """(index, weight), both [N, k], the choices beyond the capacity marked; as they are without one."""
+    """(index, weight), both [N, k], with choices beyond the capacity marked. Unchanged without a capacity."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -84,5 +84,5 @@ class Dropper(nn.Module):
 
 
 def marked(index: Tensor) -> Tensor:
-    """Expert numbers from 0 up as those of dropped choices, from `ABSENT` - 1 down; and back."""
+    """[...] expert numbers from 0 up to the marks of dropped choices, from `ABSENT` - 1 down; and back."""
     return ABSENT - 1 - index

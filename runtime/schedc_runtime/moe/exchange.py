@@ -1,4 +1,4 @@
-"""The exchanges of a MoE layer: everyone's routing, and rows that move between ranks by a route."""
+"""The exchanges of a MoE layer: of everyone's routing, and of rows along a route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Hop = Literal["flat", "rail", "node"]
 
 
 class Splitting(Protocol):
-    """What an exchange needs of a `Route`."""
+    """The part of a `Route` that an exchange uses."""
 
     def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[Splits, Splits]:
         """Rows to send to and to receive from each member, for each of ``payload`` tensors."""
@@ -24,10 +24,10 @@ class Splitting(Protocol):
 
 
 class RoutingExchange(Exchange):
-    """Everyone's choice of experts: [N, k] to [ranks, N, k], int16 while that is enough for the experts.
+    """Gathers everyone's choices of experts: [N, k] to [ranks, N, k], as int16 if that holds the expert numbers.
 
-    With it all ranks know all counts, so that nothing else about the routing has to be sent. Entries are expert
-    numbers, or `ABSENT` below. rows: N after padding, where ranks differ in the number of their tokens.
+    All ranks then know all counts, so that nothing else about the routing is sent. Entries are expert numbers, or
+    negative: see `DROPPED` and `ABSENT`. rows: N after padding, if ranks differ in the number of their tokens.
     """
 
     label, differentiable = "routing", False
@@ -52,14 +52,14 @@ class RoutingExchange(Exchange):
 
 
 DROPPED, ABSENT = -1, -2
-"""In a routing: a choice that capacity has dropped; every choice of a row that is padding."""
+"""Entries of a routing: a choice that the capacity dropped, and every choice of a row that is padding."""
 
 
 class RowExchange(Exchange):
-    """Moves rows between ranks by the splits that the route has for one hop.
+    """Moves rows between ranks by the route's splits for one hop.
 
-    reverse: the way back, of a combine; the splits are those of the dispatch with both sides swapped. The gradient
-    of an exchange is the exchange in the other direction.
+    reverse: the way back, for a combine: the splits of the dispatch with both sides swapped. The gradient of an
+    exchange is the exchange in the other direction.
     """
 
     differentiable = True

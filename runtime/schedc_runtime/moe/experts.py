@@ -1,13 +1,13 @@
-"""The experts of one rank: stacked gated MLPs over rows sorted by expert, their weight gradients deferrable.
+"""The experts of one rank: stacked gated MLPs over rows sorted by expert, with deferrable weight gradients.
 
-    rows        [R, width]       of expert 0, then of expert 1, ...; ``counts`` rows each, whole numbers on the host
+    rows        [R, width]       rows of expert 0, then of expert 1, ...; ``counts[e]`` of them for expert e
     gate_up     [E, width, 2F]   the gate's columns first
     down        [E, F, width]
     result      [R, width]       down(silu(gate) * up) of each row, in the order of the rows
 
-Dropless rows go through a loop of products, one per expert; padded rows, as many for every expert, through one
-batched product. Both compute a stack's weight gradient as one work item (see `weightgrad`), so that I + W give the
-bits of B.
+Dropless rows go through a loop of products, one per expert. Padded rows, as many for every expert, go through one
+batched product. Both compute the weight gradient of a stack as one work item (see `stage.weight_gradients`), so that
+I + W give the bits of B.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from schedc_runtime.stage.weight_gradients import WeightSink, WeightWork
 class Experts(nn.Module):
     """``count`` gated MLPs of ``width`` and inner size ``inner``, stacked.
 
-    first: id of the first expert here; total: of how many experts these are ``count`` consecutive ones. Both change
-    when the experts are spread over ranks, see `shard_experts`; parameters are then marked ``expert_parallel``.
+    first: id of the first expert here. total: number of experts of the layer, of which these are consecutive ones.
+    Both change when the experts are sharded over ranks, see `shard_experts`; parameters are then marked
+    ``expert_parallel``.
     """
 
     def __init__(self, count: int, width: int, inner: int) -> None:
@@ -43,7 +44,7 @@ class Experts(nn.Module):
         nn.init.normal_(self.down, std=inner**-0.5)
 
     def keep(self, first: int, count: int) -> None:
-        """Keep the ``count`` experts from ``first`` on, in parameters of their own, and mark these."""
+        """Keep the ``count`` experts from ``first`` on, in new parameters, and mark these."""
         self.first = first
         for name, whole in list(self.named_parameters()):
             part = whole.detach().narrow(0, first, count).clone(memory_format=torch.preserve_format)
@@ -60,22 +61,22 @@ class Experts(nn.Module):
             parameter.expert_parallel = self.sharded  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        twin._mark()  # which a copy of a parameter loses
-        return twin
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        duplicate._mark()  # a copied parameter loses the mark
+        return duplicate
 
     def forward(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
-        """[R, width] rows of ``counts`` [E] each, or, where that is None, of R / E each, to the same shape.
+        """[R, width] rows to the same shape. counts: [E] rows of each expert; None: R / E rows each.
 
-        slots: ``gate_up`` and ``down`` of experts of other ranks, to which the counts and rows after [E] belong. Their
-        gradients are left to autograd.
+        slots: ``gate_up`` and ``down`` of borrowed experts, whose counts and rows follow those of the own experts.
+        Autograd computes their gradients.
         """
         return region_of_rows(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
 
     def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, *slots: Tensor) -> Tensor:
-        """As `forward`; weight gradients go to ``sink``, or without one to autograd."""
+        """As `forward`. Weight gradients go to ``sink``, or to autograd without one."""
         if slots and counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
             counts, borrowed = counts[:own], counts[own : own + lent]
@@ -98,7 +99,7 @@ class Experts(nn.Module):
 
 
 class _ExpertsForward(weightgrad.Deferring):
-    """`Experts.forward` with the sink of the stage that the experts belong to."""
+    """`Experts.forward` with the sink of the experts' stage."""
 
     def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
         layer = self.layer
@@ -119,13 +120,13 @@ def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | No
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of which the backward needs no more than the two."""
+    """[...] silu(gate) * up. The backward holds only ``gate`` and ``up``."""
     output: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return output
 
 
 class _Gated(torch.autograd.Function):
-    """The operations of autograd, and so its bits, but that silu(gate) is not held."""
+    """The same operations as autograd, hence the same bits, without holding silu(gate)."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -139,9 +140,9 @@ class _Gated(torch.autograd.Function):
 
 
 def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
-    """[R, in] rows times [E, in, out] weights to [R, out]: ``counts[e]`` rows by weight e, or R / E rows if None.
+    """[R, in] rows times [E, in, out] weights to [R, out]. counts: [E] rows by each weight; None: R / E rows each.
 
-    The weight's gradient is given to ``sink`` as one `WeightWork`, or returned to autograd without one.
+    The weight's gradient goes to ``sink`` as one `WeightWork`, or to autograd without a sink.
     """
     output: Tensor = _StackedLinear.apply(  # type: ignore[no-untyped-call]
         rows, weight, None if counts is None else tuple(counts), sink
@@ -150,7 +151,7 @@ def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, s
 
 
 class _StackedLinear(torch.autograd.Function):
-    """Not a loop under autograd, which would make a gradient as large as all experts for each of them."""
+    """One function for all experts. A loop under autograd would make a gradient of the whole stack for each expert."""
 
     @staticmethod
     def forward(
@@ -170,13 +171,13 @@ class _StackedLinear(torch.autograd.Function):
             return rows_grad, None, None, None
         if ctx.sink is None:
             return rows_grad, _weight_grad(rows, grad, weight, ctx.counts), None, None
-        # Detached: the rows know what made them, and would keep that graph until W.
+        # Detached: the rows refer to their graph, and would hold it until W.
         ctx.sink.put(WeightWork(ctx.weight, _weight_grad, rows.detach(), grad, ctx.counts))
         return rows_grad, None, None, None
 
 
 def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
-    """[R, out]: the rows of expert e times ``weight[e]``, one product each, or one batched product."""
+    """[R, out] The rows of each expert e times ``weight[e]``: one product each, or one batched product."""
     experts, _, out = weight.shape
     if counts is None:
         return rows.reshape(experts, -1, rows.shape[-1]).bmm(weight).view(-1, out)
@@ -190,11 +191,11 @@ def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> T
 
 
 def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
-    """[E, in, out]: for each expert the transposed rows times the gradient of their products; zero without rows."""
+    """[E, in, out] For each expert the transposed rows times the gradient of their products; zero without rows."""
     if counts is None:
         experts = len(weight)
         return rows.reshape(experts, -1, rows.shape[-1]).transpose(1, 2).bmm(grad.reshape(experts, -1, grad.shape[-1]))
-    result = torch.empty_like(weight)  # of the weight's strides, which then need no copy in the optimizer
+    result = torch.empty_like(weight)  # with the weight's strides: the optimizer then needs no copy
     for part, part_grad, target in zip(
         rows.split_with_sizes(counts), grad.split_with_sizes(counts), result.unbind(), strict=True
     ):

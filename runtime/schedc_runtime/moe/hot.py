@@ -1,15 +1,15 @@
-"""Hot experts: the most wanted ones of a microbatch, lent to all ranks, so that their tokens stay where they are.
+"""Hot experts: the most chosen experts of a microbatch, lent to all ranks, so that their rows stay on their ranks.
 
     everyone's routing --> choose_hot --> Lending --> lend --> [hot] --> slots beside the experts of each rank
                                                       ^                    |
                      the owner's gradient is added to |_______ [hot] ______| gradients of the slots
 
-Which experts are hot follows from the counts of rows, which all ranks know, so that nothing is negotiated. A rank that
-holds the weights of a hot expert is as good as its owner: it takes its own tokens itself. The gradients of its slots
-go back, and the owner adds them in ascending order of ranks. Where no expert is hot, nothing is sent.
+The counts of rows decide which experts are hot. All ranks know them, so that nothing is negotiated. A rank with the
+weights of a hot expert computes its own tokens itself. The gradients of its slots go back, and the owner adds them in
+ascending order of ranks. If no expert is hot, nothing is sent.
 
-Shadowed experts, chosen greedily from all-gathered counts: FasterMoE (He et al., 2022), section 4; replicas of the
-most visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
+Shadowed experts, chosen greedily from all-gathered counts: FasterMoE (He et al., 2022), section 4. Replicas of the most
+visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
 
 MARGIN = 0.05
-"""Once off, hot experts come on again at an imbalance this much above the one below which they go off."""
+"""Relative distance between the imbalance at which hot experts turn on and the lower one at which they turn off."""
 
 
 @dataclass(frozen=True)
 class HotPolicy(Hot):
     """When experts are lent: the plan's `Hot`, checked, with the number of rows from which lending pays.
 
-    most: at most so many at a time; None: as many as a rank has of its own. below: none where the fullest rank has
-    less than ``below`` times the mean number of rows; None: however balanced the ranks are. pays_from: rows of an
-    expert that each of the other ranks must keep on average; None: where fewer bytes move than without.
+    most: largest number at a time; None: the number of a rank's own experts. below: lend none if the fullest rank has
+    less than ``below`` times the mean number of rows; None: lend whatever the balance. pays_from: rows of an expert
+    that each of the other ranks must keep on average; None: as many as make fewer bytes move.
     """
 
     pays_from: int | None = None
@@ -58,9 +58,9 @@ class HotPolicy(Hot):
             )
 
     def resolved(self, local: int, inner: int, item_bytes: int) -> HotPolicy:
-        """With all numbers set, for ranks that have ``local`` experts of inner size ``inner`` of their own.
+        """The policy with all numbers set. local: experts of a rank. inner: their inner size.
 
-        Gradients travel in the type of the weights, of ``item_bytes`` bytes a number.
+        item_bytes: bytes of a number in the weights' type, in which gradients travel too.
         """
         if self.most is not None and self.most > local:
             raise RuntimeFault(
@@ -71,12 +71,14 @@ class HotPolicy(Hot):
 
 
 def choose_hot(counts: Int64, policy: HotPolicy, on: bool = True) -> tuple[int, ...]:
-    """The hot experts of a microbatch, ascending: a function of what all ranks know.
+    """The hot experts of a microbatch, ascending: a function of facts that all ranks know.
 
     counts: [ranks, experts] rows by source rank. policy: resolved. on: whether any were hot in the step before, which
-    makes the threshold `MARGIN` lower. Again and again the most wanted expert of the fullest rank (of several, the
-    first) is lent, as long as ranks are out of balance and bytes are saved. What is lent at last is as much of that as
-    leaves the fullest rank with the fewest rows, which may be nothing.
+    makes the threshold `MARGIN` lower.
+
+    A greedy search: lend the most chosen expert of the fullest rank (the first of equals), as long as ranks are out of
+    balance and bytes are saved. The result is the prefix that leaves the fullest rank with the fewest rows; it may be
+    empty.
     """
     ranks, experts = counts.shape
     total = counts.sum(0)
@@ -91,15 +93,15 @@ def choose_hot(counts: Int64, policy: HotPolicy, on: bool = True) -> tuple[int, 
     best, least = 0, load.max()
     while len(hot) < policy.most:
         fullest = int(load.argmax())
-        place = int(own[fullest].argmax())
-        expert = fullest * (experts // ranks) + place
+        position = int(own[fullest].argmax())
+        expert = fullest * (experts // ranks) + position
         leaving = total[expert] - counts[fullest, expert]
         if not leaving or leaving < policy.pays_from * (ranks - 1):
             break
         if policy.below is not None and load[fullest] < mean * policy.below:
             break
         hot.append(expert)
-        own[fullest, place] = -1
+        own[fullest, position] = -1
         load = load + counts[:, expert]
         load[fullest] -= total[expert]
         if load.max() <= least:
@@ -109,9 +111,9 @@ def choose_hot(counts: Int64, policy: HotPolicy, on: bool = True) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Lending:
-    """Which experts are hot in a microbatch, and what that means for ``rank`` of ``ranks`` with ``local`` of their own.
+    """The hot experts of a microbatch, as seen by ``rank`` of ``ranks`` with ``local`` experts each.
 
-    hot: ascending. The other ranks' are in this rank's slots, in their order; its own stay where they are.
+    hot: ascending. The slots of this rank hold the hot experts of the other ranks, in their order.
     """
 
     hot: tuple[int, ...] = ()
@@ -123,17 +125,17 @@ class Lending:
         return tuple(expert for expert in self.hot if expert // self.local == rank)
 
     def lent_to(self, rank: int) -> tuple[int, ...]:
-        """The experts in the slots of a rank."""
+        """The hot experts in the slots of a rank."""
         return tuple(expert for expert in self.hot if expert // self.local != rank)
 
     @property
     def places(self) -> list[int]:
-        """Which of this rank's experts are hot."""
+        """Indices of this rank's hot experts among its own."""
         return [expert - self.rank * self.local for expert in self.owned_by(self.rank)]
 
     @property
     def splits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Experts that this rank sends to each rank, and that it gets from each."""
+        """([ranks], [ranks]) number of experts that this rank sends to each rank, and gets from each."""
         others = [rank != self.rank for rank in range(self.ranks)]
         mine = len(self.owned_by(self.rank))
         return (
@@ -142,9 +144,9 @@ class Lending:
         )
 
     def placed(self, routing: NDArray[np.integer[Any]]) -> Int64:
-        """[ranks, N, k] choices renumbered as if every rank owned what is in its slots, after its own experts.
+        """[ranks, N, k] choices renumbered as if every rank owned the experts in its slots, after its own experts.
 
-        Every rank then has ``local`` + len(``hot``) experts; negative entries stay.
+        Every rank then has ``local`` + len(``hot``) experts. Negative entries stay.
         """
         wide = self.local + len(self.hot)
         numbers = np.arange(self.ranks * self.local)
@@ -152,27 +154,30 @@ class Lending:
         for rank in range(self.ranks):
             slots = np.array(self.lent_to(rank), dtype=np.int64)
             table[rank, slots] = rank * wide + self.local + np.arange(len(slots))
-        found = table[np.arange(self.ranks)[:, None, None], np.maximum(routing, 0)]
-        return np.where(routing < 0, routing, found)
+        numbered = table[np.arange(self.ranks)[:, None, None], np.maximum(routing, 0)]
+        return np.where(routing < 0, routing, numbered)
 
 
 NOTHING_HOT = Lending()
 
 
 def counts_of(routing: NDArray[np.integer[Any]], experts: int) -> Int64:
-    """[ranks, N, k] choices to rows by source rank and expert, [ranks, experts]; dropped ones do not count."""
+    """[ranks, experts] rows by source rank and expert, from choices [ranks, N, k]; dropped choices do not count."""
     ranks = len(routing)
     rank, *_ = kept = np.nonzero(routing >= 0)
-    found = np.bincount(rank * experts + routing[kept].astype(np.int64), minlength=ranks * experts)
-    return found.reshape(ranks, experts)
+    counts = np.bincount(rank * experts + routing[kept].astype(np.int64), minlength=ranks * experts)
+    return counts.reshape(ranks, experts)
 
 
 @dataclass
 class HotChooser:
     """Chooses the hot experts of one layer, microbatch after microbatch, and counts what that moved.
 
-    The threshold depends on the steps before, not on the microbatches of this one: whatever their order, and however
-    often one is routed, the choice is the same. expert_bytes, row_bytes: of an expert's weights, of a row.
+    The threshold depends on earlier steps and not on the microbatches of this step. The choice is therefore the same
+    whatever the order of the microbatches, also if a microbatch is routed twice.
+
+    expert_bytes: bytes of an expert's weights. row_bytes: bytes of a row. chosen: number of times an expert was lent.
+    kept: rows that stayed on this rank. sent: bytes of weights and gradients that this rank sent.
     """
 
     policy: HotPolicy
@@ -188,7 +193,7 @@ class HotChooser:
     sent: int = 0
 
     def choose(self, routing: NDArray[np.integer[Any]], count: bool) -> Lending:
-        """The lending of a microbatch with this routing [ranks, N, k]. count: whether it is trained on."""
+        """The lending of a microbatch with ``routing`` [ranks, N, k]. count: whether the microbatch is trained on."""
         counts = counts_of(routing, self.experts)
         ranks = len(counts)
         hot = choose_hot(counts, self.policy, self.on)
@@ -203,27 +208,27 @@ class HotChooser:
 
     @property
     def saved(self) -> int:
-        """Bytes of the rows that stayed, which otherwise travel four times: to and fro, forward and backward."""
+        """Bytes that the rows would have taken: four journeys, there and back in forward and in backward."""
         return 4 * self.kept * self.row_bytes
 
     def end_step(self) -> None:
-        """Forget what was counted; `update_bias` calls this after every step."""
+        """Clear the counts. `update_bias` calls this after every step."""
         self.on, self.wanted = self.wanted, False
         self.chosen = self.kept = self.sent = 0
 
 
 class Lends(Protocol):
-    """What lending needs of a `Route`."""
+    """The part of a `Route` that lending uses."""
 
     @property
     def lending(self) -> Lending: ...
 
 
 class HotExchange(Exchange):
-    """Weights of hot experts, [own hot, ...] of their owner, to the slots of all other ranks, [lent, ...].
+    """Sends the weights of hot experts, [own hot, ...], from their owner to the slots of all other ranks, [lent, ...].
 
-    Backward the slots' gradients go to the owner, who adds them in ascending order of ranks. With no hot expert nothing
-    is sent, which all ranks know alike.
+    The backward sends the slots' gradients to the owner, which adds them in ascending order of ranks. Without a hot
+    expert nothing is sent, as all ranks know.
     """
 
     label, differentiable = "hot", True
@@ -259,15 +264,15 @@ class HotExchange(Exchange):
 
 
 def _added(parts: Tensor) -> Tensor:
-    """[ranks, ...] to [...], in ascending order, narrow types in fp32."""
+    """[ranks, ...] summed to [...] in ascending order of ranks; narrow types in float32."""
     wide = torch.promote_types(parts.dtype, torch.float32)
     return ordered_sum(parts.to(wide)).to(parts.dtype)
 
 
 class Lend(nn.Module):
-    """The weights of this rank's hot experts, out of the stacks [E, ...] to [own hot, ...] each.
+    """Takes the weights of this rank's hot experts out of the stacks: [E, ...] to [own hot, ...] each.
 
-    Their gradients are work for the stage's sink, like those of any weight: they are added to what the owner computes.
+    Their gradients are weight work for the stage's sink, added to the owner's own gradients.
     """
 
     def forward(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,13 +289,13 @@ weightgrad.FORWARDS[Lend] = _LendForward
 
 
 def lend(lending: Lending, weight: Tensor, sink: WeightSink | None) -> Tensor:
-    """The rows of a stack that are lent; their gradients go to ``sink``, or without one to autograd."""
+    """[own hot, ...] the lent weights of a stack [E, ...]. Gradients go to ``sink``, or to autograd without one."""
     output: Tensor = _Lent.apply(weight, tuple(lending.places), sink)  # type: ignore[no-untyped-call]
     return output
 
 
 class ReturnedWork(NamedTuple):
-    """Gradients that came back for some rows of a stack, yet to be added to the stack's."""
+    """Gradients that came back for some experts of a stack, to be added to the gradient of the stack."""
 
     parameter: nn.Parameter
     places: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""The expert layers of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers, swapped for `MoELayer`: the same weights.
+"""Swaps the expert layers of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers for `MoELayer`, with their weights.
 
-Only the expert layers change: the rest of the model, and so its stage adapter, stays. The experts' weights are not
-copied: ours are transposed views of theirs, so that every product has the operands that it had.
+Only the expert layers change. The rest of the model stays, and so does its stage adapter. The experts' weights are not
+copied: the new parameters are transposed views of them, so that every product keeps its operands.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FAMILIES: dict[str, Callable[[Any], RouterConfig]] = {
     "qwen3_moe": _qwen3_moe,
     "deepseek_v3": _deepseek_v3,
 }
-"""By the ``model_type`` of the config."""
+"""The routing of each model family, by the ``model_type`` of its config."""
 
 _NAMES = {
     "router.weight": "gate.weight",
@@ -65,13 +65,13 @@ _NAMES = {
     "experts.gate_up": "experts.gate_up_proj",
     "experts.down": "experts.down_proj",
 }
-"""Names in a `MoELayer` and in the layer that it stands for; what is below ``shared`` is below ``shared_experts``."""
+"""Names of parameters in a `MoELayer`, and in the layer that it replaces. ``shared`` becomes ``shared_experts``."""
 
 
 def swap_experts(model: nn.Module, *, balance: float = 0.0) -> list[str]:
-    """Put a `MoELayer` in the place of every expert layer of ``model``; returns the names of these places.
+    """Replace every expert layer of ``model`` by a `MoELayer`; returns the names of the layers.
 
-    balance: factor of our auxiliary loss, which has nothing to do with the model's own ``router_aux_loss_coef``.
+    balance: factor of the auxiliary loss of `MoELayer`, independent of the model's ``router_aux_loss_coef``.
     Raises `RuntimeFault` for a model whose routing is not known here.
     """
     config: Any = getattr(model, "config", None)
@@ -81,17 +81,17 @@ def swap_experts(model: nn.Module, *, balance: float = 0.0) -> list[str]:
     if config.hidden_act != "silu":
         raise RuntimeFault(f"hidden_act=`{config.hidden_act}`", "our experts have silu only")
     routing = replace(_FAMILIES[kind](config), balance=balance)
-    places = [name for name, module in model.named_modules() if _is_expert_layer(module)]
-    for name in places:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, _swapped(model.get_submodule(name), routing))
-    return places
+    names = [name for name, module in model.named_modules() if _is_expert_layer(module)]
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, _moe_layer(model.get_submodule(name), routing))
+    return names
 
 
 def original_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """``state`` (by default that of ``model``) under the names and in the layout that it had before `swap_experts`.
+    """``state`` (default: that of ``model``) under the names and in the layout from before `swap_experts`.
 
-    It must be whole: of all experts, see `full_state_dict`.
+    The state must hold all experts: see `full_state_dict`.
     """
     state = model.state_dict() if state is None else state
     layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, MoELayer)]
@@ -101,10 +101,10 @@ def original_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = N
         if layer is None:
             result[name] = value
             continue
-        own = name.removeprefix(layer)
-        if own.startswith("experts."):
+        last = name.removeprefix(layer)
+        if last.startswith("experts."):
             value = value.transpose(1, 2).contiguous()
-        result[layer + _NAMES.get(own, own.replace("shared.", "shared_experts.", 1))] = value
+        result[layer + _NAMES.get(last, last.replace("shared.", "shared_experts.", 1))] = value
     return result
 
 
@@ -114,7 +114,7 @@ def _is_expert_layer(module: Any) -> bool:
     return hasattr(module, "gate") and hasattr(experts, "gate_up_proj") and hasattr(experts, "down_proj")
 
 
-def _swapped(theirs: Any, routing: RouterConfig) -> MoELayer:
+def _moe_layer(theirs: Any, routing: RouterConfig) -> MoELayer:
     count, width, inner = theirs.experts.down_proj.shape
     with torch.device("meta"):
         router, experts = Router(width, routing), Experts(count, width, inner)

@@ -4,9 +4,9 @@
       |     \\-> tally --> [balance] -------------------------------------------------------------> balance --> |
       \\-> shared expert ----------------------------------------------------------------------------------> + --> y
 
-Brackets are exchanges between ranks. Every step is a submodule and the forward only hands values from one to the
-next: a trace with these submodules as leaves shows all of it, and a stage can be cut at the exchanges. Dispatch and
-combine are one exchange each (``flat``), or two, between nodes and inside a node (``hierarchical``, ``allgather``).
+Brackets are exchanges between ranks. Every step is a submodule, and the forward only passes values on. A trace with
+these submodules as leaves therefore shows every step, and a stage can be cut at the exchanges. Dispatch and combine are
+one exchange each (``flat``), or two: between nodes and inside a node (``hierarchical``, ``allgather``).
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a layer has done since the last `MoELayer.update_bias`.
+    """Counts of a layer since the last `MoELayer.update_bias`.
 
-    choices, dropped: of all ranks of the expert group, and how many of them a capacity dropped. imbalance: choices
-    of the most wanted expert over the mean. rows, padded_rows: of this rank's experts, and with padding. Useful
-    throughput counts ``rows``. balance_loss: the auxiliary loss of all replicas, the mean over microbatches.
-    hot_experts: how often an expert was lent. hot_rows: rows of this rank that therefore stayed; hot_bytes_sent: of
-    weights and their gradients, by this rank; hot_bytes_saved: of these rows, were they sent alone.
+    choices: number of choices on all ranks of the expert group. dropped: number of them that a capacity dropped.
+    imbalance: choices of the most chosen expert over the mean. rows: rows of this rank's experts, which useful
+    throughput counts. padded_rows: the same with padding. balance_loss: auxiliary loss of all replicas, mean over
+    microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
+    reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
+    these rows would have taken.
     """
 
     choices: int
@@ -77,7 +78,7 @@ class GatedMLP(nn.Module):
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
         self.recomputed_from = Level.FULL
-        """The level from which on its first products are worked out again."""
+        """The lowest level that recomputes the first products."""
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.recomputed_from
@@ -87,9 +88,9 @@ class GatedMLP(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """[..., width] to the same: the weighted outputs of each token's experts, plus the ``shared`` expert's.
+    """[..., width] to the same: the weighted outputs of each token's experts, plus that of the ``shared`` expert.
 
-    All experts are here until `shard_experts` spreads them; `attach` says how rows travel, and what is dropped.
+    The layer holds all experts until `shard_experts` shards them. `attach` sets how rows travel and what is dropped.
     """
 
     dispatch_flat: RowExchange | None
@@ -124,11 +125,11 @@ class MoELayer(nn.Module):
         hot: HotPolicy | None = None,
         replicas: Communicator | None = None,
     ) -> None:
-        """Exchange rows between the ranks of ``group`` by ``method``; drop and pad to ``capacity`` if there is one.
+        """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
-        The method changes no bit of the result. hot: when to lend experts to all ranks; with a capacity, which gives
-        every rank as many rows, none are. replicas: all ranks with this layer, whose tokens together have one auxiliary
-        loss; None: those of ``group``. Raises `RuntimeFault` where the experts here are not this rank's.
+        capacity: drop and pad to this capacity. hot: when to lend experts to all ranks; none are lent with a capacity,
+        because every rank then has the same number of rows. replicas: all ranks with this layer, whose tokens share one
+        auxiliary loss; None: the ranks of ``group``. Raises `RuntimeFault` if the experts here are not this rank's.
         """
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
@@ -202,22 +203,22 @@ class MoELayer(nn.Module):
         return output.view_as(x)
 
     def _outline(self, x: Tensor) -> Tensor:
-        """Shape, type and dependence of the result: fake tensors have no values by which tokens could be routed."""
+        """The result for fake tensors, which have no values to route by: right shape, dtype and dependence."""
         return x + self.router.weight.sum().to(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        # Places among ranks, of which there are no others.
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        # Groups of ranks are shared and never copied.
         memo[id(self.planner.group)] = self.planner.group
         if self.balancing is not None:
             memo[id(self.balancing.replicas)] = self.balancing.replicas
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return twin
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return duplicate
 
     @property
     def statistics(self) -> Statistics:
-        """Counted since the last `update_bias`. Waits for the device."""
+        """The counts since the last `update_bias`. Waits for the device."""
         planner, balance = self.planner, self.balance
         load, hot = self.loads.chosen, planner.chooser
         return Statistics(
@@ -235,10 +236,9 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Once per step: move the router's bias, if it has one, against the load of the step; forget the statistics.
+        """Call once per step: move the router's bias, if any, against the step's load, and clear the statistics.
 
-        The load is that of all expert-parallel ranks; ``reduce`` adds up what lies beyond (data-parallel groups,
-        copies of the stage).
+        The load is that of all expert-parallel ranks. reduce: sums it over data-parallel ranks and copies of the stage.
         """
         if self.router.bias is not None:
             load = reduce(self.loads.chosen) if reduce else self.loads.chosen
@@ -249,7 +249,7 @@ class MoELayer(nn.Module):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of a microbatch is multiplied by before its backward: the auxiliary loss is, likewise."""
+        """Factor of a microbatch's loss before its backward. It also scales the auxiliary loss."""
         return self.balance.scale
 
     @loss_scale.setter
@@ -258,18 +258,18 @@ class MoELayer(nn.Module):
 
 
 def moe_layers(model: nn.Module) -> Iterator[tuple[str, MoELayer]]:
-    """The expert layers of ``model`` by name."""
+    """(name, layer) of every expert layer of ``model``."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, MoELayer))
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Set `MoELayer.loss_scale` of all layers: 1 / microbatches for a mean over microbatches."""
+    """Set `MoELayer.loss_scale` of all layers; 1 / microbatches for a mean over microbatches."""
     for _, layer in moe_layers(model):
         layer.loss_scale = scale
 
 
 def update_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-    """`MoELayer.update_bias` of all layers, after the optimizer's step."""
+    """Call `MoELayer.update_bias` of all layers, after the optimizer's step."""
     for _, layer in moe_layers(model):
         layer.update_bias(reduce)
 
@@ -280,7 +280,7 @@ def _check_shard(experts: Experts, group: ExpertGroup) -> None:
         raise RuntimeFault(
             f"rank {group.rank} of {group.size} holds experts {experts.first} to {experts.first + local - 1} of"
             f" {experts.total}",
-            "spread the experts first: shard_experts(model, group)",
+            "shard the experts first: shard_experts(model, group)",
         )
 
 
@@ -291,7 +291,7 @@ def _exchange(label: str, hop: Any, method: Method) -> RowExchange | None:
 
 
 class _Planner(nn.Module):
-    """Everyone's routing [ranks, N, k] to the `Route` of this rank."""
+    """Plans a microbatch: everyone's routing [ranks, N, k] to the `Route` of this rank."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class _Planner(nn.Module):
         return route
 
     def end_step(self) -> None:
-        """Forget what was counted."""
+        """Clear the counts."""
         self.rows = self.padded_rows = 0
         if self.chooser is not None:
             self.chooser.end_step()
@@ -335,7 +335,7 @@ class _Relay(nn.Module):
 
 
 class _Arrive(nn.Module):
-    """Gives the rows of each local expert too; None where they are padded, which makes them as many for all."""
+    """Also returns the rows of each local expert; None if they are padded, hence as many for all."""
 
     def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
         rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)

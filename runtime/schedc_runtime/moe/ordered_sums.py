@@ -1,4 +1,4 @@
-"""Copies of rows and their sums in one fixed order: the two adjoint moves of which every dispatch is made."""
+"""Copies rows and sums the copies in one fixed order: the two adjoint moves that make up every dispatch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from schedc.ir.arrays import Int64
 
 @dataclass(frozen=True)
 class SumLevel:
-    """Which of ``small`` rows each copy is of.
+    """The copies of ``small`` rows.
 
-    of: [copies] rows. at: [copies] where each copy lies on the larger side; None: in order. bounds: where chunks of
-    copies begin, and the end; within a chunk no row occurs twice, so that a chunk is added in one go, the same on
-    every device, and chunks are added in their order.
+    of: [copies] the row that each copy is of. at: [copies] index of each copy on the larger side; None: in order.
+    bounds: [chunks + 1] where the chunks of copies begin and end. No row occurs twice in a chunk, so that a chunk is
+    added at once with the same bits on every device. Chunks are added in their order.
     """
 
     of: Tensor
@@ -29,7 +29,7 @@ class SumLevel:
     small: int
 
     def total(self, copies: Tensor) -> Tensor:
-        """[larger side, ...] to [small, ...]: every row the sum of its copies, from zero, chunk after chunk."""
+        """[larger side, ...] to [small, ...]: sums the copies of each row from zero, chunk after chunk."""
         result = copies.new_zeros(self.small, *copies.shape[1:])
         for start, end in pairwise(self.bounds):
             chunk = copies[start:end] if self.at is None else copies.index_select(0, self.at[start:end])
@@ -39,9 +39,9 @@ class SumLevel:
 
 @dataclass(frozen=True)
 class Tree:
-    """Copies of rows made level by level, trunk to leaves, which are therefore summed level by level.
+    """Copies of rows in levels, from the trunk to the leaves. Sums run through the same levels, backwards.
 
-    direct: [leaves] the row of the trunk that each leaf is a copy of. blank: leaves that are padding, zero.
+    direct: [leaves] the row of the trunk that each leaf copies. blank: [paddings] leaves that are padding, zero.
     """
 
     levels: tuple[SumLevel, ...]
@@ -49,21 +49,22 @@ class Tree:
     blank: Tensor | None = None
 
     def spread(self, rows: Tensor) -> Tensor:
-        """[trunk, ...] to [leaves, ...]; its gradient is `total`."""
+        """[trunk, ...] to [leaves, ...]: copies. Its gradient is `total`."""
         result: Tensor = _Spread.apply(rows, self)  # type: ignore[no-untyped-call]
         return result
 
     def total(self, leaves: Tensor) -> Tensor:
-        """[leaves, ...] to [trunk, ...]: sums of copies; its gradient is `spread`."""
+        """[leaves, ...] to [trunk, ...]: sums of copies. Its gradient is `spread`."""
         result: Tensor = _Total.apply(leaves, self)  # type: ignore[no-untyped-call]
         return result
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where entries lie that come in blocks, each block as long as its entries or padded to one capacity.
+    """Indices of entries that lie in blocks, each block as long as its entries or padded to one capacity.
 
-    at: [entries]. sizes: of the blocks, padding included. full: whether there is no padding, so that ``at`` counts up.
+    at: [entries] index of each entry. sizes: [blocks] rows of each block, padding included. full: no padding, so that
+    ``at`` counts up from 0.
     """
 
     at: Int64
@@ -76,7 +77,12 @@ class Places:
 
 
 def places(blocks: Int64, count: int, capacity: int | None) -> Places:
-    """Of entries sorted by block. ValueError if a block has more entries than its capacity."""
+    """The places of entries sorted by block.
+
+    blocks: [entries] block of each entry. count: number of blocks. capacity: rows of a padded block; None: no padding.
+
+    Raises ValueError if a block has more entries than its capacity.
+    """
     sizes = np.bincount(blocks, minlength=count)
     if capacity is None:
         return Places(np.arange(len(blocks)), sizes, True)
@@ -88,24 +94,26 @@ def places(blocks: Int64, count: int, capacity: int | None) -> Places:
 
 
 def bounds(chunks: Int64, count: int) -> tuple[int, ...]:
-    """Where the chunks of entries sorted by chunk begin, and the end; chunks without entries are left out."""
+    """[chunks + 1] where the chunks of entries sorted by chunk begin and end, without empty chunks."""
     return tuple(np.unique(np.searchsorted(chunks, np.arange(count + 1))).tolist()) if len(chunks) else ()
 
 
-def tree(levels: Sequence[tuple[Int64, Int64 | None, tuple[int, ...], int]], direct: Int64, laid: Places) -> Tree:
+def tree(levels: Sequence[tuple[Int64, Int64 | None, tuple[int, ...], int]], direct: Int64, layout: Places) -> Tree:
     """A tree from the columns of its `SumLevel`s; ``direct`` has an entry for each leaf that is not padding."""
-    made = [
+    all_levels = [
         SumLevel(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
         for of, at, cuts, small in levels
     ]
-    # A level of one copy per row, in order, adds nothing; the last stays, so that a sum always begins from zero.
-    kept = tuple(x for x in made[:-1] if x.at is not None or len(x.of) != x.small or not _counts_up(x.of.numpy()))
-    if laid.full:
-        return Tree((*kept, made[-1]), torch.from_numpy(direct))
-    whole = np.zeros(laid.total, dtype=np.int64)
-    whole[laid.at] = direct
+    # A level of one copy per row, in order, adds nothing. The last one stays, so that every sum begins from zero.
+    kept = tuple(x for x in all_levels[:-1] if x.at is not None or len(x.of) != x.small or not _counts_up(x.of.numpy()))
+    if layout.full:
+        return Tree((*kept, all_levels[-1]), torch.from_numpy(direct))
+    whole = np.zeros(layout.total, dtype=np.int64)
+    whole[layout.at] = direct
     return Tree(
-        (*kept, made[-1]), torch.from_numpy(whole), torch.from_numpy(np.setdiff1d(np.arange(laid.total), laid.at))
+        (*kept, all_levels[-1]),
+        torch.from_numpy(whole),
+        torch.from_numpy(np.setdiff1d(np.arange(layout.total), layout.at)),
     )
 
 
@@ -113,13 +121,13 @@ def _counts_up(numbers: Int64) -> bool:
     return bool((numbers == np.arange(len(numbers))).all())
 
 
-def simple_tree(of: Int64, laid: Places, cuts: tuple[int, ...], small: int) -> Tree:
+def simple_tree(of: Int64, layout: Places, cuts: tuple[int, ...], small: int) -> Tree:
     """A tree of one level."""
-    return tree([(of, None if laid.full else laid.at, cuts, small)], of, laid)
+    return tree([(of, None if layout.full else layout.at, cuts, small)], of, layout)
 
 
 def on(device: torch.device, value: Tree) -> Tree:
-    """The same tree with its indices on another device."""
+    """The same tree with its indices on ``device``."""
     levels = tuple(
         SumLevel(x.of.to(device), None if x.at is None else x.at.to(device), x.bounds, x.small) for x in value.levels
     )

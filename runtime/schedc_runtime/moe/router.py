@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weight: top-k routing and its ties."""
+"""Routes tokens to experts: top-k choices with their ties, and weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 _LEAST_SUM = 1e-20
-"""Added to the sum that weights are divided by: sigmoids may all be zero."""
+"""Added to the divisor of weights: sigmoids may all be zero."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class RouterConfig(Routing):
     """How tokens choose ``top`` of ``experts``, and with what weight.
 
     scores: ``softmax`` over all experts (Mixtral, Qwen3-MoE) or ``sigmoid`` of each (DeepSeek-V3).
-    normalise: weights of a token sum to ``scale``; else they are its scores times ``scale``.
+    normalise: the weights of a token sum to ``scale``. Otherwise they are its scores times ``scale``.
     groups, limit: group-limited routing. Experts form ``groups`` equal groups of consecutive ids. A token may use
         ``limit`` of them: those with the largest sum of their two best experts. Groups are nodes or ranks where
         experts are placed so (DeepSeek-V3, section 2.1.2).
-    biased, bias_rate: a bias per expert takes part in the choice but not in the weight; `balance.updated_bias` moves
-        it by ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
+    biased, bias_rate: a bias per expert enters the choice but not the weight. `balance.updated_bias` moves it by
+        ``bias_rate`` against the load (Wang et al., 2024, loss-free balancing).
     balance: factor of the auxiliary loss (Fedus et al., 2021, section 2.2), see `balance.Balance`.
-    dtype: what scores are computed in; by default the tokens' type, but at least float32.
-    exact_logits: the logits too are computed in that type (DeepSeek-V3), not in the tokens'.
+    dtype: type in which scores are computed; default: the tokens' type, but at least float32.
+    exact_logits: logits are computed in that type too (DeepSeek-V3), not in the tokens' type.
     """
 
     scores: str = "softmax"
@@ -87,8 +87,8 @@ def choose(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:
 
 
 def _best(scores: Tensor, top: int) -> Tensor:
-    # Not topk: which of equal scores it keeps is not told, and differs between devices.
-    # Copied: a view would hold the order of all.
+    # Not topk: its choice among equal scores is unspecified and differs between devices.
+    # Copied: a view would hold the whole order.
     return scores.argsort(dim=-1, descending=True, stable=True)[:, :top].contiguous()
 
 
@@ -108,8 +108,8 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(routing.experts) if routing.biased else None)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = region(Level.LIGHT, self._routed, tokens)
-        return found
+        routed: tuple[Tensor, Tensor, Tensor] = region(Level.LIGHT, self._routed, tokens)
+        return routed
 
     def _routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         routing = self.routing

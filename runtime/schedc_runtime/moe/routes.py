@@ -1,4 +1,4 @@
-"""Where every row of a MoE layer goes, computed on each rank from everyone's routing; no messages, no gradients.
+"""Plans where every row of a MoE layer goes, on each rank from everyone's routing, without messages.
 
     x [N, H], w [N, k]                                       out [N, H]
       | pack                                                   ^ collect
@@ -6,18 +6,18 @@
     rows, weights --rail--> relay --node--> arrive    depart --node--> relay_back --rail--> rows
     rows, weights ----------flat----------> arrive    depart ----------flat---------------> rows
 
-`arrive` gives one row per (token, local expert), sorted by expert, then source rank, then token: the experts see the
-same rows in the same order whatever the method. On the way back contributions are added in one tree: in the expert's
+`arrive` gives one row per (token, local expert), sorted by expert, then source rank, then token. The experts see the
+same rows in the same order whatever the method. On the way back contributions are added in one tree: on the expert's
 rank by expert, in the node by rank, then by node, always upwards and from zero. Hierarchical methods add where the
-rows pass; ``flat`` sends every contribution back and the source adds all three levels. Hence the methods agree bit
+rows pass. ``flat`` sends every contribution back, and the source adds all three levels. Hence the methods agree bit
 by bit, in outputs and gradients.
 
     flat           a copy of a row for each of its experts
-    hierarchical   a copy for each node that has one of them; there one for each rank that has one
-    allgather      a copy for every node, whatever the routing; there as above
+    hierarchical   a copy for each node that has one of them; inside it one for each rank that has one
+    allgather      a copy for every node, whatever the routing; inside it as above
 
-One copy per node and the fan-out inside it: DeepSeek-V3 technical report, section 3.2.2; the rows of whole blocks by
-same-position ranks: Huawei's hierarchical All-to-All.
+One copy per node and the fan-out inside it: DeepSeek-V3 technical report, section 3.2.2. Whole blocks of rows between
+ranks of the same position: Huawei's hierarchical All-to-All.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from schedc_runtime.moe.ordered_sums import Places, Tree, bounds, on, places, si
 
 Flags = NDArray[np.bool_]
 Choices = NDArray[np.integer[Any]]
-"""Experts by number, negative where there is none, of whatever width they travelled in."""
+"""Experts by number, negative for none, in the integer type in which they travelled."""
 
 Method = Literal["flat", "hierarchical", "allgather"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is the same for every microbatch.
+    """The sizes that all microbatches share.
 
-    experts: of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank: this one.
-    capacity: rows of one expert from one rank; everything is padded to what follows from it. None: exact counts.
+    experts: number of experts of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank:
+    this rank. capacity: rows of one expert from one rank, to which blocks are padded; None: exact counts.
     """
 
     experts: int
@@ -63,16 +63,16 @@ class Shape:
 
     @property
     def local(self) -> int:
-        """Experts of a rank."""
+        """Number of experts of a rank."""
         return self.experts // self.ranks
 
     def bound(self, experts: int, most: int) -> int | None:
-        """Padded size of a block of rows that ``experts`` experts take from one rank, ``most`` at the most."""
+        """Padded rows of a block that ``experts`` experts take from one rank, at most ``most``; None: no capacity."""
         return None if self.capacity is None else min(most, experts * self.capacity)
 
 
 class HopSplits(NamedTuple):
-    """Rows for and from each member of a hop, and gate weights likewise."""
+    """[members] rows to and from each member of a hop, and gate weights likewise."""
 
     send: tuple[int, ...]
     receive: tuple[int, ...]
@@ -84,9 +84,10 @@ class HopSplits(NamedTuple):
 class Route:
     """The way of one microbatch through a MoE layer, as one rank sees it.
 
-    counts: rows of each local expert after `arrive`, padding included. tokens: N of this rank. received: rows that
-    reach this rank's experts, padding left out. hops: splits by hop. The trees are of rows, and of gate weights.
-    lending: with hot experts ``shape`` and ``counts`` have a slot for each, after the experts of every rank.
+    counts: [experts of this rank] rows of each expert after `arrive`, padding included. tokens: N of this rank.
+    received: rows that reach this rank's experts, without padding. hops: splits by hop. packing, relaying, arriving:
+    (tree of rows, tree of gate weights). lending: the hot experts; ``shape`` and ``counts`` then have a slot for each,
+    after the experts of every rank.
     """
 
     shape: Shape
@@ -101,16 +102,17 @@ class Route:
 
     def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Send and receive splits of a payload: rows alone, or rows and gate weights."""
-        found = self.hops[hop]
-        send, receive = [found.send, found.send_weights][:payload], [found.receive, found.receive_weights][:payload]
+        splits = self.hops[hop]
+        send, receive = [splits.send, splits.send_weights][:payload], [splits.receive, splits.receive_weights][:payload]
         return (receive, send) if reverse else (send, receive)
 
 
 def plan_route(everyone: Tensor, shape: Shape, choose: Callable[[Choices], Lending] | None = None) -> Route:
-    """The route of one microbatch. everyone: [ranks, N, k] experts as `RoutingExchange` gives them, distinct per row.
-    choose: says of the routing which experts are hot.
+    """The route of one microbatch.
 
-    Copies the routing to the host once. ValueError if the routing does not fit the shape.
+    everyone: [ranks, N, k] experts from `RoutingExchange`, distinct per row. choose: picks a routing's hot experts.
+
+    Copies the routing to the host once. Raises ValueError if the routing does not fit the shape.
     """
     routing: Choices = everyone.detach().cpu().numpy()
     if routing.shape[0] != shape.ranks or shape.experts % shape.ranks:
@@ -131,37 +133,37 @@ def plan_route(everyone: Tensor, shape: Shape, choose: Callable[[Choices], Lendi
 
 
 def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, H] and [N, k] to what the first hop sends: [rows, H] and [weights]."""
+    """Tokens [N, H] and gate weights [N, k] to what the first hop sends: [rows, H] and [weights]."""
     rows, gates = route.packing
     return rows.spread(x), gates.spread(weights.reshape(-1))
 
 
 def relay(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """What came over the rail to what goes on inside the node."""
+    """[rows, H] and [weights] that came over the rail, to those that go on inside the node."""
     relaying = _relaying(route)
     return relaying[0].spread(rows), relaying[1].spread(weights)
 
 
 def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """What came over the last hop to the rows of the local experts, ``route.counts`` of each: [P, H] and [P].
+    """[rows, H] and [weights] that came over the last hop, to the rows of the local experts: [P, H] and [P].
 
-    Sorted by expert, source rank, token. Padding is zero, its weight too.
+    Each expert has ``route.counts`` rows, sorted by source rank and token. Padding is zero, its weight too.
     """
     return route.arriving[0].spread(rows), route.arriving[1].spread(weights)
 
 
 def depart(route: Route, outputs: Tensor) -> Tensor:
-    """[P, H], the experts' outputs times their weights, to the rows that go back over the last hop."""
+    """[P, H] outputs of the experts times gate weights, to the rows [rows, H] that go back over the last hop."""
     return route.arriving[0].total(outputs)
 
 
 def relay_back(route: Route, rows: Tensor) -> Tensor:
-    """What came back inside the node to what goes back over the rail."""
+    """[rows, H] that came back inside the node, to those that go back over the rail."""
     return _relaying(route)[0].total(rows)
 
 
 def collect(route: Route, rows: Tensor) -> Tensor:
-    """What came back to this rank, summed: [N, H]."""
+    """[rows, H] that came back to this rank, summed to [N, H]."""
     return route.packing[0].total(rows)
 
 
@@ -179,21 +181,21 @@ def _plan_flat(routing: Choices, shape: Shape) -> Route:
     order = np.argsort(mine[token, slot], kind="stable")
     token, slot = token[order], slot[order]
     expert = mine[token, slot]
-    laid = places(expert, shape.experts, shape.capacity)
+    sent = places(expert, shape.experts, shape.capacity)
     tokens = _tokens(mine)
-    rows = tree(_flat_levels(token, expert, laid, _owners(mine, local), shape, tokens), token, laid)
-    gates = simple_tree(token * mine.shape[1] + slot, laid, (0, len(token)), tokens * mine.shape[1])
+    rows = tree(_flat_levels(token, expert, sent, _owners(mine, local), shape, tokens), token, sent)
+    gates = simple_tree(token * mine.shape[1] + slot, sent, (0, len(token)), tokens * mine.shape[1])
 
     held = _held(routing, shape)
     source, token, slot = np.nonzero(held)
     expert = routing[held].astype(np.int64) % local
     order = np.lexsort((token, expert, source))
     source, token, expert = source[order], token[order], expert[order]
-    landed = places(source * local + expert, size * local, shape.capacity)
+    arrived = places(source * local + expert, size * local, shape.capacity)
     order, grouped = _grouped(expert, source, token, shape)
-    arriving = simple_tree(landed.at[order], grouped, (0, len(order)), landed.total)
+    arriving = simple_tree(arrived.at[order], grouped, (0, len(order)), arrived.total)
 
-    send, receive = _sums(laid.sizes, size), _sums(landed.sizes, size)
+    send, receive = _sums(sent.sizes, size), _sums(arrived.sizes, size)
     return Route(
         shape, tokens, _sums(grouped.sizes, local), len(order),
         {"flat": HopSplits(send, receive, send, receive)}, (rows, gates), None, (arriving, arriving),
@@ -201,9 +203,9 @@ def _plan_flat(routing: Choices, shape: Shape) -> Route:
 
 
 def _flat_levels(
-    token: Int64, expert: Int64, laid: Places, owner: Int64, shape: Shape, tokens: int
+    token: Int64, expert: Int64, sent: Places, owner: Int64, shape: Shape, tokens: int
 ) -> list[tuple[Int64, Int64 | None, tuple[int, ...], int]]:
-    """Tokens to (node, token), to (rank, token), to (token, expert): what other methods sum on three ranks."""
+    """The levels token, (node, token), (rank, token), (token, expert), which other methods sum on three ranks."""
     per_rank = _hits(owner, np.arange(shape.ranks))
     per_node: Flags = np.any(per_rank.reshape(shape.nodes, shape.per_node, len(owner)), axis=1)
     node, of_node = np.nonzero(per_node)
@@ -218,7 +220,7 @@ def _flat_levels(
             bounds((rank % shape.per_node)[by_position], shape.per_node), len(node),
         ),
         (
-            rank_row[expert // shape.local, token][by_expert], laid.at[by_expert],
+            rank_row[expert // shape.local, token][by_expert], sent.at[by_expert],
             bounds((expert % shape.local)[by_expert], shape.local), len(rank),
         ),
     ]  # fmt: skip
@@ -232,13 +234,13 @@ def _plan_hierarchical(routing: Choices, shape: Shape) -> Route:
     tokens = _tokens(routing[shape.rank])
     on_rail, on_node = _capacities(shape, count, top)
 
-    # Masks are [targets, ..., N] of rows and [targets, ..., N, k] of gate weights. To each node, of this rank:
+    # Masks are [targets, ..., N] for rows and [targets, ..., N, k] for gate weights. From this rank to each node:
     wanted = _owners(routing[shape.rank], per_node * local) == np.arange(nodes)[:, None, None]
     masks = _masks(wanted, routing[shape.rank], shape)
     numbers = np.arange(count), np.arange(count * top).reshape(count, top)
     packing, send = _forks(masks, 1, numbers, on_rail, (tokens, tokens * top))
 
-    # From each node, of the ranks on this rail; and from here to each rank of the node:
+    # From each node, from the ranks on this rail; and from this rank to each rank of the node:
     passing = routing[position::per_node]
     targets = _owners(passing, local) == np.arange(node * per_node, (node + 1) * per_node)[:, None, None, None]
     inside: Flags = np.any(targets, axis=0)
@@ -267,7 +269,7 @@ def _plan_hierarchical(routing: Choices, shape: Shape) -> Route:
 def _capacities(
     shape: Shape, count: int, top: int
 ) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
-    """Padded sizes of blocks on the rail and in the node: rows and gate weights from one rank."""
+    """Padded sizes of blocks from one rank, on the rail and in the node: (rows, gate weights) each."""
     on_node = shape.bound(shape.local, count), shape.bound(shape.local, count * top)
     if shape.method == "allgather" and shape.capacity is not None:
         return (count, count * top), on_node
@@ -276,19 +278,19 @@ def _capacities(
 
 
 def _owners(routing: Choices, each: int) -> Int64:
-    """Which of the holders of ``each`` experts has an expert; negative for none."""
+    """The holder of each choice, where every holder has ``each`` experts; negative for none."""
     owners: Int64 = np.floor_divide(routing, each, dtype=np.int64)
     return owners
 
 
 def _held(routing: Choices, shape: Shape) -> Flags:
-    """Which choices fall on this rank. Compared, not divided: this looks at the routing of all ranks."""
+    """Which choices fall on this rank. Comparing is faster than dividing, on the routing of all ranks."""
     first = shape.rank * shape.local
     return (routing >= first) & (routing < first + shape.local)
 
 
 def _masks(pairs: Flags, routing: Choices, shape: Shape) -> tuple[Flags, Flags]:
-    """Which rows and which gate weights cross the rail: those that are wanted there, or all that there are."""
+    """Which rows and gate weights cross the rail: those that the target needs, or all for ``allgather``."""
     if shape.method == "allgather":
         pairs = np.broadcast_to((routing[..., :1] != ABSENT), pairs.shape)
     rows: Flags = np.any(pairs, axis=-1)
@@ -302,56 +304,56 @@ def _forks(
     capacity: tuple[int | None, int | None],
     small: tuple[int, ...],
 ) -> tuple[tuple[Tree, Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Copies to each target, and how many; of rows and of gate weights.
+    """(trees, splits) of the copies to each target, for rows and for gate weights.
 
-    lead: how many axes of a mask tell the block of an entry, the first of them being the target. at: where the row
-    lies that an entry of one target is a copy of. small: how many rows there are to copy.
+    lead: number of leading axes of a mask that give the block of an entry; the first axis is the target. at: index of
+    the row that an entry copies. small: number of rows to copy.
     """
     trees, splits = [], []
     for mask, source, bound, size in zip(masks, at, capacity, small, strict=True):
-        laid, where = _laid(mask, lead, bound)
+        layout, where = _laid_out(mask, lead, bound)
         of = np.broadcast_to(source, mask.shape)[where]
-        trees.append(simple_tree(of, laid, bounds(where[0], mask.shape[0]), size))
-        splits.append(_sums(laid.sizes, mask.shape[0]))
+        trees.append(simple_tree(of, layout, bounds(where[0], mask.shape[0]), size))
+        splits.append(_sums(layout.sizes, mask.shape[0]))
     return (trees[0], trees[1]), (splits[0], splits[1])
 
 
 def _landings(
     masks: tuple[Flags, Flags], lead: int, capacity: tuple[int | None, int | None]
 ) -> tuple[tuple[Int64, Int64], tuple[Int64, Int64]]:
-    """Where each entry of a mask lies once it has arrived, and the sizes of the blocks."""
+    """(indices, sizes): where each entry of a mask lies after it arrived, and the sizes of the blocks."""
     at, sizes = [], []
     for mask, bound in zip(masks, capacity, strict=True):
-        laid, where = _laid(mask, lead, bound)
+        layout, where = _laid_out(mask, lead, bound)
         table = np.zeros(mask.shape, dtype=np.int64)
-        table[where] = laid.at
+        table[where] = layout.at
         at.append(table)
-        sizes.append(laid.sizes)
+        sizes.append(layout.sizes)
     return (at[0], at[1]), (sizes[0], sizes[1])
 
 
-def _laid(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Int64, ...]]:
-    """Both ends of a hop lay out a mask in the same way: its entries in order, by block."""
+def _laid_out(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Int64, ...]]:
+    """The places of a mask's entries, in order by block. Both ends of a hop lay out a mask alike."""
     where = np.nonzero(mask)
     blocks = np.ravel_multi_index(where[:lead], mask.shape[:lead])
     return places(blocks, int(np.prod(mask.shape[:lead])), capacity), where
 
 
 def _grouped(expert: Int64, source: Int64, token: Int64, shape: Shape) -> tuple[Int64, Places]:
-    """The order of the experts' rows: by expert, source rank, token; and where they lie when padded."""
+    """(order, places) of the experts' rows, sorted by expert, source rank, token."""
     order = np.lexsort((token, source, expert))
     blocks = expert[order] * shape.ranks + source[order]
     return order, places(blocks, shape.local * shape.ranks, shape.capacity)
 
 
 def _hits(owner: Int64, targets: Int64) -> Flags:
-    """[targets, N] whether a token has an expert there, of owners [N, k]."""
+    """[targets, N] whether a token has an expert on a target. owner: [N, k] owners of its experts."""
     hits: Flags = np.any(owner == targets[:, None, None], axis=-1)
     return hits
 
 
 def _numbered(mask: Flags) -> Int64:
-    """The number of every set entry among the set entries, in their order."""
+    """[...] the number of each set entry of a mask, counted in order."""
     return (np.cumsum(mask) - 1).reshape(mask.shape)
 
 

@@ -1,4 +1,4 @@
-"""Experts spread over the ranks of an expert group, in place, and put together again; names stay the same."""
+"""Shards experts over the ranks of an expert group in place, and joins the shards; names stay the same."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def shard_experts(
     hot: HotPolicy | None = None,
     replicas: Communicator | None = None,
 ) -> None:
-    """Keep, of every `MoELayer` of ``model``, the experts of this rank of ``group``, and attach the layer to the group.
+    """Keep this rank's experts in every `MoELayer` of ``model``, and attach the layers to ``group``.
 
-    The model must be whole and equal on all ranks; rank r keeps the r-th equal part of the experts, in parameters of
-    their own: make the optimizer afterwards. They are marked ``expert_parallel``: what reduces gradients has to know
-    that these are not replicas of each other. replicas: as of `MoELayer.attach`. Raises `RuntimeFault` if the ranks do
-    not divide the experts.
+    The model must be whole and equal on all ranks. Rank r keeps the r-th equal part of the experts, in new parameters:
+    make the optimizer afterwards. These parameters are marked ``expert_parallel``, because they are not replicas of
+    each other when gradients are reduced. method, capacity, hot, replicas: see `MoELayer.attach`.
+    Raises `RuntimeFault` if the ranks do not divide the experts.
     """
     for name, layer in moe_layers(model):
         experts = layer.experts
@@ -46,7 +46,7 @@ def shard_experts(
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of sharded experts by name: those that ranks of an expert group do not have in common."""
+    """The parameters of sharded experts by name, which differ between the ranks of an expert group."""
     return (
         (f"{prefix}{name}", parameter)
         for prefix, experts in _sharded(model)
@@ -55,9 +55,9 @@ def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The state dict of the whole model from those of all ranks of its expert group, in their order.
+    """The state dict of the whole model, from the state dicts of all ranks of its expert group, in their order.
 
-    model: any of the ranks', which says what is sharded. What is not is taken from the first rank.
+    model: the model of any rank, which says what is sharded. Other entries are taken from the first rank.
     """
     sharded = {name for name, _ in expert_parameters(model)}
     return {
@@ -67,9 +67,9 @@ def join_shards(model: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dic
 
 
 def full_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The whole model's state dict, of this rank's ``state`` (by default that of ``model``) and its expert group's.
+    """The whole model's state dict, from the ``state`` of every rank of the expert group (default: that of ``model``).
 
-    A collective of all ranks of the group, in processes of their own; for ranks in one process use `join_shards`.
+    A collective of all ranks of the group, each in its own process. For ranks in one process use `join_shards`.
     """
     state = dict(model.state_dict() if state is None else state)
     for name, layer in moe_layers(model):

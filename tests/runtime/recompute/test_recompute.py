@@ -280,16 +280,16 @@ def test_a_backward_without_what_was_to_be_sent_again() -> None:
     stage.forward(0, (x,))
     stage.begin_backward(0, (x,))
     names = {name: at for at, name in enumerate(stage.shape.names)}
-    with pytest.raises(StageError, match=r"1.dispatch.node was not started once more"):
+    with pytest.raises(StageError, match=r"1.dispatch.node was not started a second time"):
         stage.wait_recompute(0, names["1.dispatch.node"])
-    with pytest.raises(StageError, match=r"a value of 1.permute is taken once more before it is there"):
+    with pytest.raises(StageError, match=r"a recomputed value of 1.permute is taken before it is there"):
         stage.start_recompute(0, names["1.dispatch.node"])
     with pytest.raises(StageError, match=r"0.attention is not recomputed"):
         stage.run_recompute(0, names["0.attention"])
     stage.run_backward(0, names["1.post"])
     stage.start_backward(0, names["1.combine.node"])
     stage.wait_backward(0, names["1.combine.node"])
-    with pytest.raises(StageError, match=r"wants what 1.dispatch.node brought, which has not been sent once more"):
+    with pytest.raises(StageError, match=r"needs what 1.dispatch.node brought, which has not been sent a second time"):
         stage.run_backward(0, names["1.experts"])
 
 
