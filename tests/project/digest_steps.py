@@ -27,15 +27,16 @@ PLACES = {
     "next_token_loss": ("schedc_runtime.models.gpt", "schedc_runtime.gpt"),
     "MoETransformer": ("schedc_runtime.models.moe_transformer", "schedc_runtime.moe.transformer"),
     "MoEConfig": ("schedc_runtime.models.moe_transformer", "schedc_runtime.moe.transformer"),
-    "Routing": ("schedc_runtime.moe.router",),
+    "Routing": ("schedc_runtime.moe.router:RouterConfig", "schedc_runtime.moe.router"),
 }
-"""Where a name of the runtime lies: the new place first, then the older ones."""
+"""Where a name of the runtime lies: the newest place first, with the new name behind a colon if it was renamed."""
 
 
 def runtime(name: str) -> Any:
-    for module in PLACES[name]:
+    for place in PLACES[name]:
+        module, _, renamed = place.partition(":")
         try:
-            return getattr(import_module(module), name)
+            return getattr(import_module(module), renamed or name)
         except (ImportError, AttributeError):
             continue
     raise ImportError(f"{name} is in none of {PLACES[name]}")
@@ -157,7 +158,7 @@ def model_of(case: Case) -> Any:
         ))  # fmt: skip
     layers, *rest = case.layers.split()
     dense = int(rest[1]) if "dense" in rest else 0
-    routing = runtime("Routing")(experts=8, k=2, scores="sigmoid", biased=True, balance=1e-2)
+    routing = runtime("Routing")(8, 2, scores="sigmoid", biased=True, balance=1e-2)
     sizes = {"width": 8, "heads": 2, "inner": 8, "expert_inner": 4, "query_rank": 4, "key_value_rank": 4}
     narrow = {"plain": 4, "rotary": 2, "value": 4, "routing": routing, "dropout": case.dropout}
     config = runtime("MoEConfig")(
