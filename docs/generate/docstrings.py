@@ -29,12 +29,19 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 def _converted(paragraph: list[str]) -> list[str]:
     if all(line.startswith("  ") for line in paragraph):
         return ["::", "", *paragraph]
-    if not _FIELD.match(paragraph[0]):
+    fields = [row for row, line in enumerate(paragraph) if _FIELD.match(line) and _may_begin(paragraph[:row])]
+    if not fields:
         return paragraph
-    result: list[str] = []
-    for line in paragraph:
-        if match := _FIELD.match(line):
+    prose = paragraph[: fields[0]]
+    result = [*prose, ""] if prose else []
+    for row, line in enumerate(paragraph[fields[0] :], fields[0]):
+        if row in fields and (match := _FIELD.match(line)):
             result.append(f":{match[1]}: {line[match.end() :].strip()}")
         else:
             result.append("    " + line.strip())
     return result
+
+
+def _may_begin(before: list[str]) -> bool:
+    """Whether a field may begin behind these lines of its paragraph: none, fields, or the end of a sentence."""
+    return not before or bool(_FIELD.match(before[0])) or before[-1].rstrip().endswith((".", ";", ":"))
