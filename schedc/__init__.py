@@ -1,4 +1,4 @@
-"""The compiler of pipeline-parallel training schedules: ``schedc.compile("dualpipev", P=4, M=16)``."""
+"""A compiler of pipeline-parallel training schedules: ``schedc.compile("dualpipev", P=4, M=16)``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use, so that ``schedc --help`` loads nothing that it does not need."""
+    """Import a public name on its first use, so that ``schedc --help`` loads only modules that it needs."""
     if name not in _HOME:
         raise AttributeError(f"module 'schedc' has no attribute {name!r}")
     from importlib import import_module

@@ -6,7 +6,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command that the arguments name. Ctrl-C is one line and status 130 even while modules are loading."""
+    """Run the command that the arguments name.
+
+    Ctrl-C prints one line and ends with status 130, even while modules are loading.
+    """
     try:
         from schedc.cli import main as command
 

@@ -1,7 +1,7 @@
 """The command line: ``schedc compile | check | show | export | list | explain | run | calibrate``, ...
 
-Results go to stdout, diagnostics and progress to stderr. Everything that costs import time is imported by the
-command that needs it.
+Results go to stdout, diagnostics and progress to stderr. Modules that take long to import are imported by the command
+that needs them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from schedc.cli.watch import watch
 
 
 class _Group(click.Group):
-    """Gives every command the exit status that its `EPILOG` promises."""
+    """Ends every command with the exit status that its `EPILOG` promises."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from schedc.diagnostics import DiagnosticError, RequestError
@@ -64,7 +64,7 @@ class _Group(click.Group):
 
 
 def _slip(error: click.UsageError) -> str:
-    """What to write instead, for slips of which click says only that they are none of its options."""
+    """The right spelling, for slips that click reports only as unknown options or arguments; else empty."""
     if isinstance(error, click.NoSuchOption):
         return "(sizes are given as -D P=4)" if re.fullmatch("-[A-Z]", error.option_name) else ""
     if re.search(r"unexpected extra argument.*\(\w+=", error.message):

@@ -1,4 +1,4 @@
-"""`schedc calibrate`: what the segments and exchanges of a model take on this machine, as a cost file."""
+"""`schedc calibrate`: measures the stages, segments and exchanges of a model on this machine, as a cost file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="MODULE:FUNCTION",
-    help="Called without arguments on every process; gives (model, loss_fn, batch, targets) of one microbatch.",
+    help="Called without arguments on every process; returns (model, loss_fn, batch, targets) of one microbatch.",
 )
 @click.option("--toy", type=click.Choice(["gpt", "moe"]), help="Default: moe where the plan has experts, else gpt.")
 @click.option("--ranks", type=click.IntRange(1), help="Processes that share the experts; default: the plan's topology.")
@@ -39,8 +39,8 @@ def calibrate(
     """Measure a model, cut into the stages of SCHEDULE (or of a plan), on this machine (needs schedc[runtime]).
 
     The cost file has the times of every stage, and of its segments and exchanges where it has experts or the plan
-    overlaps: what `schedc check --cost-file` and `schedc run --cost-file` read. Further options go to the runtime:
-    --repetitions, --warmup, --topology 2x2, and of the toy models --blocks, --width, --tokens, --rows.
+    overlaps. `schedc check --cost-file` and `schedc run --cost-file` read it. Further options go to the runtime:
+    --repetitions, --warmup, --topology 2x2; for the toy models --blocks, --width, --tokens, --rows.
     """
     import tempfile
     from importlib.util import find_spec
@@ -55,7 +55,7 @@ def calibrate(
     program = compile_at(schedule, sizes)
     with tempfile.TemporaryDirectory(prefix="schedc-") as folder:
         path = save_program(program, Path(folder))
-        given = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
+        options = {"--model": model, "--toy": toy, "--topology": f"1x{ranks}" if ranks else None, "-o": output}
         command = [
             sys.executable,
             "-m",
@@ -64,5 +64,5 @@ def calibrate(
             str(path),
             *dense_layers(schedule),
         ]
-        command += [str(part) for option, value in given.items() if value is not None for part in (option, value)]
+        command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
         sys.exit(run_to_end([*command, *runtime_options]))

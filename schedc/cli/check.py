@@ -1,10 +1,9 @@
-"""`schedc compile` and `schedc check`: what is true of a schedule, and its program."""
+"""`schedc compile` and `schedc check`: analyse a schedule, and write its program."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,9 @@ import click
 from schedc.cli.common import EPILOG, asked, cost_arguments, finish, json_argument, note_plan, schedule_arguments
 
 if TYPE_CHECKING:
-    from schedc.claims.check import Status
     from schedc.compiler import Analysis
     from schedc.cost.costs import Costs
+    from schedc.ir.program import Program
     from schedc.load.library import Given
 
 _ranks_argument = click.option(
@@ -23,7 +22,7 @@ _ranks_argument = click.option(
     type=click.Choice(["some", "all"]),
     default="some",
     show_default=True,
-    help="Of more than 32 ranks, print the first, the last, the extremes and equal neighbours together, or print all.",
+    help="Ranks to print. some: above 32, the first, the last and the extremes, with equal neighbours together.",
 )
 
 
@@ -57,47 +56,47 @@ def compile_command(
 ) -> None:
     """Check SCHEDULE and write its program: one instruction stream per rank.
 
-    Writes the program in one or more forms, each of which the runtime loads, schedule.svg, and schedule.csv where torch
+    Writes the program in one or more forms, each of which the runtime loads; schedule.svg; and schedule.csv if torch
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
     removed.
     """
-    from schedc.draw.svg import draw_svg
-    from schedc.interchange.torch_csv import to_torch_csv
     from schedc.ir.recomputed import has_recomputation
-    from schedc.ir.save import FORMS, forms_of
     from schedc.passes.insert_communication import insert_communication
     from schedc.report.check import to_json, to_text
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
     program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
-    recomputes = has_recomputation(analysis.schedule)
-    folder = output or Path("build") / analysis.schedule.name
+    files = _write_files(analysis, program, forms, output or Path("build") / analysis.schedule.name)
+    if as_json:
+        facts = {**to_json(analysis, "schedc.compile"), "instructions": len(program), "files": files}
+        click.echo(json.dumps(facts))
+    else:
+        click.echo(to_text(to_json(analysis), ranks == "all"))
+        without = "; no schedule.csv: torch's has no op R" if has_recomputation(analysis.schedule) else ""
+        click.echo(f"{len(program)} instructions; wrote {', '.join(files)}{without}")
+    finish(analysis.diagnostics)
+
+
+def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], folder: Path) -> list[str]:
+    """Writes program, drawing and CSV into a folder, without files of an earlier program; returns their paths."""
+    from schedc.draw.svg import draw_svg
+    from schedc.interchange.torch_csv import to_torch_csv
+    from schedc.ir.recomputed import has_recomputation
+    from schedc.ir.save import FORMS, forms_of
+
+    schedule = analysis.schedule
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},
-        **({} if recomputes else {"schedule.csv": to_torch_csv(analysis.schedule).encode()}),
-        "schedule.svg": draw_svg(analysis.schedule, analysis.timeline, analysis.memory).encode(),
+        **({} if has_recomputation(schedule) else {"schedule.csv": to_torch_csv(schedule).encode()}),
+        "schedule.svg": draw_svg(schedule, analysis.timeline, analysis.memory).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name in {*(form.file for form in FORMS.values()), "schedule.csv"} - files.keys():
-        (folder / name).unlink(missing_ok=True)  # of another program: what lies together belongs together
+        (folder / name).unlink(missing_ok=True)  # a file of another program
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    **to_json(analysis, "schedc.compile"),
-                    "instructions": len(program),
-                    "files": [str(folder / name) for name in files],
-                }
-            )
-        )
-    else:
-        click.echo(to_text(to_json(analysis), ranks == "all"))
-        without = "; no schedule.csv: torch's has no op R" if recomputes else ""
-        click.echo(f"{len(program)} instructions; wrote {', '.join(str(folder / name) for name in files)}{without}")
-    finish(analysis.diagnostics)
+    return [str(folder / name) for name in files]
 
 
 @click.command(epilog=EPILOG)
@@ -107,7 +106,7 @@ def compile_command(
     "--sweep",
     "size_range",
     metavar="RANGE",
-    help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; tells the smallest failing.",
+    help="Check every legal size of a range instead, such as 'P<=16, M<=4*P', in parallel; print the smallest failing.",
 )
 @_ranks_argument
 @json_argument
@@ -130,6 +129,7 @@ def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as
     from schedc.claims.size_range import sizes_in
     from schedc.claims.sweep import sweep
     from schedc.inputs import open_family
+    from schedc.report.sweep import to_json, to_text
 
     tree = open_family(name)
     note_plan(name)
@@ -138,40 +138,12 @@ def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as
     label = f"checking {len(listed)} sizes"
     with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         result = sweep(tree, listed, costs, bar.update)
-    found = result.smallest
-    if as_json:
-        facts = {"schema": "schedc.sweep", "version": 1, "schedule": tree.name, "range": size_range}
-        click.echo(json.dumps({**facts, **result.to_json()}))
-    else:
-        click.echo(f"{tree.name}: {result.tried} sizes checked, {result.refused} refused, {result.failed} failed")
-        for text, counts in result.claims:
-            click.echo(f"expect {text}: {_counted(counts)}")
-        if found:
-            smallest = ", ".join(f"{key} = {value}" for key, value in found.sizes.items())
-            click.echo(f"the smallest size that fails: {smallest}")
-    finish(found.diagnostics if found else ())
-
-
-_COUNTED: dict[Status, str] = {
-    "proved": "proved for all costs at",
-    "order": "proved for the order of these costs (a policy) at",
-    "tried": "not decidable, and held where it was tried, at",
-    "refuted": "FAILS at",
-    "vacuous": "no costs satisfy its condition at",
-}
-
-
-def _counted(counts: Mapping[Status, int]) -> str:
-    """How often a claim had each status, over the sizes of a sweep."""
-    total = sum(counts.values())
-    some = [(words, counts[status]) for status, words in _COUNTED.items() if counts[status]]
-    if len(some) == 1 and total > 1:
-        return f"{some[0][0]} all {total} sizes"
-    return ", ".join(f"{words} {count} size{'s' * (count > 1)}" for words, count in some) or "checked at no size"
+    click.echo(json.dumps(to_json(tree.name, size_range, result)) if as_json else "\n".join(to_text(tree.name, result)))
+    finish(result.smallest.diagnostics if result.smallest else ())
 
 
 def _analysed(schema: str, schedule: Given, sizes: dict[str, int], costs: Costs, as_json: bool) -> Analysis:
-    """The analysis; findings that prevent it are told as JSON too where JSON was asked for."""
+    """The analysis. With --json, findings that prevent it are printed as JSON, too."""
     from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
     from schedc.report.check import failed_json

@@ -1,4 +1,4 @@
-"""What the commands share: sizes, costs, where results go, and how findings are told."""
+"""The parts that commands share: options for sizes and costs, output of results, and printing of findings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _sizes(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 
 
 def sizes_argument(command: F) -> F:
-    """-D NAME=INTEGER, as ``sizes``."""
+    """Adds -D NAME=INTEGER, which the command gets as ``sizes``."""
     return click.option(
         "-D",
         "--define",
@@ -59,12 +59,12 @@ def sizes_argument(command: F) -> F:
 
 
 def schedule_arguments(command: F) -> F:
-    """SCHEDULE and its sizes."""
+    """Adds SCHEDULE and -D, which the command gets as ``schedule`` and ``sizes``."""
     return click.argument("schedule", type=ScheduleArgument())(sizes_argument(command))
 
 
 def cost_arguments(command: F) -> F:
-    """Costs, from options and a file (options win); the command gets them as ``costs``."""
+    """Adds --cost and --cost-file, which the command gets as ``costs``; options override the file."""
 
     @wraps(command)
     def with_costs(*, cost_options: tuple[str, ...], cost_file: Path | None, **rest: Any) -> Any:
@@ -85,19 +85,19 @@ def cost_arguments(command: F) -> F:
 
 
 def json_argument(command: F) -> F:
-    """--json, as ``as_json``."""
+    """Adds --json, which the command gets as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")(command)
 
 
 def output_argument(command: F) -> F:
-    """-o FILE."""
+    """Adds -o FILE, which the command gets as ``output``."""
     return click.option(
         "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout."
     )(command)
 
 
 def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
-    """The costs that the options and the file give; a wrong option is wrong usage, a wrong file a finding."""
+    """The costs by the options and the file. A wrong option is wrong usage; a wrong file is a finding."""
     from schedc.cost.costs import Costs, load_costs
 
     base = load_costs(path) if path else Costs()
@@ -107,7 +107,7 @@ def _costs(options: tuple[str, ...], path: Path | None) -> Costs:
 
 @contextmanager
 def asked() -> Iterator[None]:
-    """Where only the command line is read: what is wrong there is wrong usage."""
+    """A block that reads the command line alone: findings inside it are wrong usage."""
     from schedc.diagnostics import DiagnosticError, RequestError
 
     try:
@@ -117,7 +117,7 @@ def asked() -> Iterator[None]:
 
 
 def write(content: str | bytes, path: Path | None) -> None:
-    """Writes text or the bytes of a picture to a file, else to stdout; wrong usage: bytes to a terminal."""
+    """Writes text, or the bytes of a picture, to a file or else to stdout. Bytes to a terminal are wrong usage."""
     if path is None:
         if isinstance(content, bytes) and sys.stdout.isatty():
             raise click.UsageError("a picture in this format is no text for a terminal: give -o FILE, or pipe it")
@@ -131,6 +131,7 @@ def write(content: str | bytes, path: Path | None) -> None:
 
 
 def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
+    """Prints findings on stderr, in colours where the terminal has them."""
     from schedc.diagnostics import render
 
     colours = coloured(sys.stderr)
@@ -140,15 +141,16 @@ def print_findings(diagnostics: tuple[Diagnostic, ...]) -> None:
     click.echo(f"{count} finding{'s' if count != 1 else ''}; `schedc explain CODE` tells more", err=True)
 
 
-def note_plan(given: Given) -> None:
-    """Say on stderr, where a plan was given to a command that speaks of many sizes, that it speaks of the schedule."""
+def note_plan(name: Given) -> None:
+    """Say on stderr that a command for many sizes takes the schedule of a plan, if ``name`` is one of a plan."""
     from schedc.inputs import plan_at
 
-    if said := plan_at(given):
-        click.echo(f"note: {said}", err=True)
+    if note := plan_at(name):
+        click.echo(f"note: {note}", err=True)
 
 
 def finish(diagnostics: tuple[Diagnostic, ...]) -> None:
+    """Prints findings, if there are any, and ends with their exit status."""
     if diagnostics:
         print_findings(diagnostics)
         sys.exit(FINDINGS)

@@ -1,4 +1,4 @@
-"""Completes names of schedules, sizes and codes in a shell; click writes the scripts (docs/guide/editing.md)."""
+"""Completion of schedules and sizes in a shell; click writes the scripts (docs/guide/editing.md)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ if TYPE_CHECKING:
 
 
 def complete_schedule(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The library's names, and files."""
+    """Completes the names of the library, and files."""
     from click.shell_completion import CompletionItem
 
     from schedc.load.library import names
 
-    found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
-    return [*found, CompletionItem(incomplete, type="file")]
+    library = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+    return [*library, CompletionItem(incomplete, type="file")]
 
 
 def complete_size(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``P=4`` for each size of the schedule that stands on the line, with its default."""
+    """Completes sizes of the schedule on the line, with their defaults: ``P=4``."""
     from click.shell_completion import CompletionItem
 
     from schedc.diagnostics import DiagnosticError
     from schedc.inputs import open_input
 
-    loose = (word for word in ctx.args if not word.startswith("-"))  # click leaves it there while an option is open
-    given = ctx.params.get("schedule") or next(loose, None)
-    if not given:
+    loose = (
+        word for word in ctx.args if not word.startswith("-")
+    )  # click leaves SCHEDULE there while an option is open
+    name = ctx.params.get("schedule") or next(loose, None)
+    if not name:
         return []
     try:
-        parameters = open_input(given).parameters
+        parameters = open_input(name).parameters
     except DiagnosticError:
         return []
     texts = [(p, f"{p.name}={'' if p.default is None else p.default}") for p in parameters]

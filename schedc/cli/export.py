@@ -1,4 +1,4 @@
-"""`schedc export` and `schedc import`: schedules in the formats of other tools, out and in."""
+"""`schedc export` and `schedc import`: write and read schedules in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def export(
     schedule: Given, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
 ) -> None:
-    """Write SCHEDULE in another format. What the target cannot express is refused, with the nearest that it can."""
+    """Write SCHEDULE in another format. A target refuses what it cannot express, and names the nearest that it can."""
     from schedc.compiler import priced
     from schedc.inputs import open_input
     from schedc.interchange.refusals import no_segments
@@ -64,7 +64,7 @@ def export(
 def import_command(file: Given, output: Path | None) -> None:
     """Check FILE, a schedule CSV of torch (either level), and write it in the text form.
 
-    The result, and the CSV too, can stand wherever a command takes SCHEDULE.
+    Every command takes the result, and the CSV itself, in place of SCHEDULE.
     """
     from schedc.inputs import is_order, open_order, without_places
     from schedc.ir.text import print_schedule

@@ -1,4 +1,4 @@
-"""`schedc fmt`: .sched files in the house's layout."""
+"""`schedc fmt`: formats .sched files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from schedc.cli.common import EPILOG, FINDINGS, print_findings
 
 @click.command(epilog=EPILOG)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, allow_dash=True))
-@click.option("--check", is_flag=True, help="Write nothing; show what would change, and exit with 1 if anything would.")
+@click.option("--check", is_flag=True, help="Write nothing; show the changes, and exit with 1 if there are any.")
 def fmt(files: tuple[Path, ...], check: bool) -> None:
     """Format .sched FILES in place: their tokens and comments stay, only white space changes.
 
-    A folder stands for the .sched files below it, and - for standard input, whose result goes to standard output.
+    A folder means the .sched files below it. - means standard input, whose result goes to standard output.
     """
     from schedc.diagnostics import Diagnostic, DiagnosticError
 
@@ -36,15 +36,16 @@ def fmt(files: tuple[Path, ...], check: bool) -> None:
         sys.exit(FINDINGS)
 
 
-def _files(given: tuple[Path, ...]) -> list[Path]:
-    found: dict[Path, None] = {}
-    for path in given:
-        found |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
-    return list(found)
+def _files(paths: tuple[Path, ...]) -> list[Path]:
+    """The files of the paths, those of folders included, each once."""
+    files: dict[Path, None] = {}
+    for path in paths:
+        files |= dict.fromkeys(sorted(path.rglob("*.sched")) if path.is_dir() else [path])
+    return list(files)
 
 
 def _format(path: Path, check: bool) -> bool:
-    """Formats one file; whether it changed."""
+    """Formats one file, or shows the change with ``check``. Returns whether the text changes."""
     from schedc.load.library import load
     from schedc.source import Source
     from schedc.syntax.formatter import format_source

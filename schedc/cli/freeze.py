@@ -1,4 +1,4 @@
-"""`schedc freeze`: keep the order that a policy chooses."""
+"""`schedc freeze`: keeps the order that a policy chooses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     """Order SCHEDULE, a .sched file with a `policy`, by these costs, and keep the order beside it.
 
-    The order kept, NAME.P4-M8.order, is used at those sizes whatever the costs, until this command runs again or the
-    file is removed. Where the .sched file has changed since, it is refused.
+    The order is kept as NAME.P4-M8.order and used at those sizes whatever the costs, until this command runs again or
+    the file is removed. If the .sched file changes, the order is refused.
     """
     from schedc.load.frozen import freeze as keep
     from schedc.load.library import Plan, open_named
 
-    found = open_named(schedule)
-    if isinstance(found, Plan):
-        message = f"{found.name} is a plan: freeze its schedule {found.schedule.name}, by costs per stage"
+    tree = open_named(schedule)
+    if isinstance(tree, Plan):
+        message = f"{tree.name} is a plan: freeze its schedule {tree.schedule.name}, by costs per stage"
         raise click.UsageError(message)
-    click.echo(str(keep(found, sizes, costs)))
+    click.echo(str(keep(tree, sizes, costs)))

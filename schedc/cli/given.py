@@ -1,4 +1,4 @@
-"""SCHEDULE arguments: names and paths as they are, and what comes through a pipe read once."""
+"""SCHEDULE arguments: names and paths as they are, and the text of a pipe, which is read once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedc.source import Source
 
 STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
-"""Paths that mean standard input; `/dev/stdin:NAME` chooses one of its schedules and plans."""
+"""Paths that mean standard input. `/dev/stdin:NAME` chooses one of the schedules and plans in it."""
 
 
 class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
@@ -47,7 +47,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
 
 
 def is_stream(path: str) -> bool:
-    """Whether the path is standard input, a named pipe or a device: what is read from it is gone."""
+    """Whether the path is standard input, a named pipe or a device, which can be read only once."""
     if path in STANDARD_INPUT:
         return True
     try:
@@ -58,9 +58,10 @@ def is_stream(path: str) -> bool:
 
 
 def read_stream(path: str) -> Source:
-    """All of standard input, or of a pipe.
+    """The whole text of standard input, or of a pipe.
 
-    Raises `RequestError` (S122) for what is too large or no text, and wrong usage where standard input is closed.
+    Raises `RequestError` (S122) for input that is too large or no text, and `click.UsageError` if standard input is
+    closed.
     """
     from schedc.inputs import read
 

@@ -1,4 +1,4 @@
-"""`schedc layout`: where the layers of a model lie, what that makes of the ranks' loads, and what it gains."""
+"""`schedc layout`: assigns the layers of a model to stages, and compares the loads of the ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 12
-"""Balanced layouts that are worked out to be compared; models seldom have more."""
+"""Balanced layouts that are compared under a schedule; models seldom have more."""
 
 
-def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | list[int] | None:
+def _paddings(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | list[int] | None:
     if value is None or value in ("last", "first", "auto"):
         return value
     try:
@@ -36,17 +36,22 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 @click.command(epilog=EPILOG)
 @click.argument("layout", required=False)
 @click.option("--layers", type=click.IntRange(1), help="Number of decoder layers, where LAYOUT is not given.")
-@click.option("--dense", type=click.IntRange(0), help="The first so many layers are dense, the others MoE.")
+@click.option("--dense", type=click.IntRange(0), help="Number of dense layers, which come first; the others are MoE.")
 @click.option("--mtp", type=click.IntRange(0), default=0, help="Number of multi-token predictions.")
 @click.option("--pad", type=click.IntRange(0), help="Number of paddings, for equally many places in each stage.")
 @click.option(
     "--at",
-    callback=_places,
+    callback=_paddings,
     metavar="last|first|auto|NUMBERS",
-    help="Where the paddings are among all places, by default last; auto: where the largest rank has least to do.",
+    help="Positions of the paddings among all places, by default last. auto: for the least load of the largest rank.",
 )
 @click.option("--auto", is_flag=True, help="Balance the layers by their costs; with --pad as --at auto.")
-@click.option("--schedule", type=ScheduleArgument(), metavar="SCHEDULE", help="Whose stages, ranks and timeline.")
+@click.option(
+    "--schedule",
+    type=ScheduleArgument(),
+    metavar="SCHEDULE",
+    help="The schedule that gives stages, ranks and timeline.",
+)
 @click.option("--stages", type=click.IntRange(1), help="Number of stages, one per rank, where no schedule is given.")
 @sizes_argument
 @click.option(
@@ -54,8 +59,8 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "cost_options",
     multiple=True,
     metavar="NAME=NUMBER",
-    help="Time of embedding, dense, moe, mtp or head; parameters.KIND and activations.KIND are memory; F, I, W say how"
-    " long the forward and the two backwards of a part of time 1 take; p2p.",
+    help="embedding, dense, moe, mtp, head: time of a part. parameters.KIND, activations.KIND: memory. F, I, W: times"
+    " of the forward and of the two backwards, for a part of time 1. p2p: time of a message.",
 )
 @click.option(
     "--cost-file",
@@ -67,8 +72,8 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     type=click.Choice(["rank", "makespan"]),
     default="rank",
     show_default=True,
-    help="With --auto or --at auto: least load of the largest rank, then of the largest stage; or, of the layouts that"
-    " trade these two against each other, the one with the shortest step.",
+    help="With --auto or --at auto. rank: the least load of the largest rank, then of the largest stage. makespan: the"
+    " shortest step among the layouts that trade these two loads against each other.",
 )
 @click.option("--memory", type=float, help="With --auto or --at auto: the most that a rank may hold.")
 @click.option(
@@ -77,7 +82,7 @@ def _places(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     metavar="SCHEDULE",
     default="1f1b",
     show_default=True,
-    help="The schedule of one stage per rank that a schedule with several is compared with.",
+    help="A schedule with one stage per rank, with which a schedule with several is compared.",
 )
 @json_argument
 def layout(
@@ -100,46 +105,48 @@ def layout(
 ) -> None:
     """Lay out the layers of a model: by hand, by number, padded, or balanced by costs.
 
-    LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without one, --layers and what follows
-    from it make the layout. With --schedule its makespan is compared with those of layers laid out by number.
+    LAYOUT is a string as Megatron takes it, for example 'Et*3|(tt|)*29,m|L'. Without LAYOUT, --layers and its options
+    make one. With --schedule, the makespan is compared with that of layers laid out by number.
     """
     from schedc.ir.placement import linear
-    from schedc.layout import Model, even, padded, parse_layout
-    from schedc.layout.compare import compare, shortest
-    from schedc.report.layout import to_json, to_text
-    from schedc.report.plan import to_text as plan_text
+    from schedc.layout import Model, parse_layout
+    from schedc.layout.compare import compare
+    from schedc.report.layout import to_json
 
     balanced = auto or at == "auto"
     _check_usage(layout, layers, mtp, pad, at, balanced, schedule, stages, sizes, memory, objective)
     costs = _layer_costs(cost_options, cost_file)
     with asked():
-        given = parse_layout(layout, dense=dense, layers=layers) if layout else None
+        chosen = parse_layout(layout, dense=dense, layers=layers) if layout else None
     order = _legal(schedule, sizes) if schedule else None
-    placement = order.placement if order else linear(stages or (len(given.stages) if given else 1), 1)
-    proof, others = None, []
-    if given is None:
+    placement = order.placement if order else linear(stages or (len(chosen.stages) if chosen else 1), 1)
+    proof: Balanced | None = None
+    others: list[Balanced] = []
+    if chosen is None:
         assert layers is not None
         model = Model(layers, dense, mtp)
         if balanced:
-            others = _balanced(model, placement, costs, pad, memory, order)
-            proof = shortest(others, order, costs) if objective == "makespan" and order else others[0]
-            given = proof.layout
-        else:
-            given = even(model, placement.stages) if pad is None else padded(model, placement.stages, pad, at or "last")
-    with asked() if layout else nullcontext():  # its stages, too, are those of the command line
-        comparison = compare(given, order, costs, _one_chunk(order, against), others) if order else None
-    facts = to_json(given, placement, costs, proof, comparison)
-    attached = _attached(order, given) if order and order.plan else None
+            proof, others = _balanced(model, placement, costs, pad, memory, order, objective)
+        chosen = proof.layout if proof else _by_number(model, placement.stages, pad, at)
+    with asked() if layout else nullcontext():  # the number of stages in LAYOUT is the command line's, too
+        comparison = compare(chosen, order, costs, _one_chunk(order, against), others) if order else None
+    attached = _attached(order, chosen) if order and order.plan else None
+    _print(to_json(chosen, placement, costs, proof, comparison), attached, as_json)
+
+
+def _print(facts: dict[str, Any], attached: dict[str, Any] | None, as_json: bool) -> None:
+    """Prints the facts of a layout, and of the plan that is attached to it, if any."""
+    from schedc.report.layout import to_text
+    from schedc.report.plan import to_text as plan_text
+
     if as_json:
         click.echo(json.dumps(facts | ({"plan": attached} if attached else {})))
-        return
-    click.echo(to_text(facts))
-    for line in plan_text(attached) if attached else ():
-        click.echo(line)
+    else:
+        click.echo("\n".join([to_text(facts), *(plan_text(attached) if attached else ())]))
 
 
 def _attached(order: Schedule, layout: Layout) -> dict[str, Any]:
-    """What the plan behind --schedule attaches, to the layers as they are laid out here."""
+    """The facts of the plan of --schedule, for the layers as they are laid out here."""
     from schedc.plan import plan_of
     from schedc.report.plan import to_json
 
@@ -159,6 +166,7 @@ def _check_usage(
     memory: float | None,
     objective: str,
 ) -> None:
+    """Raises `click.UsageError` for options that exclude or need each other."""
     wrong = (
         (layout is None and layers is None, "give a LAYOUT, or --layers"),
         (layout is not None and (pad is not None or balanced or mtp > 0), "a LAYOUT says itself where everything is"),
@@ -179,16 +187,30 @@ def _check_usage(
             raise click.UsageError(message)
 
 
-def _balanced(
-    model: Model, placement: Placement, costs: LayerCosts, pad: int | None, memory: float | None, order: Schedule | None
-) -> list[Balanced]:
-    """The best layout, and under a schedule the next ones that trade larger ranks for smaller stages."""
-    from schedc.layout import frontier
-    from schedc.layout.compare import peak_in_flight
+def _by_number(model: Model, stages: int, pad: int | None, at: str | list[int] | None) -> Layout:
+    """The layout with equal numbers of layers, or of places, in each stage."""
+    from schedc.layout import even, padded
 
-    held = peak_in_flight(order).tolist() if order else None
-    found = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=held)
-    return list(islice(found, _SHOWN if order else 1))
+    return even(model, stages) if pad is None else padded(model, stages, pad, at or "last")
+
+
+def _balanced(
+    model: Model,
+    placement: Placement,
+    costs: LayerCosts,
+    pad: int | None,
+    memory: float | None,
+    order: Schedule | None,
+    objective: str,
+) -> tuple[Balanced, list[Balanced]]:
+    """The best layout; and the layouts to compare, which under a schedule trade larger ranks for smaller stages."""
+    from schedc.layout import frontier
+    from schedc.layout.compare import peak_in_flight, shortest
+
+    in_flight = peak_in_flight(order).tolist() if order else None
+    layouts = frontier(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight)
+    others = list(islice(layouts, _SHOWN if order else 1))
+    return (shortest(others, order, costs) if objective == "makespan" and order else others[0]), others
 
 
 def _legal(name: Given, sizes: dict[str, int]) -> Schedule:
@@ -199,18 +221,18 @@ def _legal(name: Given, sizes: dict[str, int]) -> Schedule:
 
 
 def _one_chunk(order: Schedule, name: Given) -> Schedule | None:
-    """The schedule to compare with, of one stage per rank; None where the given one has no more itself."""
+    """The schedule to compare with, of one stage per rank; None if ``order`` itself has one stage per rank."""
     from schedc.inputs import open_input
 
     if order.placement.chunks == 1:
         return None
-    as_many = {"ranks": order.ranks, "microbatches": order.microbatches}
+    sizes = {"ranks": order.ranks, "microbatches": order.microbatches}
     parameters = open_input(name).parameters
-    return _legal(name, {p.name: as_many[p.role] for p in parameters if p.role in as_many})
+    return _legal(name, {p.name: sizes[p.role] for p in parameters if p.role in sizes})
 
 
 def _layer_costs(options: tuple[str, ...], path: Path | None) -> LayerCosts:
-    """The costs of the file and the options; a wrong option is wrong usage, a wrong file a finding."""
+    """The costs by the options and the file. A wrong option is wrong usage; a wrong file is a finding."""
     from schedc.layout.costs import LayerCosts, load_layer_costs
 
     base = load_layer_costs(path) if path else LayerCosts()

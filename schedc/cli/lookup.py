@@ -1,4 +1,4 @@
-"""`schedc list` and `schedc explain`: what there is to look up."""
+"""`schedc list` and `schedc explain`: list the library, and explain diagnostic codes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def list_command(as_json: bool) -> None:
         click.echo(_entry(f"{entry['name']:<{width}}", entry["title"]))
 
 
-def _entry(word: str, said: object) -> str:
-    """A word and what is said of it, in lines that fit."""
-    return fill(str(said), WIDEST, initial_indent=f"{word}  ", subsequent_indent=" " * (len(word) + 2))
+def _entry(word: str, meaning: object) -> str:
+    """A word and its meaning, in lines of at most `WIDEST` characters."""
+    return fill(str(meaning), WIDEST, initial_indent=f"{word}  ", subsequent_indent=" " * (len(word) + 2))
 
 
 @click.command(epilog=EPILOG)
@@ -49,11 +49,11 @@ def explain(code: str | None) -> None:
                 if entry.code.startswith(family):
                     click.echo(_entry(f"  {entry.code}", entry.title))
         return
-    found = CODES.get(code.upper())
-    if found is None:
+    row = CODES.get(code.upper())
+    if row is None:
         near = did_you_mean(code.upper(), CODES) or "`schedc explain` lists them"
         raise click.UsageError(f"no diagnostic code {code!r}; {near}")
-    click.echo(f"{found.code}: {found.title}\n\n{fill(found.explanation.strip(), WIDEST)}")
-    for title, example in (("Wrong", found.wrong), ("Right", found.right)):
+    click.echo(f"{row.code}: {row.title}\n\n{fill(row.explanation.strip(), WIDEST)}")
+    for title, example in (("Wrong", row.wrong), ("Right", row.right)):
         if example:
             click.echo(f"\n{title}:\n\n" + "\n".join(f"    {line}" for line in example.strip().split("\n")))

@@ -26,6 +26,6 @@ def lsp() -> None:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """End at once: a thread waits for stdin, which nothing but the client can close."""
+    """Ends the process at once, since a thread waits for stdin, which only the client can close."""
     os.write(sys.stderr.fileno(), b"interrupted\n")
     os._exit(INTERRUPTED)

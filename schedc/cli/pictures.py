@@ -1,4 +1,4 @@
-"""Formats of drawings: which one -o and --format ask for, what each needs, and an SVG turned into it."""
+"""Formats of drawings: the one that -o and --format ask for, its requirements, and converting an SVG into it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SVG, PNG, PDF, HTML, TERM, DOT = "svg", "png", "pdf", "html", "term", "dot"
 
 PICTURES = (SVG, PNG, PDF)
 FORMS_OF_CHARTS = (*PICTURES, HTML, TERM)
-"""Formats of a schedule in time."""
+"""Formats of a schedule over time."""
 FORMS_OF_CELLS = (*PICTURES, TERM)
-"""Formats of one cell from inside."""
+"""Formats of the inside of one cell."""
 FORMS_OF_GRAPHS = (*PICTURES, DOT)
 """Formats of a graph."""
 FORMATS = (*FORMS_OF_CHARTS, DOT)
@@ -24,16 +24,16 @@ FORMATS = (*FORMS_OF_CHARTS, DOT)
 SUFFIXES: Mapping[str, str] = {
     ".svg": SVG, ".png": PNG, ".pdf": PDF, ".html": HTML, ".htm": HTML, ".txt": TERM, ".dot": DOT, ".gv": DOT,
 }  # fmt: skip
-"""Format by the suffix of a file."""
+"""The format by the suffix of a file."""
 
 NARROWEST, WIDEST = 400, 20_000
-"""px that --width takes; `schedc.draw.layout.NARROWEST` is the same number, which a test checks."""
+"""px, the least and the greatest that --width takes. `schedc.draw.layout.NARROWEST` is the same, as a test checks."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def format_option(command: F) -> F:
-    """--format, as ``wanted``."""
+    """Adds --format, which the command gets as ``wanted``."""
     return click.option(
         "--format",
         "wanted",
@@ -45,7 +45,7 @@ def format_option(command: F) -> F:
 
 
 def width_option(command: F) -> F:
-    """--width, as ``width``: px or None."""
+    """Adds --width, which the command gets as ``width``: px, or None."""
     return click.option(
         "--width",
         type=click.IntRange(NARROWEST, WIDEST),
@@ -57,10 +57,10 @@ def width_option(command: F) -> F:
 def format_of(
     wanted: str | None, output: Path | None, able: Sequence[str] = FORMS_OF_CHARTS, what: str = "a chart"
 ) -> str:
-    """The format of ``what``: the one asked for, else that of the output's suffix, else SVG.
+    """The format of ``what``: the one that --format asks for, else that of the output's suffix, else SVG.
 
-    able: the formats that ``what`` can have. Wrong usage: a suffix that names no format, or another one than
-    --format; a format that ``what`` cannot have.
+    able: the formats that ``what`` can have. Raises `click.UsageError` for a suffix that names no format or another one
+    than --format, and for a format that ``what`` cannot have.
     """
     suffix = output.suffix.lower() if output else ""
     named = SUFFIXES.get(suffix)
@@ -80,13 +80,13 @@ def _can_be(what: str, able: Sequence[str]) -> str:
 
 
 def check_width(width: int | None, form: str) -> None:
-    """Wrong usage: --width for what is no picture."""
+    """Raises `click.UsageError` for --width with a format that is no picture."""
     if width is not None and form not in PICTURES:
         raise click.UsageError(f"--width is the width of a picture ({', '.join(PICTURES)}), not of {form}")
 
 
 def check_converter(form: str) -> None:
-    """Wrong usage: PNG or PDF without CairoSVG, or without the library that it calls."""
+    """Raises `click.UsageError` for PNG or PDF without CairoSVG, or without the library that CairoSVG calls."""
     if form not in (PNG, PDF):
         return
     try:
@@ -103,14 +103,14 @@ def check_converter(form: str) -> None:
 
 
 class Drawing(NamedTuple):
-    """What is written, and what it leaves out, in words; empty where it shows everything."""
+    """The content to write, and a note on what it leaves out; the note is empty if it shows everything."""
 
     content: str | bytes
     note: str = ""
 
 
 def in_form(svg: str, form: str) -> str | bytes:
-    """An SVG in one of `PICTURES`."""
+    """An SVG, converted to a format of `PICTURES`."""
     if form == SVG:
         return svg
     from schedc.draw.raster import converted
@@ -119,7 +119,7 @@ def in_form(svg: str, form: str) -> str | bytes:
 
 
 def write_drawing(drawing: Drawing, output: Path | None) -> None:
-    """Writes it to a file, else to stdout; what it leaves out goes to stderr."""
+    """Writes a drawing to a file, else to stdout; its note goes to stderr."""
     write(drawing.content, output)
     if drawing.note:
         click.echo(f"note: {drawing.note}", err=True)

@@ -1,4 +1,4 @@
-"""The runtime's processes, as `schedc run` and `schedc calibrate` start them, and end them on Ctrl-C."""
+"""The runtime's processes, which `schedc run` and `schedc calibrate` start, and end on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from schedc.cli.common import FINDINGS
 from schedc.interrupts import unheard
 
 _GRACE = 10.0
-"""Seconds in which the runtime has ended its own processes."""
+"""Seconds that the runtime has to end its own processes."""
 
 
 def run_to_end(command: Sequence[str]) -> int:
-    """Run a command, which itself may start more, and give its exit status: 1 where a signal ended it.
+    """Run a command, which may start further processes, and return its exit status: 1 if a signal ended it.
 
-    On Ctrl-C it is asked to end (SIGTERM), so that nothing is left when `KeyboardInterrupt` goes on.
+    On Ctrl-C the command gets SIGTERM, so that no process is left when `KeyboardInterrupt` goes on.
     """
     with unheard():
         process = subprocess.Popen(command)

@@ -1,4 +1,4 @@
-"""`schedc report`: bubble, memory and messages of a schedule as formulas, and what its cells hide."""
+"""`schedc report`: formulas of a schedule's bubble, memory and messages, and the communication that its cells hide."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool, as_json: bool) -> None:
     """Derive formulas of SCHEDULE: bubble, peak activations, deferred weight gradients and messages.
 
-    They are fitted to all linear pieces of the times at many sizes, and decided for all costs at these sizes and at
-    others: each is printed with the sizes at which it is proved. What fails is told with the counterexample. Of a plan,
-    those of its schedule.
+    Formulas are fitted to all linear pieces of the times at many sizes, and decided for all costs at these sizes and at
+    others. Each is printed with the sizes at which it is proved. A formula that fails is printed with the
+    counterexample. For a plan, the formulas are those of its schedule.
 
-    Formulas speak of all sizes and costs. With a cost file that has a table [cell] it tells too, at one size, what
-    communication is exposed and hidden, per kind of cell and for the step.
+    Formulas hold for all sizes and costs. With a cost file that has a table [cell], the report also has the
+    communication that is exposed and hidden at one size, per kind of cell and for the step.
     """
     from schedc.diagnostics import RequestError
     from schedc.elaborate.sizes import unknown_sizes
@@ -58,23 +58,23 @@ def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool,
     if cells:
         from schedc.report.cells import to_text as cells_text
 
-        at = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
-        click.echo("\n".join([f"at {at}:", *cells_text(cells["cells"])]))
+        size = ", ".join(f"{name} = {value}" for name, value in cells["cells"]["sizes"].items())
+        click.echo("\n".join([f"at {size}:", *cells_text(cells["cells"])]))
 
 
 def _cells(name: Given, sizes: dict[str, int], costs: Costs) -> dict[str, Any]:
-    """What is told about the cells at one size, under ``cells``; nothing where the costs know of none."""
+    """The facts of the cells at one size, under the key ``cells``; empty if the costs have no table [cell]."""
     if costs.cell is None:
         return {}
     from schedc.report.cells import to_json as cells_json
     from schedc.report.charts import cell_pricing_at
 
-    schedule, inside = cell_pricing_at(name, sizes, costs)
-    return {"cells": {"sizes": dict(schedule.sizes), **cells_json(inside)}}
+    schedule, pricing = cell_pricing_at(name, sizes, costs)
+    return {"cells": {"sizes": dict(schedule.sizes), **cells_json(pricing)}}
 
 
 def _attached(name: Given) -> dict[str, Any] | None:
-    """What a plan attaches, at its sizes; None for anything else."""
+    """The facts of a plan at its default sizes; None for a schedule, or for sizes without defaults."""
     from schedc.compiler import legal_schedule
     from schedc.inputs import open_input
     from schedc.load.library import Plan

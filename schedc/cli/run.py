@@ -1,4 +1,4 @@
-"""`schedc run`: train a small model with a schedule, in processes of its own."""
+"""`schedc run`: trains a small model with a schedule, in processes of its own."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def run(
 ) -> None:
     """Train a small transformer with SCHEDULE on local processes (needs schedc[runtime]).
 
-    One process per rank. Of a plan with experts it trains a model with these experts, with as many processes per rank
-    as its topology says; of a cost file with a [cell] table it takes the order inside overlapped pairs. Further options
-    go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
+    One process per rank. For a plan with experts, the model has these experts, and each rank has as many processes as
+    the topology of the plan says. The table [cell] of a cost file decides the order inside overlapped pairs. Further
+    options go to the runtime: --topology 1x2, --blocks, --width, --tokens, --rows, --in-process.
     """
     import tempfile
     from importlib.util import find_spec
@@ -69,12 +69,12 @@ def run(
         sys.exit(run_to_end([*command, *runtime_options]))
 
 
-def dense_layers(given: Given) -> list[str]:
-    """The option of the runtime that says how many layers of a plan's model are dense: a program's layout does not."""
+def dense_layers(name: Given) -> list[str]:
+    """The runtime's option for the number of dense layers in a plan's model, which a program's layout does not say."""
     from schedc.inputs import open_input
     from schedc.load.library import Plan
     from schedc.plan.apply import dense_of
 
-    found = open_input(given)
-    dense = dense_of(found.tree) if isinstance(found, Plan) else None
+    tree = open_input(name)
+    dense = dense_of(tree.tree) if isinstance(tree, Plan) else None
     return [] if dense is None else ["--dense", str(dense)]

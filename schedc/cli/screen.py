@@ -1,4 +1,4 @@
-"""What the place that text goes to can show: its width, and how many colours it has."""
+"""The abilities of a terminal, file or pipe that text goes to: its width and its number of colours."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def width_of(output: Path | None) -> int:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether to write colours to a stream: a terminal that has them, unless its owner says otherwise.
+    """Whether to write colours to a stream: to a terminal that has them, unless the environment decides otherwise.
 
-    NO_COLOR (no-color.org) says no, before FORCE_COLOR (force-color.org) and CLICOLOR_FORCE, which say yes to a pipe
-    too, unless they are 0. TERM=dumb is a terminal without colours.
+    NO_COLOR (no-color.org) forbids colours, and takes precedence. FORCE_COLOR (force-color.org) and CLICOLOR_FORCE
+    demand them, even for a pipe, unless they are 0. TERM=dumb is a terminal without colours.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -47,19 +47,20 @@ _LOOKS: Mapping[str, Mapping[str, Any]] = {
     "other": {"fg": "blue"},
     "help": {"fg": "green", "bold": True},
 }
-"""How each role of `schedc.diagnostics.Paint` looks."""
+"""The look of each role of `schedc.diagnostics.Paint`."""
 
 
 def painter(colours: bool) -> Paint:
-    """What `schedc.diagnostics.render` writes the parts of a diagnostic with."""
+    """The function with which `schedc.diagnostics.render` styles the parts of a diagnostic."""
     from schedc.diagnostics import plain
 
     return (lambda role, text: click.style(text, **_LOOKS[role])) if colours else plain
 
 
 def colours_of(output: Path | None) -> int:
-    """How many colours a drawing has (`schedc.draw.ansi`): see `coloured`; none in a file, nor where block elements
-    cannot be encoded.
+    """The number of colours of a drawing (`schedc.draw.ansi`); see `coloured`.
+
+    A file has none, and neither has a stream whose encoding lacks block elements.
     """
     if output is not None or not coloured(sys.stdout):
         return PLAIN

@@ -1,4 +1,4 @@
-"""`schedc show`: a schedule as a picture, as a page to explore, or in the terminal; two of them to compare."""
+"""`schedc show`: draws a schedule as a picture, as a page to explore, or in the terminal, alone or with another one."""
 
 from __future__ import annotations
 
@@ -58,33 +58,33 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "other",
     type=ScheduleArgument(),
     metavar="SCHEDULE",
-    help="A second schedule below, on the same time axis and at the same sizes (html and term).",
+    help="Draw a second schedule below, on the same time axis and at the same sizes (html and term).",
 )
 @click.option(
     "--with-cost",
     "other_costs",
     multiple=True,
     metavar="NAME=NUMBER",
-    help="Cost for the second schedule only, over those of --cost: its stages may be larger or smaller.",
+    help="Cost for the second schedule only, overriding --cost: its stages may be larger or smaller.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A trace that `schedc run --trace` wrote: the run as it was measured, above its prediction (html). Costs are "
+    help="Draw the run of a trace that `schedc run --trace` wrote, as measured, above its prediction (html). Costs are "
     "in ms; default: those that the run wrote beside the trace.",
 )
 @click.option(
     "--cell",
     "kind",
     type=click.Choice(KINDS),
-    help="Draw one cell of this kind from inside, beside its serial order; needs a cost file with a table [cell].",
+    help="Draw the inside of one cell of this kind, above its serial order; needs a cost file with a table [cell].",
 )
 @click.option(
     "--cell-stages",
     "stages",
     metavar="STAGE[,STAGE]",
     callback=_stages,
-    help="The stage of that cell, or of a pair those of its forward and its backward. Default: where it is most often.",
+    help="The stage of that cell; for a pair, the stages of its forward and its backward. Default: the most frequent.",
 )
 @click.option(
     "--graph",
@@ -92,8 +92,8 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     flag_value=DEPENDENCIES,
     type=GraphName(GRAPHS),
     metavar="[NAME]",
-    help="A graph in place of the lanes, laid out by graphviz. dependencies (the default): what each cell waits for, "
-    "the critical path marked. cells: the segments and exchanges of a stage (that of --cell-stages).",
+    help="Draw a graph in place of the lanes, laid out by graphviz. dependencies (the default): what each cell waits "
+    "for, with the critical path marked. cells: the segments and exchanges of a stage (by --cell-stages).",
 )
 @output_argument
 def show(

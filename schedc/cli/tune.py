@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
     from schedc.load.library import Given
+    from schedc.search.problem import Freedom
+    from schedc.search.solver import Effort
     from schedc.search.tune import TuningResult
 
 _SECONDS = 30.0
@@ -30,15 +32,15 @@ _SECONDS = 30.0
     metavar="CAP",
     default="seed",
     show_default=True,
-    help="The most that a rank may hold, in chunks (in the unit of the cost `activation` where that is given): a "
-    "number, or P numbers with commas. `seed`: what each rank holds now. `none`: no cap.",
+    help="The most that a rank may hold, in chunks (in the unit of the cost `activation`, if that is set): a number, "
+    "or P numbers with commas. `seed`: what each rank holds now. `none`: no cap.",
 )
 @click.option(
     "--objective",
     type=click.Choice(["makespan", "span"]),
     default="makespan",
     show_default=True,
-    help="What is made small; span: the longest time from a rank's first start to its last end.",
+    help="The time to minimize. span: the longest time from a rank's first start to its last end.",
 )
 @click.option("--split", is_flag=True, help="Full backwards (B) may be split into I and W.")
 @click.option(
@@ -46,20 +48,20 @@ _SECONDS = 30.0
     type=click.Choice(["keep", "dissolve"]),
     default="keep",
     show_default=True,
-    help="Overlapped pairs stay as they are, or become ops of their own.",
+    help="keep: overlapped pairs stay as they are. dissolve: they become two ops.",
 )
 @click.option("--time", "seconds", type=click.FloatRange(min=0.1), help="Seconds to search; default 30.")
 @click.option(
     "--effort",
     "work",
     type=click.FloatRange(min=0.01),
-    help="Instead of --time: a limit in the solver's own measure of work, for the same result on every run.",
+    help="A limit in the solver's measure of work instead of --time, for the same result on every run.",
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=8, show_default=True, help="Strategies side by side.")
-@click.option("--seed", "random_seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the order that is best."
+    "--workers", type=click.IntRange(1, 64), default=8, show_default=True, help="Strategies that run in parallel."
 )
+@click.option("--seed", "random_seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the best order.")
 @json_argument
 def tune(
     schedule: Given,
@@ -79,30 +81,21 @@ def tune(
     """Search for a better order of SCHEDULE's ops under a cap on memory, with a proven lower bound.
 
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
-    SCHEDULE itself, and is judged by the same timeline and memory as `schedc check` (docs/guide/tuning.md).
+    SCHEDULE itself, by the same timeline and memory as in `schedc check` (docs/guide/tuning.md).
     """
-    from schedc.compiler import priced
     from schedc.diagnostics import DiagnosticError
-    from schedc.inputs import open_input
     from schedc.report.check import failed_json
     from schedc.report.tune import to_json, to_text
     from schedc.search.problem import Freedom
     from schedc.search.solver import Effort
-    from schedc.search.tune import tune as search
 
     if seconds is not None and work is not None:
         raise click.UsageError("--time and --effort exclude each other")
     _need_solver()
+    freedom = Freedom(keep_pairs=pairs == "keep", split=split)
+    effort = Effort(None if work else seconds or _SECONDS, work, workers, random_seed)
     try:
-        seed, costs = priced(open_input(schedule), sizes, costs)
-        tuned = search(
-            seed,
-            costs,
-            caps=_caps(memory, seed, costs),
-            objective=objective,
-            freedom=Freedom(keep_pairs=pairs == "keep", split=split),
-            effort=Effort(None if work else seconds or _SECONDS, work, workers, random_seed),
-        )
+        tuned = _tuned(schedule, sizes, costs, memory, objective, freedom, effort)
     except DiagnosticError as error:
         if as_json:
             click.echo(json.dumps(failed_json(error.diagnostics, "schedc.tune")))
@@ -113,6 +106,19 @@ def tune(
     click.echo(json.dumps({**facts, "file": str(output) if output else None}) if as_json else to_text(tuned, facts))
     if output is not None and not as_json:
         click.echo(f"wrote {output}", err=True)
+
+
+def _tuned(
+    name: Given, sizes: dict[str, int], costs: Costs, memory: str, objective: str, freedom: Freedom, effort: Effort
+) -> TuningResult:
+    """The result of the search from the schedule's own order, under the caps of --memory."""
+    from schedc.compiler import priced
+    from schedc.inputs import open_input
+    from schedc.search.tune import tune as search
+
+    seed, stage_costs = priced(open_input(name), sizes, costs)
+    caps = _caps(memory, seed, stage_costs)
+    return search(seed, stage_costs, caps=caps, objective=objective, freedom=freedom, effort=effort)
 
 
 def _write_order(tuned: TuningResult, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`schedc watch`: draw a schedule anew whenever its file is saved."""
+"""`schedc watch`: draws a schedule anew whenever its file is saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INTERVAL = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 State = tuple[int, int, int] | None
-"""What a save changes about a file: time, size and inode; None where there is no file."""
+"""The time, size and inode of a file, which a save changes; None for a file that does not exist."""
 
 
 @click.command(epilog=EPILOG)
@@ -37,8 +37,8 @@ State = tuple[int, int, int] | None
 def watch(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
     """Draw the file SCHEDULE in the terminal again on every save, until Ctrl-C.
 
-    With -o, also keep that picture, page or text (by its suffix) up to date. Of a file that is broken the findings are
-    shown, and the last good drawing stays in the file.
+    With -o, also keep that picture, page or text (by its suffix) up to date. While SCHEDULE is broken, its findings are
+    shown, and -o keeps the last good drawing.
     """
     if not isinstance(schedule, str):
         raise click.UsageError("`watch` follows a file, and a pipe is none; `show` draws what comes through one")
@@ -58,25 +58,25 @@ def watch(schedule: Given, sizes: dict[str, int], costs: Costs, width: int | Non
 
 def _changes(path: Path) -> Iterator[None]:
     """Yields at once, and then after every save of the file and every change of the terminal's width."""
-    seen: tuple[State, int] | None = None
+    previous: tuple[State, int] | None = None
     while True:
-        now = (_state(path), width_of(None))
-        if now != seen:
-            seen = now
+        current = (_state(path), width_of(None))
+        if current != previous:
+            previous = current
             yield
         time.sleep(_INTERVAL)
 
 
 def _state(path: Path) -> State:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | None, output: Path | None) -> None:
-    """One look at the file: its chart and the claims that fail, or the findings that prevent a chart."""
+    """Draws the file and prints the claims that fail, or prints the findings that prevent a drawing."""
     from schedc.compiler import analyse
     from schedc.diagnostics import DiagnosticError
     from schedc.draw.chart import Chart
@@ -94,8 +94,8 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | 
     if output is not None:
         form, columns = format_of(None, output), width_of(output)
         try:
-            kept = drawing(charts, form, columns=columns, colours=colours_of(output), width=width)
-            _replace(output, kept.content)
+            drawn = drawing(charts, form, columns=columns, colours=colours_of(output), width=width)
+            _replace(output, drawn.content)
             click.echo(f"wrote {output}")
         except DiagnosticError as error:  # too many pixels: the next save may have fewer
             print_findings(error.diagnostics)
@@ -104,7 +104,7 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | 
 
 
 def _replace(path: Path, content: str | bytes) -> None:
-    """Writes a file so that whoever reads it meanwhile sees the old drawing or the new one, never a part."""
+    """Writes a file in one step: a reader sees the old drawing or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content if isinstance(content, bytes) else content.encode())
