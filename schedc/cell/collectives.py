@@ -1,8 +1,8 @@
-"""The collectives of a whole Program on all replicas of every pipeline rank: whether all members issue the same ones.
+"""Checks the collectives of a Program on all replicas of every pipeline rank: they match, and they all complete.
 
-The proof: a collective has a communicator and its number there. If all members of a communicator start the same
-ones in the same order, and no rank stands at a wait for one that a member starts only after something that waits for
-this rank, every collective is completed. The first is compared, the second is run.
+Every collective completes under two conditions. All members of a communicator start the same collectives in the same
+order: this is compared. No rank waits for a collective that a member starts only after it has waited for this rank:
+this is simulated.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from schedc.ir.rendezvous import Link, QueueAction, QueueStep, Streams, find_stu
 
 
 def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) -> list[Diagnostic]:
-    """What keeps the collectives of a program from completing, per pipeline rank; empty if all of them do.
+    """Findings, per pipeline rank, about collectives that cannot complete; empty if all of them complete.
 
-    S321: two members of a communicator do not start the same collectives in the same order. S322: ranks wait for
-    each other for ever, for collectives alone, or as messages between pipeline ranks are in the same line. The members
-    of a communicator are replicas of one pipeline rank. Without the collectives, `schedc.ir.verify_program` judges
-    the messages.
+    S321: two members of a communicator do not start the same collectives in the same order. S322: ranks deadlock, in
+    collectives alone or together with messages between pipeline ranks, which share the queues. The members of a
+    communicator are replicas of one pipeline rank. `schedc.ir.verify_program` checks the messages without collectives.
 
-    Nothing has to be run where all members run the same cells. Of the messages that are not complete, in any pipeline,
-    take the lowest. Before its two posts stand only waits for lower ones (docs/decisions/0001), in an opened cell no
-    more than in a closed one, and collectives that all members come to alike: it completes.
+    Where all members run the same cells, nothing needs to be simulated. Proof: take the lowest message, over all
+    pipelines, that does not complete. Before its two posts are only waits for lower messages (docs/decisions/0001);
+    moving messages into cells adds no waits. The collectives before the posts are the same on all members. So the
+    message completes.
     """
     ranks = range(program.ranks)
     apart = [rank for rank in ranks if not _alike(program, rank, group, cell_of)]
@@ -37,18 +37,20 @@ def verify_collectives(program: Program, group: ExpertRanks, cell_of: CellOf) ->
         for rank in ranks
         for replica in range(group.replicas)
     }
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     for rank in apart:
-        own = [[one for one in streams[rank, replica] if isinstance(one, Event)] for replica in range(group.replicas)]
+        own = [
+            [event for event in streams[rank, replica] if isinstance(event, Event)] for replica in range(group.replicas)
+        ]
         unequal = list(_unequal(program, rank, group, own))
-        found += unequal or _deadlock(program, {(rank, replica): events for replica, events in enumerate(own)})
-    return found or _deadlock(program, streams)
+        findings += unequal or _deadlock(program, {(rank, replica): events for replica, events in enumerate(own)})
+    return findings or _deadlock(program, streams)
 
 
 def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> bool:
-    """Whether all members run the same cells: then they issue the same, in one order, and none waits for another.
+    """Whether all members run the same cells. Then they start the same collectives in one order and cannot deadlock.
 
-    The first collective that is not complete is the same on all of them, and all come to it.
+    Proof: the first collective that does not complete is the same on all members, and all of them reach it.
     """
     compute = [item for item in program.instructions(rank) if item.kind <= InstructionKind.CELL]
     lead = [cell_of(rank, 0, item) for item in compute]
@@ -62,7 +64,7 @@ def _alike(program: Program, rank: int, group: ExpertRanks, cell_of: CellOf) -> 
 def _unequal(
     program: Program, rank: int, group: ExpertRanks, streams: Sequence[Sequence[Event]]
 ) -> Iterator[Diagnostic]:
-    """Of every communicator, the first place where a member differs from the first member."""
+    """S321 for each communicator: the first collective in which a member differs from the first member."""
     starts: list[dict[str, list[Collective]]] = []
     for own in streams:
         by_name: dict[str, list[Collective]] = {}
@@ -71,28 +73,29 @@ def _unequal(
                 by_name.setdefault(event.collective.communicator, []).append(event.collective)
         starts.append(by_name)
     for name in dict.fromkeys(name for by_name in starts for name in by_name):
-        lead, *others = group.members(name)
-        for other in others:
-            ours, theirs = starts[lead].get(name, []), starts[other].get(name, [])
-            if [one.label for one in ours] != [one.label for one in theirs]:
-                yield _difference(program, rank, name, (lead, ours), (other, theirs))
+        lead, *members = group.members(name)
+        for member in members:
+            ours, theirs = starts[lead].get(name, []), starts[member].get(name, [])
+            if [collective.label for collective in ours] != [collective.label for collective in theirs]:
+                yield _difference(program, rank, name, (lead, ours), (member, theirs))
                 break
 
 
 def _difference(
-    program: Program, rank: int, name: str, one: tuple[int, list[Collective]], two: tuple[int, list[Collective]]
+    program: Program, rank: int, name: str, lead: tuple[int, list[Collective]], member: tuple[int, list[Collective]]
 ) -> Diagnostic:
-    (first, ours), (second, theirs) = one, two
-    at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a.label != b.label), -1)
-    at = min(len(ours), len(theirs)) if at < 0 else at
+    (first, ours), (second, theirs) = lead, member
+    number = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a.label != b.label), -1)
+    number = min(len(ours), len(theirs)) if number < 0 else number
     notes = tuple(
-        f"replica {replica}: {_name(program, held[at]) if at < len(held) else 'has no more collectives there'}"
-        for replica, held in ((first, ours), (second, theirs))
+        f"replica {replica}: "
+        + (_name(program, collectives[number]) if number < len(collectives) else "has no more collectives there")
+        for replica, collectives in ((first, ours), (second, theirs))
     )
-    row = (ours[at] if at < len(ours) else theirs[at]).row
+    row = (ours[number] if number < len(ours) else theirs[number]).row
     return _finding(
         "S321", program, row, f"pipeline rank {rank}: replicas {first} and {second} do not agree on collective "
-        f"{at} of communicator `{name}`", notes,
+        f"{number} of communicator `{name}`", notes,
     )  # fmt: skip
 
 
@@ -138,18 +141,18 @@ def _step(place: RankReplica, event: Event | Post) -> QueueStep:
     return QueueStep(action, (replica, event.unit, -1))
 
 
-def _row(one: Event | Post) -> int:
-    return one.collective.row if isinstance(one, Event) else one.row
+def _row(event: Event | Post) -> int:
+    return event.collective.row if isinstance(event, Event) else event.row
 
 
-def _name(program: Program, one: Collective | Event | Post) -> str:
-    if isinstance(one, Event):
-        return _name(program, one.collective)
-    rank = int(program.rank[one.row])
-    place = f"rank {rank}, instruction {one.row - int(program.rank_start[rank])}"
-    if isinstance(one, Post):
-        return f"{one.unit} ({place})"
-    return f"{one.label} as number {one.number} of `{one.communicator}` ({place})"
+def _name(program: Program, event: Collective | Event | Post) -> str:
+    if isinstance(event, Event):
+        return _name(program, event.collective)
+    rank = int(program.rank[event.row])
+    place = f"rank {rank}, instruction {event.row - int(program.rank_start[rank])}"
+    if isinstance(event, Post):
+        return f"{event.unit} ({place})"
+    return f"{event.label} as number {event.number} of `{event.communicator}` ({place})"
 
 
 def _finding(code: str, program: Program, row: int, message: str, notes: tuple[str, ...]) -> Diagnostic:

@@ -1,4 +1,4 @@
-"""How long the segments and exchanges of a cell take: measured times by role, per layer of a model."""
+"""Costs of a cell: measured times of its segments and exchanges, by role and layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedc.cell.program import Half
 
 
 class SegmentTimes(NamedTuple):
-    """Times of a segment in any one unit, of one microbatch. Of an exchange: forward and input_gradient."""
+    """Times of a segment for one microbatch, in any one unit. An exchange has ``forward`` and ``input_gradient``."""
 
     forward: float
     input_gradient: float = 0.0
@@ -25,13 +25,13 @@ _NOTHING = SegmentTimes(0.0)
 
 @dataclass(frozen=True)
 class CellCosts:
-    """Times by role.
+    """Times by role, in any one unit.
 
-    segments: of ``attention``, ``permute``, ``experts``, ``shared``, ``post``, ``dense``, ...; roles that are not
-        there take no time. ``post`` is what a MoE layer does after its last exchange: at the end of a stage it is a
-        segment, elsewhere it is part of the next layer's attention, whose time is then the sum of both.
-    exchanges: of ``dispatch.rail``, ``combine.node``, ``routing.rail``, ...
-    A full name, ``2.experts`` or ``0.dispatch.rail``, goes before its role.
+    segments: times of ``attention``, ``permute``, ``experts``, ``shared``, ``post``, ``dense``, ... A role without an
+        entry takes no time. ``post`` is the work of a MoE layer after its last exchange. At the end of a stage it is
+        a segment. Elsewhere it is part of the next layer's attention, whose time is then the sum of both.
+    exchanges: times of ``dispatch.rail``, ``combine.node``, ``routing.rail``, ...
+    An entry for a full name, ``2.experts`` or ``0.dispatch.rail``, overrides the entry for its role.
     """
 
     segments: tuple[tuple[str, SegmentTimes], ...] = ()
@@ -41,44 +41,44 @@ class CellCosts:
     def of(
         cls, segments: Mapping[str, SegmentTimes], exchanges: Mapping[str, SegmentTimes | float] | None = None
     ) -> CellCosts:
-        """From tables; the one number of an exchange is its time in either direction."""
+        """Costs from tables. A single number for an exchange is its time in either direction."""
         both = {
             name: time if isinstance(time, SegmentTimes) else SegmentTimes(float(time), float(time))
             for name, time in (exchanges or {}).items()
         }
         return cls(tuple(sorted(segments.items())), tuple(sorted(both.items())))
 
-    def __hash__(self) -> int:  # costs are keys wherever programs are kept
+    def __hash__(self) -> int:  # costs are keys of caches of programs
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.segments, self.exchanges))
 
-    def __reduce__(self) -> tuple[object, ...]:  # hashes of texts are not those of another process
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ between processes
         return CellCosts, (self.segments, self.exchanges)
 
     @cached_property
     def _table(self) -> dict[str, SegmentTimes]:
         return {**dict(self.segments), **dict(self.exchanges)}
 
-    def times(self, shape: StageShape, at: int) -> SegmentTimes:
-        """Times of node ``at`` of a stage."""
-        node = shape.nodes[at]
+    def times(self, shape: StageShape, index: int) -> SegmentTimes:
+        """Times of the node with this index."""
+        node = shape.nodes[index]
         if node.name in self._table:
             return self._table[node.name]
-        own = self._table.get(_key(node), _NOTHING)
+        times = self._table.get(_key(node), _NOTHING)
         if node.role == "attention" and any(shape.nodes[before].exchange for before in node.after):
             return SegmentTimes(
-                *(one + other for one, other in zip(own, self._table.get("post", _NOTHING), strict=True))
+                *(left + right for left, right in zip(times, self._table.get("post", _NOTHING), strict=True))
             )
-        return own
+        return times
 
-    def duration(self, shape: StageShape, half: Half, at: int) -> float:
-        """Time of one half of a node; the forward once more takes its share of the forward."""
+    def duration(self, shape: StageShape, half: Half, index: int) -> float:
+        """Time of one half of a node. A recomputation takes its ``share`` of the forward."""
         if half is Half.RECOMPUTE:
-            return self.times(shape, at).forward * shape.nodes[at].share
-        return self.times(shape, at)[_HALVES.index(half)]
+            return self.times(shape, index).forward * shape.nodes[index].share
+        return self.times(shape, index)[_HALVES.index(half)]
 
 
 def _key(node: Node) -> str:

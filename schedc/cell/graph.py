@@ -1,4 +1,4 @@
-"""What happens inside a stage, as a graph of segments and exchanges: the data that cell programs are made from."""
+"""The inside of a stage as a graph of segments and exchanges: the input of cell programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedc.diagnostics import CompilerBug
 
 
 class Lane(StrEnum):
-    """The resource that a node occupies while it runs. Messages between stages are outside of cells."""
+    """The resource that a node occupies while it runs. Messages between stages have none: they are outside of cells."""
 
     COMPUTE = "compute"
     RAIL = "rail"
@@ -22,21 +22,21 @@ class Lane(StrEnum):
 EXCHANGE_LANES = (Lane.RAIL, Lane.NODE)
 LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 COUNTS = "counts"
-"""The queue of few bytes on communicators that no rows use: of the balance, and of the routing where rows take two
+"""The queue of small exchanges on communicators that no rows use: of the balance, and of the routing if rows take two
 hops."""
 QUEUES = (*LANES, COUNTS)
-"""Of what waits in one queue, one thing runs at a time."""
+"""The queues of a rank. In each, one segment or exchange runs at a time."""
 
 
 @dataclass(frozen=True)
 class Node:
     """A segment (lane COMPUTE) or an exchange of one microbatch.
 
-    name: ``0.attention``, ``1.dispatch.rail``: the layer in its stage, the role, of an exchange the lane.
-    after: ascending indexes of the nodes whose outputs it takes.
-    inputs: whether it takes inputs of the stage too.
+    name: ``0.attention``, ``1.dispatch.rail``: the layer's number in the stage, the role, and an exchange's lane.
+    after: indexes, ascending, of the nodes whose outputs it takes.
+    inputs: whether it takes inputs of the stage, too.
     differentiable: whether gradients go through it.
-    weights: whether it has weight gradients to be deferred.
+    weights: whether it has weight gradients, which a W may compute later.
     recomputed: whether its forward is recomputed before its backward. share: recomputed part of the forward, 0 to 1.
     """
 
@@ -74,23 +74,23 @@ class StageShape:
     outputs: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for at, node in enumerate(self.nodes):
-            if any(not 0 <= before < at for before in node.after):
-                raise CompilerBug("cells", f"node {at} ({node.name}) takes of {node.after}, not all before it")
-        if any(not 0 <= at < len(self.nodes) for at in self.outputs) or len(set(self.names)) != len(self.nodes):
+        for index, node in enumerate(self.nodes):
+            if any(not 0 <= before < index for before in node.after):
+                raise CompilerBug("cells", f"node {index} ({node.name}) takes of {node.after}, not all before it")
+        if any(not 0 <= index < len(self.nodes) for index in self.outputs) or len(set(self.names)) != len(self.nodes):
             raise CompilerBug("cells", f"outputs {self.outputs} of the nodes {self.names}")
 
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def __hash__(self) -> int:  # shapes are keys wherever programs are kept
+    def __hash__(self) -> int:  # shapes are keys of caches of programs
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.nodes, self.outputs))
 
-    def __reduce__(self) -> tuple[object, ...]:  # hashes of texts are not those of another process
+    def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ between processes
         return StageShape, (self.nodes, self.outputs)
 
     @cached_property
@@ -99,10 +99,10 @@ class StageShape:
 
     @cached_property
     def queues(self) -> tuple[str, ...]:
-        """[nodes] where each waits for its turn, of `QUEUES`: its lane, but for `COUNTS`.
+        """[nodes] the queue of each, of `QUEUES`: its lane, or `COUNTS`.
 
-        The routing is exchanged among all ranks, as flat rows are; rows that take two hops leave that communicator. The
-        balance is exchanged among all replicas, as no rows are.
+        The routing shares the communicator of all ranks with flat rows. Rows that take two hops use others, so that
+        the routing then has the queue `COUNTS`. The balance is exchanged among all replicas, and no rows are.
         """
         lanes: dict[tuple[int, str], set[Lane]] = {}
         for node in self.nodes:
@@ -118,26 +118,26 @@ class StageShape:
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
         """[nodes] the nodes that take each node's outputs, ascending."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for at, node in enumerate(self.nodes):
+        consumers: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
             for before in node.after:
-                found[before].append(at)
-        return tuple(map(tuple, found))
+                consumers[before].append(index)
+        return tuple(map(tuple, consumers))
 
     @cached_property
     def backward(self) -> tuple[int, ...]:
-        """The nodes that have a backward, ascending: a gradient reaches them, and they pass it on or take it."""
+        """The nodes that have a backward, ascending: those that a gradient reaches and that are differentiable."""
         reached: set[int] = set()
-        for at in reversed(range(len(self.nodes))):
-            wanted = at in self.outputs or not reached.isdisjoint(self.consumers[at])
-            if wanted and self.nodes[at].differentiable:
-                reached.add(at)
+        for index in reversed(range(len(self.nodes))):
+            wanted = index in self.outputs or not reached.isdisjoint(self.consumers[index])
+            if wanted and self.nodes[index].differentiable:
+                reached.add(index)
         return tuple(sorted(reached))
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:
         """The nodes whose forward is recomputed, ascending. Those without a backward only if all nodes are."""
-        return tuple(at for at, node in enumerate(self.nodes) if node.recomputed)
+        return tuple(index for index, node in enumerate(self.nodes) if node.recomputed)
 
     @cached_property
     def ready(self) -> StageShape:
@@ -149,4 +149,4 @@ class StageShape:
     @cached_property
     def weights(self) -> tuple[int, ...]:
         """The nodes with weight gradients, ascending."""
-        return tuple(at for at in self.backward if self.nodes[at].weights)
+        return tuple(index for index in self.backward if self.nodes[index].weights)

@@ -1,4 +1,4 @@
-"""What every rank of a Program issues, in order: the collectives of its cells, the messages before and behind them."""
+"""Lists what every rank of a Program issues, in order: the collectives of its cells and the messages around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from schedc.ir.program import Instruction, InstructionKind, Program
 
 
 class CellOnRank(NamedTuple):
-    """What one compute instruction runs: the graphs of its halves and its program."""
+    """The cell of a compute instruction on one rank: the graphs of its halves, None where it lacks a half, and its
+    program."""
 
     forward: StageShape | None
     backward: StageShape | None
@@ -28,9 +29,10 @@ CellOf = Callable[[int, int, Instruction], CellOnRank]
 
 
 class Collective(NamedTuple):
-    """One collective as a rank starts it. ``communicator``: its members' name; ``number``: its place there.
+    """One collective as a rank starts it.
 
-    row: of the instruction in the Program; label: which exchange of which microbatch and stage.
+    communicator: name of the ranks that take part. number: position among the collectives of that communicator.
+    label: exchange, microbatch and stage. row: row of the instruction in the Program.
     """
 
     communicator: str
@@ -40,14 +42,14 @@ class Collective(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What a rank does: it starts ``collective``, or stands until it is complete."""
+    """A rank starts ``collective``, or blocks until it is complete."""
 
     start: bool
     collective: Collective
 
 
 class Post(NamedTuple):
-    """A rank posts a message or a batch of them (``unit``), or stands until it is complete. row: in the Program."""
+    """A rank posts ``unit``, a message or a batch, or blocks until it is complete. row: row in the Program."""
 
     start: bool
     unit: str
@@ -56,9 +58,9 @@ class Post(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """The replicas of a stage: ``data`` groups, each of the ranks that share its experts, ``nodes`` times ``per_node``.
+    """The replicas of a stage: ``data`` groups of ``nodes`` times ``per_node`` ranks, which share the experts.
 
-    replica = group * group's size + expert rank; expert rank = node * per_node + position.
+    replica = group * size of a group + expert rank; expert rank = node * per_node + position.
     """
 
     nodes: int
@@ -75,7 +77,11 @@ class ExpertRanks:
         return self.size * self.data
 
     def communicator(self, lane: Lane, scope: str, replica: int) -> str:
-        """By scope: all replicas; the ranks of a group; or by ``lane`` its ranks in one node or in one position."""
+        """Name of the communicator of a replica.
+
+        scope: ``replicas`` for all replicas, ``expert`` for the ranks of a group, ``lane`` for the ranks of a group
+            in one node or, on the rail, in one position.
+        """
         group, rank = divmod(replica, self.size)
         node, position = divmod(rank, self.per_node)
         if scope == "replicas":
@@ -84,7 +90,7 @@ class ExpertRanks:
         return name if self.data == 1 else f"{name} of group {group}"
 
     def members(self, communicator: str) -> range:
-        """Its replicas."""
+        """The replicas that take part in a communicator."""
         if communicator == "replicas":
             return range(self.replicas)
         own, _, group = communicator.partition(" of group ")
@@ -100,44 +106,46 @@ class ExpertRanks:
 
 def events(program: Program, rank: int, replica: int, group: ExpertRanks, cell_of: CellOf) -> list[Event]:
     """All collectives that one rank starts and waits for, in order."""
-    return [one for one in stream(program, rank, replica, group, cell_of) if isinstance(one, Event)]
+    return [event for event in stream(program, rank, replica, group, cell_of) if isinstance(event, Event)]
 
 
 def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_of: CellOf) -> list[Event | Post]:
-    """All collectives and messages that one rank starts and waits for, in order; not the reductions at the end."""
+    """All collectives and messages that one rank starts and waits for, in order, without the reductions at the end."""
     items, first = list(program.instructions(rank)), int(program.rank_start[rank])
-    cells = {at: cell_of(rank, replica, item) for at, item in enumerate(items) if item.kind <= InstructionKind.CELL}
-    parts = {at: interleave_messages(items, at, cell.program) for at, cell in cells.items()}
+    cells = {
+        index: cell_of(rank, replica, item) for index, item in enumerate(items) if item.kind <= InstructionKind.CELL
+    }
+    parts = {index: interleave_messages(items, index, cell.program) for index, cell in cells.items()}
     moved = {part.at for within in parts.values() for part in within if isinstance(part, MovedMessage)}
     batch = {item.message: item.batch for item in items if item.batch >= 0}
-    issued: dict[str, int] = {}
-    found: list[Event | Post] = []
+    counts: dict[str, int] = {}
+    issued: list[Event | Post] = []
 
-    def message(at: int) -> None:
-        for item in items[at : at + batch_width(items, at)]:
+    def message(index: int) -> None:
+        for item in items[index : index + batch_width(items, index)]:
             unit = f"batch {batch[item.message]}" if item.message in batch else f"message {item.message}"
-            if not found or found[-1] != Post(item.kind in POSTS, unit, first + at):
-                found.append(Post(item.kind in POSTS, unit, first + at))
+            if not issued or issued[-1] != Post(item.kind in POSTS, unit, first + index):
+                issued.append(Post(item.kind in POSTS, unit, first + index))
 
-    at = 0
-    while at < len(items):
+    index = 0
+    while index < len(items):
         started: dict[tuple[Half, int], Collective] = {}
-        for part in parts.get(at, ()):
+        for part in parts.get(index, ()):
             if isinstance(part, MovedMessage):
                 message(part.at)
             elif isinstance(part, Edge) or part.action is Action.RUN:
                 continue
             elif part.action is Action.START:
-                started[part.half, part.node] = one = _started(
-                    items[at], first + at, cells[at], part, group, replica, issued
+                started[part.half, part.node] = collective = _started(
+                    items[index], first + index, cells[index], part, group, replica, counts
                 )
-                found.append(Event(True, one))
+                issued.append(Event(True, collective))
             elif (part.half, part.node) in started:
-                found.append(Event(False, started[part.half, part.node]))
-        if items[at].kind in (*POSTS, InstructionKind.WAIT) and at not in moved:
-            message(at)
-        at += batch_width(items, at)
-    return found
+                issued.append(Event(False, started[part.half, part.node]))
+        if items[index].kind in (*POSTS, InstructionKind.WAIT) and index not in moved:
+            message(index)
+        index += batch_width(items, index)
+    return issued
 
 
 def _started(
@@ -153,7 +161,7 @@ def _started(
 
 
 def _scope(shape: StageShape, node: int) -> str:
-    """The balance is exchanged among all replicas; the routing and flat rows in a group; a hop of two in its lane."""
+    """The balance is exchanged among all replicas, the routing and flat rows in a group, one hop of two in its lane."""
     own = shape.nodes[node]
     if own.role == "balance":
         return "replicas"

@@ -1,4 +1,4 @@
-"""List scheduling: tasks on one compute lane and the queues of exchanges, each taking what a rule gives it."""
+"""List scheduling of tasks on one compute lane and the queues of exchanges: a rule picks the next task of each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COMPUTE = QUEUES.index(Lane.COMPUTE)
 
 
 class LaneClock:
-    """The queues at one time.
+    """The state of all queues at one time, in the unit of ``duration``.
 
-    lane: [tasks] number of its queue in `QUEUES`; missing: [tasks] how many tasks each still waits for.
+    lane: [tasks] index of each task's queue in `QUEUES`. missing: [tasks] number of dependencies not yet complete.
     """
 
     def __init__(self, tasks: Tasks, duration: Sequence[float]) -> None:
@@ -32,12 +32,12 @@ class LaneClock:
         self.free = [0.0] * len(QUEUES)
         self.running: list[tuple[float, int]] = []
         self.placed: Placed = []
-        for at, count in enumerate(self.missing):
+        for index, count in enumerate(self.missing):
             if not count:
-                self.ready[self.lane[at]].append(at)
+                self.ready[self.lane[index]].append(index)
 
     def run(self, rule: Rule) -> Placed:
-        """Until nothing runs; fewer tasks than there are if the rule takes none of those that are left."""
+        """Runs until nothing can run. Returns fewer than all tasks if the rule takes none of those that are left."""
         while True:
             taken = False
             for lane, ready in enumerate(self.ready):
@@ -49,11 +49,11 @@ class LaneClock:
                 self._advance()
 
     def _take(self, lane: int, ready: list[int], rule: Rule) -> bool:
-        """An exchange that needs another one directly is only started where compute is between two segments."""
-        able = ready
+        """Starts what the rule picks. An exchange that depends directly on another starts only between two segments."""
+        startable = ready
         if self._chained and self.free[COMPUTE] > self.now:
-            able = [at for at in ready if at not in self._chained]
-        chosen = rule(self, able) if able else None
+            startable = [index for index in ready if index not in self._chained]
+        chosen = rule(self, startable) if startable else None
         if chosen is None:
             return False
         ready.remove(chosen)
@@ -63,7 +63,7 @@ class LaneClock:
         return True
 
     def _advance(self) -> None:
-        """To the next end, and what waited for the tasks that have ended becomes ready."""
+        """Moves the clock to the next end; tasks whose last dependency has ended become ready."""
         self.now = max(self.now, self.running[0][0])
         while self.running and self.running[0][0] <= self.now:
             for follower in self.tasks.followers[self.running.pop(0)[1]]:
@@ -73,20 +73,21 @@ class LaneClock:
 
 
 Rule = Callable[[LaneClock, list[int]], int | None]
-"""What a free lane takes of the tasks that are ready for it, if any."""
+"""Picks the task that a free lane runs next, among those that are ready for it, or None."""
 
 
 MANNERS = ((math.inf, 0.0), (math.inf, 1.0), (0.5, 1.0), (0.2, 0.0), (0.0, 1.0))
-"""Patience and courtesy of a `Priority` that are tried."""
+"""Patience and courtesy of the `Priority` rules that are tried."""
 
 
 @dataclass(frozen=True)
 class Priority:
-    """The task with the highest priority, unless it would keep its lane from a higher one that comes meanwhile.
+    """Picks the task with the highest priority, unless it would delay one of higher priority that becomes ready soon.
 
-    patience: how long such a task may have to wait, as a share of the time of the one that is taken; with infinite
-        patience a free lane always takes a task. courtesy: the same for exchanges, of how long the lane would be left
-        free: short ones, as the counts before a dispatch, need not queue behind long ones then.
+    patience: longest delay of that other task, as a share of the picked task's time. With infinite patience a free
+        lane always takes a task.
+    courtesy: for exchanges, the longest time that a lane is left idle for the other, as a share of the picked one's
+        time. Then short exchanges, such as the counts before a dispatch, do not queue behind long ones.
     """
 
     priority: Sequence[float]
@@ -96,20 +97,20 @@ class Priority:
     def __call__(self, machine: LaneClock, ready: list[int]) -> int | None:
         if len(ready) == 1:
             return ready[0] if self._may_take(machine, ready[0]) else None
-        order = sorted(ready, key=lambda at: (-self.priority[at], at))
-        return next((at for at in order if self._may_take(machine, at)), None)
+        order = sorted(ready, key=lambda index: (-self.priority[index], index))
+        return next((index for index in order if self._may_take(machine, index)), None)
 
-    def _may_take(self, machine: LaneClock, at: int) -> bool:
-        coming = self._coming(machine, at)
+    def _may_take(self, machine: LaneClock, index: int) -> bool:
+        coming = self._coming(machine, index)
         if coming is None:
             return True
-        if machine.lane[at] != COMPUTE:
-            return coming - machine.now > self.courtesy * machine.duration[at]
-        return machine.now + machine.duration[at] - coming <= self.patience * machine.duration[at]
+        if machine.lane[index] != COMPUTE:
+            return coming - machine.now > self.courtesy * machine.duration[index]
+        return machine.now + machine.duration[index] - coming <= self.patience * machine.duration[index]
 
-    def _coming(self, machine: LaneClock, at: int) -> float | None:
-        """When, while this task would run, what runs now makes one of higher priority ready for the same lane."""
-        end, lane, priority = machine.now + machine.duration[at], machine.lane[at], self.priority[at]
+    def _coming(self, machine: LaneClock, index: int) -> float | None:
+        """When, during this task, a task of higher priority becomes ready for the same lane; None if none does."""
+        end, lane, priority = machine.now + machine.duration[index], machine.lane[index], self.priority[index]
         for ready_at, running in machine.running:
             if ready_at >= end:
                 break

@@ -1,4 +1,4 @@
-"""What a cell program takes: its duration, what of its communication is hidden, and what bounds it."""
+"""Predicts a cell program: its duration, how much of its communication is hidden, and what bounds it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class LaneUse:
-    """busy: time that the lane carries exchanges; exposed: time that compute stands and waits for one of them."""
+    """busy: time in which the lane carries exchanges. exposed: time in which compute blocks for one of them."""
 
     busy: float
     exposed: float
@@ -27,12 +27,13 @@ class LaneUse:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times of one cell, in the unit of its costs, from its start.
+    """Times of one cell from its start, in the unit of its costs.
 
-    compute: time of its segments; duration is that and all that is exposed.
-    lanes: rail and node. activation_at, gradient_at: when the forward's outputs and the gradients of the backward's
-    inputs are complete, and may be sent; None where there are none.
-    chain: the longest chain of segments and exchanges that need each other; no order is shorter.
+    duration: ``compute`` plus all exposed communication. compute: time of the segments.
+    lanes: [2] use of the rail and the node lane.
+    activation_at, gradient_at: when the forward's outputs, and the gradients of the backward's inputs, are complete
+        and may be sent; None where the cell has none.
+    chain: time of the longest chain of dependent segments and exchanges. No order is shorter.
     """
 
     duration: float
@@ -52,12 +53,12 @@ class Prediction:
 
     @property
     def hidden(self) -> float:
-        """The share of the communication that is hidden; 1 where there is none."""
+        """Share of the communication that is hidden, 0 to 1; 1 where nothing is communicated."""
         return hidden_share(self.communication, self.exposed)
 
     @property
     def bound(self) -> str:
-        """What keeps the cell from being shorter: ``compute``, a lane, or ``chain``."""
+        """The resource that bounds the duration: ``compute``, a lane, or ``chain``."""
         if self.exposed <= _ROUNDING * self.duration:
             return Lane.COMPUTE.value
         limits = {"chain": self.chain}
@@ -67,7 +68,7 @@ class Prediction:
 
 
 def hidden_share(communication: float, exposed: float) -> float:
-    """1 - exposed / communication; 1 where nothing is communicated."""
+    """1 - exposed / communication, both in one unit of time; 1 where nothing is communicated."""
     return 1.0 - exposed / communication if communication else 1.0
 
 
@@ -78,7 +79,7 @@ def predict(
     costs: CellCosts,
     backward_costs: CellCosts | None = None,
 ) -> Prediction:
-    """What a cell program takes under these costs, as `schedc.cell.simulate.play` runs it."""
+    """Times of a cell program in the unit of ``costs``, as `schedc.cell.simulate.play` runs it."""
     played = play(program, forward, backward, costs, backward_costs)
     busy, exposed = (
         [sum(span.time for span in spans if span.task.lane is lane) for lane in EXCHANGE_LANES]
@@ -98,6 +99,6 @@ def predict(
 def longest_paths(tasks: Tasks, duration: tuple[float, ...]) -> tuple[float, ...]:
     """[tasks] time of the longest chain from the start of each task to the end of the cell."""
     path = [0.0] * len(tasks)
-    for at in reversed(range(len(tasks))):
-        path[at] = duration[at] + max((path[follower] for follower in tasks.followers[at]), default=0.0)
+    for index in reversed(range(len(tasks))):
+        path[index] = duration[index] + max((path[follower] for follower in tasks.followers[index]), default=0.0)
     return tuple(path)

@@ -31,7 +31,7 @@ class Action(StrEnum):
 
 
 class Step(NamedTuple):
-    """One micro-step. ``node``: of the forward's shape in the half FORWARD, else of the backward's."""
+    """One micro-step. node: index in the forward's shape for the half FORWARD, else in the backward's shape."""
 
     action: Action
     half: Half
@@ -39,9 +39,9 @@ class Step(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Where a half (FORWARD or BACKWARD) meets its messages.
+    """Where a half (FORWARD or BACKWARD) needs or completes a message.
 
-    opens: it begins, and what it takes from another stage must be there; else what it gives to another is complete.
+    opens: the half begins and needs its message from another stage. Else its own message to another stage is complete.
     """
 
     half: Half
@@ -52,10 +52,10 @@ class Edge(NamedTuple):
 class CellProgram:
     """The micro-steps of one cell of ``kind`` (`KINDS`).
 
-    Exchanges of one lane run one at a time, in the order in which they are started.
-    activation_at, gradient_at: the outputs of the forward, the gradients of the inputs, are complete after so many
-        steps; -1 where the cell has none.
-    opens_late: whether a half opens right before its own first step; else before the first step of the cell.
+    Exchanges of one lane run one at a time, in the order in which they start.
+    activation_at, gradient_at: [steps] number of steps after which the forward's outputs, and the gradients of the
+        backward's inputs, are complete; -1 where the cell has none.
+    opens_late: each half needs its message right before its own first step; else before the first step of the cell.
     """
 
     steps: tuple[Step, ...]
@@ -66,32 +66,32 @@ class CellProgram:
 
     @cached_property
     def parts(self) -> tuple[Step | Edge, ...]:
-        """The steps, with the edges of both halves between them."""
+        """The steps, and between them the edges of both halves."""
         complete = dict(zip(MESSAGED, (self.activation_at, self.gradient_at), strict=True))
-        found: list[Step | Edge] = []
-        closed = [half for half in MESSAGED if complete[half] >= 0]
+        parts: list[Step | Edge] = []
+        unopened = [half for half in MESSAGED if complete[half] >= 0]
 
         def open_(*halves: Half) -> None:
             for half in halves:
-                if half in closed:
-                    closed.remove(half)
-                    found.append(Edge(half, opens=True))
+                if half in unopened:
+                    unopened.remove(half)
+                    parts.append(Edge(half, opens=True))
 
         if not self.opens_late:
             open_(*MESSAGED)
         for number in range(len(self.steps) + 1):
             for half in MESSAGED:
                 if complete[half] == number:
-                    open_(half)  # one without steps, as of a stage of paddings, hands over what it gets
-                    found.append(Edge(half, opens=False))
+                    open_(half)  # a half without steps, as on a stage of paddings, passes its message on
+                    parts.append(Edge(half, opens=False))
             if number < len(self.steps):
                 open_(self.steps[number].half)
-                found.append(self.steps[number])
-        return tuple(found)
+                parts.append(self.steps[number])
+        return tuple(parts)
 
 
 MESSAGED = (Half.FORWARD, Half.BACKWARD)
-"""The halves that messages lead to and from: activations, gradients."""
+"""The halves with messages: activations for FORWARD, gradients for BACKWARD."""
 
 
 KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
@@ -100,9 +100,9 @@ KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
 
 @dataclass(frozen=True)
 class PlanOrder:
-    """An order by hand, for each pair of layers: the names of both lanes, as ``B.experts.I`` or ``F.dispatch``.
+    """An order by hand for each pair of layers: names such as ``B.experts.I`` or ``F.dispatch``, for both lanes.
 
-    Layer i of the forward is with the i-th layer from the end of the backward. ``source``, ``span``: the plan.
+    Layer i of the forward pairs with the i-th layer from the end of the backward. source, span: place in the plan.
     """
 
     compute: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The order inside a cell: list scheduling on a compute and two exchange lanes, or an order by hand."""
+"""Finds the order inside a cell: by list scheduling on a compute lane and two exchange lanes, or by hand."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def cell_program(
     backward_costs: CellCosts | None = None,
     recomputed: tuple[int, ...] = (),
 ) -> CellProgram:
-    """The program of a cell; equal arguments give equal programs, so that all ranks of a group have the same.
+    """The program of a cell. Equal arguments give equal programs, so that all ranks of a group run the same one.
 
-    kind: one of `KINDS`. forward, backward: the graphs of the two stages; None for a half that the kind lacks. An R
-        has that of the backward, whose own cell then has `StageShape.ready`.
-    costs: of the forward's stage, and of the backward's where ``backward_costs`` says nothing else.
-    order: by hand, for FB and FI; without it, of several list schedules the shortest, then the one whose outputs are
-        complete first. Raises `DiagnosticError` (S323) for an order that cannot run.
+    kind: one of `KINDS`. forward, backward: graphs of the two stages; None for a half that the kind lacks. An R has
+        the graph of the backward, whose own cell then has `StageShape.ready`.
+    costs: costs of the forward's stage, and of the backward's stage unless ``backward_costs`` gives others.
+    order: order by hand of an FB or FI. Without it the shortest of several list schedules is taken, and of equally
+        short ones the one whose outputs are complete first.
     recomputed: nodes of the backward's stage to recompute, in addition to those that its graph marks.
+
+    Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     tasks = tasks_of(kind, forward, backward, recomputed)
     back = backward_costs or costs
@@ -50,7 +52,7 @@ def cell_program(
 
 
 def serial_program(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-    """One half after the other, every exchange waited for at once: what a cell takes without overlap."""
+    """The program without overlap: one half after the other, and a wait behind the start of every exchange."""
     tasks = tasks_of(kind, forward, backward)
     steps = [
         Step(action, task.half, task.node)
@@ -62,9 +64,9 @@ def serial_program(kind: str, forward: StageShape | None, backward: StageShape |
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
-    """Longest path to the end first, in several weightings of what lies on the path.
+    """Rules that prefer the longest path to the end, in several weightings of the tasks on it.
 
-    Exchanges weigh more where a lane is scarce; a half of the pair that goes first sends its output early.
+    Exchanges that weigh double help where a lane is scarce. A preferred half of a pair sends its output early.
     """
     total = sum(duration) or 1.0
     for weight in (1.0, 2.0):
@@ -85,14 +87,14 @@ _PREFERENCES = (
     (Half.BACKWARD, 0.1),
     (Half.BACKWARD, 2.0),
 )
-"""Which half goes before the other, and by how much of the cell's time."""
+"""The preferred half of a pair, and its advantage as a share of the cell's time."""
 
 
 def _by_hand(tasks: Tasks, duration: tuple[float, ...], order: PlanOrder) -> Placed:
     placed = LaneClock(tasks, duration).run(chooser(tasks, order))
     if len(placed) < len(tasks):
-        ran = {at for at, _, _ in placed}
-        stuck = [task.name for at, task in enumerate(tasks.all) if at not in ran]
+        ran = {index for index, _, _ in placed}
+        stuck = [task.name for index, task in enumerate(tasks.all) if index not in ran]
         more = f", and {len(stuck) - 4} more" if len(stuck) > 4 else ""
         raise DiagnosticError([
             Diagnostic("S323", "the order of the cell comes to a standstill", Label(order.span, "this order"),
@@ -104,27 +106,29 @@ def _by_hand(tasks: Tasks, duration: tuple[float, ...], order: PlanOrder) -> Pla
 
 
 def _steps(tasks: Tasks, placed: Placed) -> CellProgram:
-    """Starts as early as what they send is there, in the order of their lanes; waits right before the first use."""
+    """The steps of a schedule. Exchanges start once their inputs are there, in the order of their queues.
+
+    Waits come right before the first use."""
     slot = _Slots(tasks, placed)
     steps: list[Step] = []
     done = [False] * len(tasks)
 
-    def emit(action: Action, at: int) -> None:
-        task = tasks.all[at]
+    def emit(action: Action, index: int) -> None:
+        task = tasks.all[index]
         steps.append(Step(action, task.half, task.node))
-        done[at] = action is not Action.START
+        done[index] = action is not Action.START
 
-    def settle(at: int) -> None:
-        for before in sorted(tasks.all[at].after, key=slot.order.__getitem__):
+    def settle(index: int) -> None:
+        for before in sorted(tasks.all[index].after, key=slot.order.__getitem__):
             if not done[before]:
                 emit(Action.WAIT, before)
 
     for number in range(len(slot.compute) + 1):
-        for action, at in slot.exchanges[number]:
+        for action, index in slot.exchanges[number]:
             if action is Action.START:
-                settle(at)
-            if not done[at]:
-                emit(action, at)
+                settle(index)
+            if not done[index]:
+                emit(action, index)
         if number < len(slot.compute):
             settle(slot.compute[number])
             emit(Action.RUN, slot.compute[number])
@@ -133,39 +137,39 @@ def _steps(tasks: Tasks, placed: Placed) -> CellProgram:
 
 
 class _Slots:
-    """Where the exchanges go between the segments: exchanges[i] are before the i-th segment, the last at the end."""
+    """Places exchanges between segments: exchanges[i] come before the i-th segment, the last ones at the end."""
 
     def __init__(self, tasks: Tasks, placed: Placed) -> None:
-        self.order = {at: number for number, (at, _, _) in enumerate(placed)}
+        self.order = {index: number for number, (index, _, _) in enumerate(placed)}
         segments = [item for item in placed if not tasks.all[item[0]].exchange]
-        self.compute = [at for at, _, _ in segments]
+        self.compute = [index for index, _, _ in segments]
         self.begins = [begin for _, begin, _ in segments]
         self.exchanges: list[list[tuple[Action, int]]] = [[] for _ in range(len(self.compute) + 1)]
-        free = {at: number + 1 for number, at in enumerate(self.compute)}  # the first place behind each task
+        free = {index: number + 1 for number, index in enumerate(self.compute)}  # the first slot behind each task
         last = [0] * len(QUEUES)
-        for at, begin, end in placed:
-            task = tasks.all[at]
+        for index, begin, end in placed:
+            task = tasks.all[index]
             if not task.exchange:
                 continue
-            queue = tasks.queues[at]
+            queue = tasks.queues[index]
             after = max([last[queue], *(free[before] for before in task.after)])
             if any(tasks.all[before].exchange for before in task.after):
                 after = max(after, self._next(begin))
-            last[queue] = free[at] = after
-            self.exchanges[after].append((Action.START, at))
-            if not tasks.followers[at]:
-                self.exchanges[max(after, self._next(end))].append((Action.WAIT, at))
+            last[queue] = free[index] = after
+            self.exchanges[after].append((Action.START, index))
+            if not tasks.followers[index]:
+                self.exchanges[max(after, self._next(end))].append((Action.WAIT, index))
 
     def _next(self, time: float) -> int:
-        """The first segment that begins then or later."""
+        """Number of the first segment that begins at ``time`` or later."""
         return next((number for number, begin in enumerate(self.begins) if begin >= time), len(self.begins))
 
 
 def _complete(tasks: Tasks, steps: Sequence[Step], wanted: tuple[int, ...] | None) -> int:
-    """After how many steps these tasks are complete; -1 where there is nothing to complete."""
+    """Number of steps after which the ``wanted`` tasks are complete; -1 if there are none."""
     if wanted is None:
         return -1
-    ends = {(tasks.all[at].half, tasks.all[at].node) for at in wanted}
+    ends = {(tasks.all[index].half, tasks.all[index].node) for index in wanted}
     return max(
         (n for n, step in enumerate(steps, 1) if step.action is not Action.START and step[1:] in ends), default=0
     )

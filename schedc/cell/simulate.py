@@ -1,4 +1,4 @@
-"""A cell program in time: when every segment and exchange runs, and where compute stands and waits."""
+"""Simulates a cell program: when every segment and exchange runs, and where compute blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
-from schedc.cell.program import Action, CellProgram, Edge, Half
+from schedc.cell.program import Action, CellProgram, Edge, Half, Step
 from schedc.cell.tasks import Task, Tasks, tasks_of
 
 
 @dataclass(frozen=True)
 class StepSpan:
-    """A task and its time; as a wait, the time that compute stands for it."""
+    """A task and its time: begin and end in the unit of the cell's costs. For a wait, the time that compute blocks."""
 
     task: Task
     begin: float
@@ -26,7 +26,7 @@ class StepSpan:
 
 
 class ArrivalTimes(NamedTuple):
-    """When the rank is free for a cell, and the inputs of its forward and the gradients of its backward are there."""
+    """When the rank of a cell is free, the forward's inputs arrive, and the backward's gradients arrive."""
 
     rank: float = 0.0
     inputs: float = -math.inf
@@ -35,11 +35,13 @@ class ArrivalTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """Times on the clock of the `ArrivalTimes`, in the unit of the cell's costs; by default from the start of the cell.
+    """A simulated cell. Times are on the clock of its `ArrivalTimes`, in the unit of the cell's costs.
 
-    spans: of all tasks, in the order of their starts in the program. waits: only those in which compute stands for an
-    exchange. duration: when the cell ends. activation_at, gradient_at: when the outputs of the forward and the
-    gradients of the inputs are complete; None where the cell has none.
+    costs: [tasks] times. spans: of all tasks, in the order in which the program starts them.
+    waits: the times in which compute blocks for an exchange.
+    duration: when the cell ends.
+    activation_at, gradient_at: when the outputs of the forward, and the gradients of the backward's inputs, are
+        complete; None where the cell has none.
     """
 
     tasks: Tasks
@@ -59,48 +61,61 @@ def play(
     backward_costs: CellCosts | None = None,
     arrivals: ArrivalTimes = ArrivalTimes(),  # noqa: B008 - a frozen value
 ) -> Played:
-    """Runs a cell program on paper, step by step.
+    """Simulates a cell program, step by step; times in the unit of ``costs``.
 
-    Compute runs the segments in order. An exchange begins when compute has come to its start and its queue is free of
-    the ones started before it; at a wait compute stands until its end, and where a half opens, until its message is
-    there. ``backward_costs``: of the backward's stage, where they are not those of the forward's.
+    Compute runs the segments in order. An exchange begins when compute reaches its start and its queue is free of
+    earlier exchanges. At a wait, compute blocks until the exchange ends. Where a half opens, compute blocks until the
+    half's message is there. backward_costs: costs of the backward's stage where they differ from ``costs``.
     """
     recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
     tasks = tasks_of(program.kind, forward, backward, recomputed)
-    duration = tasks.durations(costs, backward_costs or costs)
-    of = {(task.half, task.node): at for at, task in enumerate(tasks.all)}
-    clock, free = arrivals.rank, [-math.inf] * len(QUEUES)
-    there = {Half.FORWARD: arrivals.inputs, Half.BACKWARD: arrivals.gradients}
-    ends: dict[int, float] = {}
-    spans: list[StepSpan] = []
-    waits: list[StepSpan] = []
-    complete: dict[Half, float] = {}
+    run = _Run(tasks, tasks.durations(costs, backward_costs or costs), arrivals)
     for part in program.parts:
         if isinstance(part, Edge):
-            if part.opens:
-                clock = max(clock, there[part.half])
-            else:
-                complete[part.half] = clock
-            continue
-        action, half, node = part
-        at = of[half, node]
-        task, queue = tasks.all[at], tasks.queues[at]
-        if action is Action.RUN:
-            spans.append(StepSpan(task, clock, clock + duration[at]))
-            clock += duration[at]
-        elif action is Action.START:
-            begin = max(clock, free[queue])
-            ends[at] = free[queue] = begin + duration[at]
-            spans.append(StepSpan(task, begin, ends[at]))
-        elif ends[at] > clock:
-            waits.append(StepSpan(task, clock, ends[at]))
-            clock = ends[at]
+            run.meet_message(part)
+        else:
+            run.step(part)
     return Played(
         tasks,
-        duration,
-        tuple(spans),
-        tuple(waits),
-        clock,
-        activation_at=complete.get(Half.FORWARD),
-        gradient_at=complete.get(Half.BACKWARD),
+        run.duration,
+        tuple(run.spans),
+        tuple(run.waits),
+        run.clock,
+        activation_at=run.complete.get(Half.FORWARD),
+        gradient_at=run.complete.get(Half.BACKWARD),
     )
+
+
+class _Run:
+    """The clock of compute, and when each queue of exchanges is free."""
+
+    def __init__(self, tasks: Tasks, duration: tuple[float, ...], arrivals: ArrivalTimes) -> None:
+        self.tasks, self.duration = tasks, duration
+        self.clock, self.free = arrivals.rank, [-math.inf] * len(QUEUES)
+        self.message = {Half.FORWARD: arrivals.inputs, Half.BACKWARD: arrivals.gradients}
+        self.task_of = {(task.half, task.node): index for index, task in enumerate(tasks.all)}
+        self.ends: dict[int, float] = {}
+        self.spans: list[StepSpan] = []
+        self.waits: list[StepSpan] = []
+        self.complete: dict[Half, float] = {}
+
+    def meet_message(self, edge: Edge) -> None:
+        """A half opens and needs its message, or is complete."""
+        if edge.opens:
+            self.clock = max(self.clock, self.message[edge.half])
+        else:
+            self.complete[edge.half] = self.clock
+
+    def step(self, step: Step) -> None:
+        index = self.task_of[step.half, step.node]
+        task, queue = self.tasks.all[index], self.tasks.queues[index]
+        if step.action is Action.RUN:
+            begin, self.clock = self.clock, self.clock + self.duration[index]
+            self.spans.append(StepSpan(task, begin, self.clock))
+        elif step.action is Action.START:
+            begin = max(self.clock, self.free[queue])
+            self.ends[index] = self.free[queue] = begin + self.duration[index]
+            self.spans.append(StepSpan(task, begin, self.ends[index]))
+        elif self.ends[index] > self.clock:
+            self.waits.append(StepSpan(task, self.clock, self.ends[index]))
+            self.clock = self.ends[index]

@@ -1,4 +1,4 @@
-"""The graphs of stages made of standard blocks: the ones that cutting such blocks at their exchanges gives."""
+"""The graphs of stages made of standard blocks, equal to those that cutting such blocks at their exchanges gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schedc.cell.graph import Lane, Node, StageShape
 from schedc.diagnostics import CompilerBug
 
 METHODS = ("flat", "hierarchical", "allgather")
-"""How rows get to their experts; the last two take both hops and have one graph."""
+"""How rows reach their experts. The last two take both hops and have one graph."""
 
 
 def stage_shape(
@@ -22,28 +22,29 @@ def stage_shape(
 ) -> StageShape:
     """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
 
-    method: one of `METHODS`; a flat exchange takes the rail where there are several ``nodes``, else the node lane.
-    shared: whether every MoE block has a shared expert. tail_weights: whether what follows the last exchange has
-    weights (the head of the model). hot: whether every MoE block lends hot experts. balance: whether it has
-    an auxiliary loss over several replicas.
+    method: one of `METHODS`. A flat exchange takes the rail if there are several ``nodes``, else the node lane.
+    shared: whether every MoE block has a shared expert.
+    tail_weights: whether the segment behind the last exchange has weights (the head of the model).
+    hot: whether every MoE block lends hot experts.
+    balance: whether every MoE block has an auxiliary loss over several replicas.
     """
     builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
         )
-    if builder.made and tail_weights and builder.made[-1].name.endswith(".post"):
-        builder.made[-1] = Node(**{**vars(builder.made[-1]), "weights": True})
-    return StageShape(tuple(builder.made), (len(builder.made) - 1,) if builder.made else ())
+    if builder.nodes and tail_weights and builder.nodes[-1].name.endswith(".post"):
+        builder.nodes[-1] = Node(**{**vars(builder.nodes[-1]), "weights": True})
+    return StageShape(tuple(builder.nodes), (len(builder.nodes) - 1,) if builder.nodes else ())
 
 
 class _BlockBuilder:
-    """Nodes so far, and of which of them the next block takes."""
+    """The nodes so far, and those whose outputs the next block takes."""
 
     def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
-        self.made: list[Node] = []
+        self.nodes: list[Node] = []
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
         self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
@@ -59,32 +60,35 @@ class _BlockBuilder:
 
     def node(self, name: str, after: Sequence[int], lane: Lane = Lane.COMPUTE, **facts: bool) -> int:
         order = tuple(sorted(set(after)))
-        self.made.append(Node(name, lane, order, inputs=not self.made, **facts))
-        return len(self.made) - 1
+        self.nodes.append(Node(name, lane, order, inputs=not self.nodes, **facts))
+        return len(self.nodes) - 1
 
     def moe(self, layer: str, post: bool) -> None:
-        """What is after the last exchange takes the residual stream, the shared expert and the plan of the rows; there
-        the auxiliary loss is added, with what everyone has told for it."""
+        """Adds a MoE block.
+
+        The segment behind the last exchange takes the residual stream, the shared expert and the plan of the rows. It
+        also adds the auxiliary loss, from the counts that all replicas exchanged."""
         attention = self.node(layer + "attention", self.carried, weights=True)
         fillers = [self.node(layer + "shared", [attention], weights=True)] if self.shared else []
         routing = self.node(layer + "routing." + self.flat, [attention], self.flat, differentiable=False)
-        told: list[int] = []
+        balance: list[int] = []
         if self.balance:
-            told = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
+            balance = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
         plan = self.node(layer + "permute", [attention, routing], weights=self.hot)
         slots: list[int] = []
-        here = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
-        here = self.node(layer + "experts", [plan, *slots, here], weights=True)
-        here = self.travel(layer, "combine", self.hops[::-1], here, plan)
-        self.carried = (attention, *fillers, *told, plan, here)
+        rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
+        rows = self.node(layer + "experts", [plan, *slots, rows], weights=True)
+        rows = self.travel(layer, "combine", self.hops[::-1], rows, plan)
+        self.carried = (attention, *fillers, *balance, plan, rows)
         if post:
             self.carried = (self.node(layer + "post", self.carried),)
 
     def travel(
         self, layer: str, label: str, hops: Sequence[Lane], source: int, plan: int, slots: list[int] | None = None
     ) -> int:
-        """The exchanges of one direction; between two hops the rows are relayed. slots: gets the exchange of hot
-        experts' weights, where there is one: it goes out with the first hop."""
+        """Adds the exchanges of one direction, with a relay between two hops. Returns the last node.
+
+        slots: the list to which the exchange of hot experts' weights is added; it goes out with the first hop."""
         relay = layer + ("relay" if label == "dispatch" else "relay_back")
         for number, lane in enumerate(hops):
             if number:

@@ -1,4 +1,4 @@
-"""What a cost file says about cells: the blocks of the stages, how rows travel, and the times of segments."""
+"""The table ``[cell]`` of a cost file: the blocks of the stages, how rows travel, and the times of segments."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from schedc.diagnostics import CompilerBug
 
 ROLES = (*SEGMENTS, "dense")
 LARGEST_STAGE = 4096
-"""Blocks of one stage: more is a slip."""
+"""Most blocks of one stage; more is a mistake of the writer."""
 
 _BLOCKS = re.compile(r"(dense|moe)(?:\*(\d{1,4}))?")
 
 
 @dataclass(frozen=True)
 class CellTable:
-    """Times of cells and what the stages are made of.
+    """Times of cells, in the unit of the cost file, and the blocks of the stages.
 
-    blocks: of every stage, or one entry for all of them; each a row of ``dense`` and ``moe``.
-    method: `schedc.cell.standard_blocks.METHODS`.
+    blocks: [stages] or [1] for all stages; each entry is a sequence of ``dense`` and ``moe``.
+    method: one of `schedc.cell.standard_blocks.METHODS`.
     """
 
     costs: CellCosts
@@ -43,30 +43,30 @@ class CellTable:
             raise CompilerBug("cells", f"blocks of {len(blocks)} stages for {stages}")
         rail = any(name.endswith("." + Lane.RAIL) for name, _ in self.costs.exchanges)
         timed = {_role(name).partition(".")[0] for name, _ in self.costs.exchanges}
-        made: dict[tuple[str, ...], StageShape] = {}
+        shapes: dict[tuple[str, ...], StageShape] = {}
         for row in blocks:
-            if row not in made:
-                made[row] = stage_shape(
+            if row not in shapes:
+                shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
                     hot="hot" in timed, balance="balance" in timed,
                 )  # fmt: skip
-        return tuple(made[row] for row in blocks)
+        return tuple(shapes[row] for row in blocks)
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))
 
 
 def parse_blocks(text: str) -> tuple[str, ...] | None:
-    """The blocks that ``dense*3 moe`` says; None where the text is something else, or more than a stage can hold."""
-    found: list[str] = []
+    """The blocks of a text such as ``dense*3 moe``; None for other texts, and for more than `LARGEST_STAGE` blocks."""
+    blocks: list[str] = []
     for word in text.split():
         match = _BLOCKS.fullmatch(word)
         if match is None:
             return None
-        found += [match[1]] * int(match[2] or 1)
-        if len(found) > LARGEST_STAGE:
+        blocks += [match[1]] * int(match[2] or 1)
+        if len(blocks) > LARGEST_STAGE:
             return None
-    return tuple(found)
+    return tuple(blocks)
 
 
 def write_blocks(blocks: Sequence[str]) -> str:
@@ -85,38 +85,36 @@ Problem = tuple[str, str, str, str]
 
 
 def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
-    """The table ``[cell]`` of a cost file, and what is wrong with it.
+    """The table ``[cell]`` of a cost file, and its findings.
 
     Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
-    backward]. What is left out takes no time.
+    backward]. Segments and exchanges that are left out take no time.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     segments: dict[str, SegmentTimes] = {}
     exchanges: dict[str, SegmentTimes] = {}
     table = CellTable(CellCosts())
     for key, value in values.items():
         if key == "stages":
-            blocks, wrong = _stages(value)
+            blocks, new = _stages(value)
             table = table.with_blocks(blocks)
         elif key == "method":
-            wrong = (
-                [] if value in METHODS else [("S402", f"`method` is {value!r}", key, f"one of {', '.join(METHODS)}")]
-            )
-            table = table if wrong else replace(table, method=str(value))
+            new = [] if value in METHODS else [("S402", f"`method` is {value!r}", key, f"one of {', '.join(METHODS)}")]
+            table = table if new else replace(table, method=str(value))
         elif _role(key) in ROLES:
-            times, wrong = _times(key, value, ("F", "I", "W"))
+            times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
         elif _role(key) in EXCHANGES:
-            times, wrong = _times(key, value, tuple(lane.value for lane in EXCHANGE_LANES), both=True)
+            times, new = _times(key, value, tuple(lane.value for lane in EXCHANGE_LANES), both=True)
             exchanges |= {f"{key}.{lane}": SegmentTimes(*pair) for lane, pair in times.items()}
         else:
-            wrong = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *EXCHANGES))}")]
-        found += wrong
-    return replace(table, costs=CellCosts.of(segments, exchanges)), found
+            new = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *EXCHANGES))}")]
+        problems += new
+    return replace(table, costs=CellCosts.of(segments, exchanges)), problems
 
 
 def _role(key: str) -> str:
-    """``2.experts`` is the experts of one layer."""
+    """The role of a key: ``2.experts`` gives the experts of one layer their own time."""
     number, dot, role = key.partition(".")
     return role if dot and number.isdecimal() else key
 
@@ -131,24 +129,24 @@ def _stages(value: object) -> tuple[tuple[tuple[str, ...], ...], list[Problem]]:
 
 
 def _times(
-    key: str, value: object, known: tuple[str, ...], both: bool = False
+    key: str, value: object, names: tuple[str, ...], both: bool = False
 ) -> tuple[dict[str, tuple[float, float]], list[Problem]]:
-    """The times of one entry by their names; those of exchanges in both directions."""
-    example = ", ".join(f"{name} = 1.0" for name in known)
+    """The times of one entry by name, [forward, backward] each, and its findings."""
+    example = ", ".join(f"{name} = 1.0" for name in names)
     if not isinstance(value, dict):
         return {}, [("S402", f"`{key}` is not a table of times", key, f"write {key} = {{{example}}}")]
     times: dict[str, tuple[float, float]] = {}
-    found: list[Problem] = []
-    for name, given in value.items():
-        pair = given if both and isinstance(given, list) and len(given) == 2 else [given, given]
-        if name not in known:
-            found.append(("S401", f"`{key}` has no `{name}`", key, f"known here: {', '.join(known)}"))
-        elif any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= 1e15 for one in pair):
+    problems: list[Problem] = []
+    for name, entry in value.items():
+        pair = entry if both and isinstance(entry, list) and len(entry) == 2 else [entry, entry]
+        if name not in names:
+            problems.append(("S401", f"`{key}` has no `{name}`", key, f"known here: {', '.join(names)}"))
+        elif any(isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= 1e15 for time in pair):
             what = "a number from 0 to 1e15" + (", or [forward, backward]" if both else "")
-            found.append(("S402", f"`{name}` of `{key}` is {given!r}", key, f"a time is {what}"))
+            problems.append(("S402", f"`{name}` of `{key}` is {entry!r}", key, f"a time is {what}"))
         else:
             times[name] = (float(pair[0]), float(pair[1]))
-    return times, found
+    return times, problems
 
 
 def write_table(table: CellTable) -> list[str]:

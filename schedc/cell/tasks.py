@@ -1,4 +1,4 @@
-"""The work of a cell before it has an order: every segment and exchange of its halves, and what each needs."""
+"""The work of a cell before it has an order: every segment and exchange of its halves, and its dependencies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedc.diagnostics import CompilerBug
 
 @dataclass(frozen=True)
 class Task:
-    """One half of one node. ``after``: indexes of the tasks that must be complete before it."""
+    """One half of one node. after: indexes of the tasks that must be complete before it."""
 
     half: Half
     node: int
@@ -29,10 +29,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """All tasks of a cell, each after the ones that it needs.
+    """All tasks of a cell, in an order in which each comes after its dependencies.
 
-    forward, backward: the shapes of the two halves. leaving: [2] tasks that complete the outputs of the forward, and
-    the gradients of the inputs; None where the cell has none.
+    forward, backward: the shapes of the two halves.
+    leaving: [2] tasks that complete the outputs of the forward, and the gradients of the backward's inputs; None
+        where the cell has none.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Tasks:
         return len(self.all)
 
     def durations(self, forward_costs: CellCosts, backward_costs: CellCosts) -> tuple[float, ...]:
-        """[tasks] times under the costs of the two stages."""
+        """[tasks] times under the costs of the two stages, in their unit."""
         return tuple(
             (forward_costs if task.half is Half.FORWARD else backward_costs).duration(
                 self.shape(task.half), task.half, task.node
@@ -54,7 +55,7 @@ class Tasks:
         )
 
     def shape(self, half: Half) -> StageShape:
-        """The graph that nodes of this half belong to."""
+        """The graph whose nodes this half runs."""
         shape = self.forward if half is Half.FORWARD else self.backward
         if shape is None:
             raise CompilerBug("cells", f"a cell {self.kind} without a graph for its {half} half")
@@ -62,29 +63,29 @@ class Tasks:
 
     @cached_property
     def followers(self) -> tuple[tuple[int, ...], ...]:
-        """[tasks] the tasks that wait for each, ascending."""
-        found: list[list[int]] = [[] for _ in self.all]
-        for at, task in enumerate(self.all):
+        """[tasks] the tasks that depend on each, ascending."""
+        followers: list[list[int]] = [[] for _ in self.all]
+        for index, task in enumerate(self.all):
             for before in task.after:
-                found[before].append(at)
-        return tuple(map(tuple, found))
+                followers[before].append(index)
+        return tuple(map(tuple, followers))
 
     @cached_property
     def queues(self) -> tuple[int, ...]:
-        """[tasks] the place of each task's queue in `schedc.cell.graph.QUEUES`."""
+        """[tasks] index of each task's queue in `schedc.cell.graph.QUEUES`."""
         return tuple(QUEUES.index(self.shape(task.half).queues[task.node]) for task in self.all)
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """[tasks] how many tasks each waits for."""
+        """[tasks] on how many tasks each depends."""
         return tuple(len(task.after) for task in self.all)
 
     @cached_property
     def chained(self) -> frozenset[int]:
-        """Exchanges that need another one directly."""
+        """Exchanges that depend directly on another exchange."""
         return frozenset(
-            at
-            for at, task in enumerate(self.all)
+            index
+            for index, task in enumerate(self.all)
             if task.exchange and any(self.all[before].exchange for before in task.after)
         )
 
@@ -99,25 +100,25 @@ def tasks_of(
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")
     halves = _HALVES[kind]
-    maker = _Maker(kind)
-    leaving: list[tuple[int, ...] | None] = [None, None]
+    builder = _TaskBuilder(kind)
+    last: list[tuple[int, ...] | None] = [None, None]
     if Half.FORWARD in halves:
         shape = _needed(kind, forward)
-        number = maker.forward(shape, Half.FORWARD, range(len(shape)))
-        leaving[0] = tuple(number[at] for at in shape.outputs)
+        tasks = builder.forward(shape, Half.FORWARD, range(len(shape)))
+        last[0] = tuple(tasks[node] for node in shape.outputs)
     if halves == (Half.RECOMPUTE,):
         shape = _needed(kind, backward)
-        maker.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
+        builder.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
     elif Half.BACKWARD in halves:
         shape = _needed(kind, backward)
-        remade = maker.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
-        number = maker.backward(shape, remade)
-        leaving[1] = tuple(sorted(number[at] for at in shape.backward if shape.nodes[at].inputs))
-        maker.weights(shape, number if Half.WEIGHT in halves else {})
+        recomputing = builder.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
+        tasks = builder.backward(shape, recomputing)
+        last[1] = tuple(sorted(tasks[node] for node in shape.backward if shape.nodes[node].inputs))
+        builder.weights(shape, tasks if Half.WEIGHT in halves else {})
     elif Half.WEIGHT in halves:
         shape = _needed(kind, backward)
-        maker.weights(shape, dict.fromkeys(shape.weights, -1))
-    return Tasks(kind, forward, backward, tuple(maker.made), (leaving[0], leaving[1]))
+        builder.weights(shape, dict.fromkeys(shape.weights, -1))
+    return Tasks(kind, forward, backward, tuple(builder.tasks), (last[0], last[1]))
 
 
 _HALVES = {
@@ -139,35 +140,39 @@ def _needed(kind: str, shape: StageShape | None) -> StageShape:
     return shape
 
 
-class _Maker:
-    """Tasks in the order in which they are made; each pass gives the task of every node that it has."""
+class _TaskBuilder:
+    """Collects tasks. Each pass returns the number of the task of every node that it covers."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.made: list[Task] = []
+        self.tasks: list[Task] = []
 
-    def add(self, shape: StageShape, half: Half, at: int, after: Collection[int]) -> int:
-        node = shape.nodes[at]
+    def add(self, shape: StageShape, half: Half, index: int, after: Collection[int]) -> int:
+        node = shape.nodes[index]
         letter = "F" if half is Half.FORWARD else "B"
-        self.made.append(Task(half, at, node.lane, f"{letter}.{node.name}{_SUFFIX[half]}", tuple(sorted(set(after)))))
-        return len(self.made) - 1
+        self.tasks.append(
+            Task(half, index, node.lane, f"{letter}.{node.name}{_SUFFIX[half]}", tuple(sorted(set(after))))
+        )
+        return len(self.tasks) - 1
 
     def forward(self, shape: StageShape, half: Half, nodes: Collection[int]) -> dict[int, int]:
-        number: dict[int, int] = {}
-        for at in nodes:
-            after = [number[before] for before in shape.nodes[at].after if before in number]
-            number[at] = self.add(shape, half, at, after)
-        return number
+        task_of: dict[int, int] = {}
+        for index in nodes:
+            after = [task_of[before] for before in shape.nodes[index].after if before in task_of]
+            task_of[index] = self.add(shape, half, index, after)
+        return task_of
 
-    def backward(self, shape: StageShape, remade: dict[int, int]) -> dict[int, int]:
-        """Each after those that give its gradients; and after its own forward, where that is computed once more."""
-        number: dict[int, int] = {}
-        for at in reversed(shape.backward):
-            after = [number[consumer] for consumer in shape.consumers[at] if consumer in number]
-            number[at] = self.add(shape, Half.BACKWARD, at, after + ([remade[at]] if at in remade else []))
-        return number
+    def backward(self, shape: StageShape, recomputing: dict[int, int]) -> dict[int, int]:
+        """Tasks behind those that give their gradients and, where a node is recomputed, behind its recomputation."""
+        task_of: dict[int, int] = {}
+        for index in reversed(shape.backward):
+            after = [task_of[consumer] for consumer in shape.consumers[index] if consumer in task_of]
+            task_of[index] = self.add(
+                shape, Half.BACKWARD, index, after + ([recomputing[index]] if index in recomputing else [])
+            )
+        return task_of
 
-    def weights(self, shape: StageShape, number: dict[int, int]) -> None:
-        for at in reversed(shape.weights):
-            if at in number:
-                self.add(shape, Half.WEIGHT, at, [number[at]] if number[at] >= 0 else [])
+    def weights(self, shape: StageShape, task_of: dict[int, int]) -> None:
+        for index in reversed(shape.weights):
+            if index in task_of:
+                self.add(shape, Half.WEIGHT, index, [task_of[index]] if task_of[index] >= 0 else [])

@@ -1,12 +1,12 @@
-"""A rank's stream with a cell opened: the messages in front of it and behind it move to where its halves need them.
+"""Moves the messages before and behind a cell into it, to where its halves need them.
 
     WAIT activation   CELL F & B   SEND activation   SEND gradient   RECV next        becomes
 
     F opens at WAIT activation | ... | F is complete: SEND activation | ... | B is complete: SEND gradient, RECV next
 
-Posts move up and keep their order; waits for what the cell takes move down, past micro-steps and posts. So before
-each post stand no more waits than before, and the proof that the messages complete (docs/decisions/0001) holds as it
-is; `schedc.cell.collectives` runs it with the collectives of the cells.
+Posts move up and keep their order. Waits for the cell's inputs move down, past micro-steps and posts. So no post has
+more waits before it than in the stream, and the proof that the messages complete (docs/decisions/0001) still holds.
+`schedc.cell.collectives` checks them together with the collectives of the cells.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ _BACKWARDS = (InstructionKind.I, InstructionKind.B)
 
 
 class MovedMessage(NamedTuple):
-    """A WAIT, or the first message of a batch, that moves into a cell; ``at``: its place in the stream."""
+    """A WAIT, or the first message of a batch, that moves into a cell. at: its position in the stream."""
 
     at: int
 
 
 Part = Step | Edge | MovedMessage
 Value = tuple[int, int, int]
-"""What a message carries: its channel, the stage that has produced it, the microbatch."""
+"""What a message carries: its channel, the stage that produced it, its microbatch."""
 
 
 def interleave_messages(stream: Sequence[Instruction], position: int, program: CellProgram) -> list[Part]:
-    """The cell at ``position`` of a rank's stream as its micro-steps, with the messages that move into it."""
+    """The micro-steps of the cell at ``position`` of a rank's stream, with the messages that move into the cell."""
     takes, makes = _values(stream[position])
-    waits = {takes[value]: at for at, value in _waits_before(stream, position) if value in takes}
-    posts = [(at, {makes[value] for value in sent if value in makes}) for at, sent in _batches_behind(stream, position)]
-    found: list[Part] = []
+    waits = {takes[value]: index for index, value in _waits_before(stream, position) if value in takes}
+    posts = [
+        (index, {makes[value] for value in sent if value in makes}) for index, sent in _batches_behind(stream, position)
+    ]
+    parts: list[Part] = []
     complete: set[Half] = set()
 
     def post() -> None:
         while posts and posts[0][1] <= complete:
-            found.append(MovedMessage(posts.pop(0)[0]))
+            parts.append(MovedMessage(posts.pop(0)[0]))
 
     post()
     for part in program.parts:
         if isinstance(part, Edge) and part.opens and part.half in waits:
-            found.append(MovedMessage(waits[part.half]))
-        found.append(part)
+            parts.append(MovedMessage(waits[part.half]))
+        parts.append(part)
         if isinstance(part, Edge) and not part.opens:
             complete.add(part.half)
             post()
-    return found
+    return parts
 
 
 def batch_width(stream: Sequence[Instruction], position: int) -> int:

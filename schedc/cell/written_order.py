@@ -1,4 +1,4 @@
-"""Orders by hand: what the names of a plan's cell mean in the graphs of two stages."""
+"""Orders by hand: finds the tasks that the names in a plan's cell order mean, in the graphs of two stages."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ Key = tuple[Half, str]
 
 
 def chooser(tasks: Tasks, order: PlanOrder) -> Rule:
-    """What a free lane takes of the tasks that are ready for it, under the order of a plan.
+    """The rule by which lanes follow the order of a plan.
 
-    Tasks that the plan names run in its order. Of the others, segments that an exchange waits for and exchanges run
-    as soon as they can; the rest fills what the next named task leaves free, weight gradients last.
+    Tasks that the plan names run in its order. Other exchanges, and other segments on which an exchange depends, run
+    as soon as they can. All other segments fill the gaps before the next named task, weight gradients last.
     """
-    named = _lines(tasks, order)
-    where = {at for line in named.values() for at in line}
+    named = _queues(tasks, order)
+    in_plan = {index for queue in named.values() for index in queue}
 
     def choose(_: LaneClock, ready: list[int]) -> int | None:
         lane = tasks.all[ready[0]].lane
-        free = [at for at in ready if at not in where]
-        urgent = [at for at in free if lane is not Lane.COMPUTE or _feeds_exchange(tasks, at)]
+        free = [index for index in ready if index not in in_plan]
+        urgent = [index for index in free if lane is not Lane.COMPUTE or _feeds_exchange(tasks, index)]
         if urgent:
             return min(urgent)
-        line = named[lane]
-        if line and line[0] in ready:
-            return line.pop(0)
-        return min(free, key=lambda at: (tasks.all[at].half is Half.WEIGHT, at), default=None)
+        queue = named[lane]
+        if queue and queue[0] in ready:
+            return queue.pop(0)
+        return min(free, key=lambda index: (tasks.all[index].half is Half.WEIGHT, index), default=None)
 
     return choose
 
 
-def _feeds_exchange(tasks: Tasks, at: int) -> bool:
-    return any(tasks.all[follower].exchange for follower in tasks.followers[at])
+def _feeds_exchange(tasks: Tasks, index: int) -> bool:
+    return any(tasks.all[follower].exchange for follower in tasks.followers[index])
 
 
-def _lines(tasks: Tasks, order: PlanOrder) -> dict[Lane, list[int]]:
+def _queues(tasks: Tasks, order: PlanOrder) -> dict[Lane, list[int]]:
     """The named tasks of each lane, in the order of the plan, pair of layers by pair of layers."""
     compute = _positions(order, order.compute, SEGMENTS)
     exchanges = _positions(order, order.communication, EXCHANGES)
     layers = {half: _layers(shape) for half, shape in ((Half.FORWARD, tasks.forward), (Half.BACKWARD, tasks.backward))}
-    found: dict[Lane, list[tuple[int, int, int]]] = {lane: [] for lane in LANES}
-    for at, task in enumerate(tasks.all):
+    places: dict[Lane, list[tuple[int, int, int]]] = {lane: [] for lane in LANES}
+    for index, task in enumerate(tasks.all):
         position = (exchanges if task.exchange else compute).get((task.half, _role(tasks, task)))
         if position is None:
             continue
         order_of_layers = layers[Half.FORWARD if task.half is Half.FORWARD else Half.BACKWARD]
         layer = order_of_layers.index(_layer(tasks.shape(task.half), task.node))
         pair = layer if task.half is Half.FORWARD else len(order_of_layers) - 1 - layer
-        found[task.lane].append((pair, position, at))
-    return {lane: [at for _, _, at in sorted(line)] for lane, line in found.items()}
+        places[task.lane].append((pair, position, index))
+    return {lane: [index for _, _, index in sorted(tasks_of_lane)] for lane, tasks_of_lane in places.items()}
 
 
 def _role(tasks: Tasks, task: Task) -> str:
-    """A dense layer stands where the plan has the attention of a layer."""
+    """The role by which a plan names a task. A dense layer takes the position of ``attention``."""
     role = tasks.shape(task.half).nodes[task.node].role
     return "attention" if role == "dense" else role
 
@@ -75,25 +75,25 @@ def _layer(shape: StageShape, node: int) -> tuple[bool, int]:
 
 
 def _layers(shape: StageShape | None) -> list[tuple[bool, int]]:
-    """The layers of a stage in order, each by whether it is dense and its number."""
-    return list(dict.fromkeys(_layer(shape, at) for at in range(len(shape)))) if shape else []
+    """The layers of a stage in order: whether each is dense, and its number."""
+    return list(dict.fromkeys(_layer(shape, index) for index in range(len(shape)))) if shape else []
 
 
-def _positions(order: PlanOrder, names: tuple[str, ...], known: tuple[str, ...]) -> dict[Key, int]:
-    found: dict[Key, int] = {}
+def _positions(order: PlanOrder, names: tuple[str, ...], roles: tuple[str, ...]) -> dict[Key, int]:
+    positions: dict[Key, int] = {}
     for number, name in enumerate(names):
         letter, _, rest = name.partition(".")
         role, _, part = rest.partition(".")
         half = _HALVES.get((letter, part))
         role = ALIASES.get(role, role)
-        if half is None or (half is Half.WEIGHT and known is EXCHANGES):
+        if half is None or (half is Half.WEIGHT and roles is EXCHANGES):
             _refuse(order, f"`{name}` is no part of a cell", "write F.role, B.role.I or B.role.W, as B.experts.W")
-        if role not in known:
-            _refuse(order, f"`{name}`: no such role in this lane", did_you_mean(role, known))
-        if (half, role) in found:
+        if role not in roles:
+            _refuse(order, f"`{name}`: no such role in this lane", did_you_mean(role, roles))
+        if (half, role) in positions:
             _refuse(order, f"`{name}` stands twice in one lane", "name each part of a layer once")
-        found[half, role] = number
-    return found
+        positions[half, role] = number
+    return positions
 
 
 def _refuse(order: PlanOrder, message: str, help: str) -> NoReturn:
