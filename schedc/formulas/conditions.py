@@ -1,4 +1,4 @@
-"""At which costs a form is the time: conditions found and decided at the sizes of a fit, where all pieces are known."""
+"""Conditions on costs under which a time equals a form, decided at the fitted sizes, where all pieces are known."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from schedc.ir.arrays import Bools, Floats
 
 _MOST_CONDITIONS = 7
 _PENALTY = 0.1
-"""What a condition on sizes and costs together must exclude more than one on costs alone, as a share."""
+"""Share that a condition on sizes and costs must exclude beyond one on costs alone to be preferred."""
 
 _VECTORS = 150
 _ROUNDS = 10
-"""How often conditions are looked for anew, with the costs at which those before were wrong."""
+"""How often conditions are searched, each time with the costs at which the last ones failed."""
 
 _EXACT = 1e-6
-"""Relative: forms are compared at random vectors to find conditions, which are then decided exactly."""
+"""Relative tolerance of the search at random vectors. The conditions it gives are then decided exactly."""
 
 
 def pieces_of(regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names) -> list[Piece]:
-    """The forms of a regime, with conditions decided at all of the sizes; without those for which none were found."""
+    """The forms of a regime with their conditions, decided at all its sizes. A form without conditions is left out."""
     chosen = inside(regime.region, table, names)
     part, columns = [rows[i] for i in chosen], {name: column[chosen] for name, column in table.items()}
     space = part[0].space
     samples = random_vectors(space, _VECTORS, seed=len(part))
-    found = []
+    pieces = []
     for form in regime.forms:
         conditions: tuple[LinearForm, ...] | None
         if regime.complete:
@@ -45,12 +45,12 @@ def pieces_of(regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names
             others = _against(form, regime.forms, columns)
             conditions = _searched(form, list(dict.fromkeys([*_plain(space), *others])), part, columns, samples)
         if conditions is not None:
-            found.append(Piece(form, regime.region, conditions))
-    return found
+            pieces.append(Piece(form, regime.region, conditions))
+    return pieces
 
 
 def _against(form: LinearForm, others: Sequence[LinearForm], table: Table) -> tuple[LinearForm, ...]:
-    """That no other form exceeds a form, each once and as plain as it can be said."""
+    """The conditions that no other form exceeds a form: each once, reduced."""
     conditions = (_reduced(form.minus(other), table) for other in others if other != form)
     return tuple(condition for condition in dict.fromkeys(conditions) if condition.terms)
 
@@ -58,7 +58,7 @@ def _against(form: LinearForm, others: Sequence[LinearForm], table: Table) -> tu
 def _neighbours(
     form: LinearForm, others: Sequence[LinearForm], rows: Sequence[MeasuredTimes], table: Table
 ) -> list[LinearForm]:
-    """The forms whose pieces share a border with that of a form, at any size: no others bound it."""
+    """The forms whose pieces share a border with the form's piece at some size: only those bound it."""
     vectors = {other: [coefficients(other, table, row)[0] for row in range(len(rows))] for other in others}
     beside = [
         measured.epigraph.neighbours(vectors[form][row]) if vectors[form][row] in measured.pieces else set()
@@ -72,16 +72,16 @@ def _of_sizes(condition: LinearForm) -> bool:
 
 
 def _plain(space: Space) -> Iterator[LinearForm]:
-    """One cost at least another."""
+    """The conditions that one cost is at least another, for every two costs."""
     width = len(space.symbols)
     for more, less in permutations(range(width), 2):
         yield LinearForm((((), tuple(Fraction((i == more) - (i == less)) for i in range(width))),), width)
 
 
 def _reduced(form: LinearForm, table: Table) -> LinearForm:
-    """The same condition in whole numbers, without a common factor that depends on sizes only and is never negative.
+    """The same condition in whole numbers, without a common factor in the sizes that is never negative.
 
-    Where that factor is 0 the condition says nothing; without it, it says more than it needs to.
+    Where the factor is 0, the condition excludes nothing. The reduced condition then excludes more than it must.
     """
     if not form.terms:
         return form
@@ -100,7 +100,7 @@ def _reduced(form: LinearForm, table: Table) -> LinearForm:
     return LinearForm(tuple((m, tuple(x * scale for x in row)) for m, row in form.terms), form.width)
 
 
-# Where other pieces are not known as formulas.
+# Conditions where the other pieces are not known as formulas.
 
 
 def _searched(
@@ -110,9 +110,9 @@ def _searched(
     table: Table,
     samples: Sequence[Vector],
 ) -> tuple[LinearForm, ...] | None:
-    """A few conditions under which the form is the time, at all sizes; None where none were found.
+    """A few conditions under which the time equals the form, at all sizes; None where the search finds none.
 
-    They are guessed from samples of the costs. Where a guess is wrong the costs at which it is join the samples.
+    Conditions are guessed from samples of the costs. Costs at which a guess fails join the samples.
     """
     points = [list(samples) for _ in rows]
     for _ in range(_ROUNDS):
@@ -130,7 +130,7 @@ def _searched(
 def _wrong_rays(
     form: LinearForm, conditions: Sequence[LinearForm], measured: MeasuredTimes, table: Table, row: int
 ) -> list[Vector]:
-    """Rays of the costs that satisfy the conditions at which the form is not the time."""
+    """Rays of the cone of the conditions at which the time differs from the form."""
     vector, scale = coefficients(form, table, row)
     cone = costs_of(conditions, measured.space, table, row)
     return [ray for ray in cone.rays if dot(vector, ray) != scale * measured.value(ray)]
@@ -150,9 +150,9 @@ def _separate(
 ) -> tuple[LinearForm, ...] | None:
     """A few conditions that keep many points at which a form is right and none at which it is wrong; None if none do.
 
-    One at a time the condition that excludes the most wrong points for the right ones that it costs; in the end those
-    that the others make needless are dropped. Conditions between costs alone are preferred: what depends on sizes too
-    may hold at the sizes of the points and say little at larger ones.
+    The search is greedy: the next condition excludes the most wrong points for the right ones that it costs. In the
+    end conditions that the others make needless are dropped. Conditions on costs alone are preferred: one on sizes may
+    hold at these sizes and exclude little at larger ones.
     """
     vectors = [_unit(np.array([[float(x) for x in p] for p in listed])) for listed in points]
     right = np.concatenate([_right(form, m, table, row, vectors[row]) for row, m in enumerate(rows)])
@@ -170,15 +170,15 @@ def _unit(vectors: Floats) -> Floats:
 
 
 def _right(form: LinearForm, measured: MeasuredTimes, table: Table, row: int, vectors: Floats) -> Bools:
-    at = {name: column[row : row + 1] for name, column in table.items()}
+    size = {name: column[row : row + 1] for name, column in table.items()}
     values = (measured.matrix @ vectors.T).max(axis=0)
-    return np.asarray(np.abs(form.at(at)[0] @ vectors.T - values) <= _EXACT * (1 + np.abs(values)))
+    return np.asarray(np.abs(form.at(size)[0] @ vectors.T - values) <= _EXACT * (1 + np.abs(values)))
 
 
 def _least(condition: LinearForm, table: Table, row: int, vectors: Floats) -> Bools:
-    """Where a condition holds."""
-    at = {name: column[row : row + 1] for name, column in table.items()}
-    return np.asarray(condition.at(at)[0] @ vectors.T >= -_EXACT)
+    """[vectors] whether a condition holds at each."""
+    size = {name: column[row : row + 1] for name, column in table.items()}
+    return np.asarray(condition.at(size)[0] @ vectors.T >= -_EXACT)
 
 
 def _greedy(right: Bools, candidates: Sequence[LinearForm], tests: Sequence[Bools]) -> tuple[LinearForm, ...] | None:

@@ -1,4 +1,4 @@
-"""The costs that formulas of times speak of: all, those with F = I = W, and those with a small latency."""
+"""The spaces of costs that formulas of times cover: all costs, F = I = W, and costs with a small latency."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LATENCY_SHARE = 10
 _TYPICAL = {"F": 100, "I": 100, "W": 80, "B": 180, "R": 90, "FB": 260, "p2p": 1}
 
 _SPREAD = 2.5
-"""How unevenly random vectors weigh the rays of a cone, as a power of e: uneven ones lie near its borders."""
+"""Spread of the random weights of a cone's rays, as a power of e. Uneven weights give vectors near the borders."""
 
 _WHOLE = 1 << 20
 
 
 def spaces_of(sizes: Sequence[Dependencies]) -> tuple[Space, ...]:
-    """Without latency; with F = I = W and without latency, where the backward is split; with a small latency.
+    """The spaces for the cells of some sizes: without latency, F = I = W, and with a small latency.
 
-    All sizes have the same symbols: those that the cells of any of them need.
+    F = I = W is left out where no backward is split. All spaces have the symbols that the cells of any size need.
     """
     named = {symbol for cells in sizes for symbol in Space.of(cells).symbols}
     split = any(bool((cells.schedule.kind == OpKind.I).any()) for cells in sizes)
@@ -40,18 +40,18 @@ def spaces_of(sizes: Sequence[Dependencies]) -> tuple[Space, ...]:
 
 
 def _small(space: Space, cost: str) -> Bound:
-    """The latency is small beside a cost."""
+    """The bound that keeps the latency small beside a cost."""
     form = tuple(a - LATENCY_SHARE * b for a, b in zip(space.form(cost), space.form("p2p"), strict=True))
     return Bound(form, False, f"{LATENCY_SHARE}*p2p <= {cost}")
 
 
 def typical(space: Space) -> Int64:
-    """[symbols] costs as they often are: F = I, W a little less, a pair a little less than its two halves."""
+    """[symbols] typical costs: F = I, W a little less, a pair a little less than its two halves."""
     return np.array([_TYPICAL[symbol] for symbol in space.symbols], np.int64)
 
 
 def random_vectors(space: Space, count: int, seed: int) -> list[Vector]:
-    """Vectors inside of a space's cone: sums of its rays, weighed at random."""
+    """[count] vectors inside a space's cone: sums of its rays with random weights."""
     rng = np.random.default_rng(seed)
     rays = space.cone.rays
     weights = np.exp(_SPREAD * rng.standard_normal((count, len(rays))))

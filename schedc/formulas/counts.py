@@ -1,4 +1,4 @@
-"""Formulas of counts: quasi-polynomials of sizes and rank, for all ranks or parts of them, or a min or max of two."""
+"""Formulas of counts: quasi-polynomials in sizes and rank, for all ranks or parts of them, or a min or max of two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_ROWS = 10
 
 @dataclass(frozen=True, eq=False)
 class RankPart:
-    """Ranks that have a formula of their own; ``text`` is empty where all have one."""
+    """Ranks that share a formula. ``text``: the condition on ``r``; empty for all ranks."""
 
     text: str
     holds: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Bools]
@@ -49,9 +49,9 @@ SPLITS: tuple[tuple[RankPart, ...], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class CountPiece:
-    """The count of the ranks of ``part`` (None: of no single rank) at sizes of ``region``.
+    """The count on the ranks of ``part`` at sizes of ``region``. part: None for a count of the whole schedule.
 
-    forms: one, or two of which ``combine`` (min, max) is taken. tested: values at held-out sizes that it gave.
+    forms: one, or two that ``combine`` (min, max) joins. tested: number of held-out values that the piece gives.
     """
 
     part: RankPart | None
@@ -66,14 +66,14 @@ class CountPiece:
         return COMBINE[self.combine](*values) if self.combine else values[0]
 
     def applies(self, table: Table, ranks: str, microbatches: str) -> Bools:
-        """[n] which rows it speaks of."""
+        """[n] whether the piece covers each row."""
         inside = self.region.of(table, ranks, microbatches)
         return inside if self.part is None else inside & self.part.holds(table[RANK], table[ranks])
 
 
 @dataclass(frozen=True)
 class CountFailure:
-    """A held-out size, with the rank if there is one, at which a fitted count is wrong."""
+    """A held-out size, with the rank if there is one, at which a fitted count differs from the measured one."""
 
     form: LinearForm
     sizes: dict[str, int]
@@ -84,10 +84,10 @@ class CountFailure:
 def find_counts(
     targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str, others: tuple[str, ...]
 ) -> list[CountPiece]:
-    """Pieces that give every target, for all sizes, or else for the first region where there are some and, if there
-    are, for one of the sizes that it leaves; else none.
+    """Pieces that give every target at all sizes, or else in the first region of sizes that has such pieces.
 
-    targets: [n]; table: [n] columns, with `RANK` where the count is of a rank.
+    For sizes outside that region a second region is tried. No region: no pieces.
+    targets: [n] counts. table: [n] columns, with `RANK` where each row is a rank.
     """
     by_rank = RANK in table
     monomials = list(families(ranks, microbatches, others, RANK if by_rank else None))
@@ -99,16 +99,16 @@ def find_counts(
                 blank = CountPiece(part, region, ())
                 rows = blank.applies(table, ranks, microbatches)
                 part_table = {name: column[rows] for name, column in table.items()}
-                found = _single(
+                formula = _single(
                     targets[rows],
                     part_table,
                     monomials,
                     part_table[microbatches] >= 2 * part_table[ranks],
                     microbatches,
                 )
-                if found is None:
+                if formula is None:
                     break
-                pieces.append(CountPiece(part, region, *found))
+                pieces.append(CountPiece(part, region, *formula))
             if len(pieces) == len(split):
                 return pieces
         return []
@@ -126,7 +126,7 @@ def find_counts(
 def _single(
     targets: npt.NDArray[np.int64], table: Table, monomials: list[list[Monomial]], ample: Bools, microbatches: str
 ) -> tuple[tuple[LinearForm, ...], str] | None:
-    """One form, or two and how they combine: one fitted where there are ample microbatches, one where that fails."""
+    """(forms, combine): one form, or one fitted where microbatches are ample and one fitted where the first fails."""
     if targets.size < _LEAST_ROWS:
         return None
     plain = monomials[:2]
@@ -153,7 +153,9 @@ def _fit(targets: npt.NDArray[np.int64], table: Table, family: list[Monomial]) -
 def _two(
     targets: npt.NDArray[np.int64], table: Table, family: list[Monomial], ample: Bools, microbatches: str
 ) -> tuple[tuple[LinearForm, ...], str] | None:
-    """The second form is also looked for in microbatches first: at few sizes those may equal ranks, and be meant."""
+    """Two forms and how they combine. The second is also tried with monomials in microbatches first: at few sizes
+    microbatches and ranks may be equal, so that either fits.
+    """
 
     def part(rows: Bools, family: list[Monomial]) -> LinearForm | None:
         return _fit(targets[rows], {name: column[rows] for name, column in table.items()}, family)
@@ -174,7 +176,7 @@ def _two(
 def count_left_out(
     pieces: Sequence[CountPiece], targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str
 ) -> Example | None:
-    """A value that no piece speaks of, at the smallest size that has one."""
+    """A value that no piece covers, at the smallest size that has one."""
     open_ = np.ones(targets.size, bool)
     for piece in pieces:
         open_ &= ~piece.applies(table, ranks, microbatches)
@@ -193,9 +195,10 @@ def verify_count(
     microbatches: str,
     fitted: Table | None = None,
 ) -> CountPiece | CountFailure | Untried:
-    """The piece with the number of held-out values that it gave, or the first that it did not.
+    """The piece with the number of held-out values that it gives, or the first held-out value that it does not give.
 
-    `Untried`: it depends on ranks or microbatches, and was not tried with more of them than in ``fitted``.
+    targets: [n] held-out counts. `Untried`: the piece depends on ranks or microbatches, and no held-out size has more
+    of them than ``fitted``.
     """
     applies = piece.applies(table, ranks, microbatches)
     values = piece.at(table)

@@ -1,4 +1,4 @@
-"""`derive`: everything that `schedc report` says about a schedule, as formulas that are proved at every size tried."""
+"""`derive`: the formulas that `schedc report` prints about a schedule, each proved at every size looked at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schedc.formulas.fit import Table
 from schedc.formulas.grid import Size, SizeGrid, columns, size_grid
 from schedc.formulas.measure import TIMES, MeasuredTimes, measured, times_at
 from schedc.formulas.pieces import Example, FailedPiece, Names, Piece, Untried
-from schedc.formulas.proof import At, complete_in, left_out, prove
+from schedc.formulas.proof import DecidedSize, complete_in, left_out, prove
 from schedc.formulas.regimes import find_regimes
 from schedc.formulas.regions import SizeRegion
 from schedc.ir.arrays import Int64, repeat
@@ -28,9 +28,10 @@ MOST_PIECES = 40
 """A time with more linear pieces at one size is not described by formulas."""
 
 _EXAMPLES = 60
-"""Cost vectors at which values that no piece speaks of are looked for."""
+"""Cost vectors at which values that no piece covers are searched."""
 
 LEAST_SIZES = 12
+"""Legal sizes that a fit needs at least."""
 
 DEFINITIONS: dict[str, str] = {
     "bubble": "makespan less the time that a rank computes",
@@ -46,12 +47,13 @@ DEFINITIONS: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class TimeResult:
-    """A time over the costs of one space: pieces that are proved at the sizes looked at, and those that are not kept.
+    """A time over the costs of one space.
 
-    complete: regions of sizes in which the time is the largest of the printed forms, at every size that was looked at
-    and for all costs; none where something is left out everywhere.
-    sizes: how many were looked at. example: a value that no piece speaks of, if one was met.
-    why: why there are no pieces, where the time was not taken apart.
+    pieces: proved at the sizes looked at. failures: fitted pieces that are not kept.
+    complete: regions of sizes in which the time is the largest of the printed forms, at every size looked at and for
+        all costs.
+    sizes: how many were looked at. example: a value that no piece covers, if one was met.
+    why: the reason why there are no pieces, where the time was not taken apart.
     """
 
     quantity: str
@@ -66,14 +68,14 @@ class TimeResult:
 
 @dataclass(frozen=True, eq=False)
 class CountResult:
-    """A count: pieces that gave every value, formulas that did not, and a value that no piece speaks of."""
+    """A count: pieces that give every value, formulas that do not, and a value that no piece covers."""
 
     quantity: str
     pieces: tuple[CountPiece, ...]
     failures: tuple[CountFailure | Untried, ...]
     example: Example | None
     largest: bool
-    """Whether it is the largest over the ranks, where no formula gives that of each."""
+    """Whether the count is the largest over the ranks: no formula gives the count of each rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +91,10 @@ class Derivation:
 def derive(
     tree: ScheduleTree, progress: Callable[[int, int], None] | None = None, grid: SizeGrid | None = None
 ) -> Derivation:
-    """Formulas of times and counts, each decided at all sizes looked at: those of the fit, and others.
+    """Formulas of times and counts, each decided at all sizes looked at: fitted ones and held-out ones. Deterministic.
 
-    Deterministic. ``progress`` is told how many of how many measurements are done. grid: the sizes, by default
-    those of `size_grid`. Raises `DiagnosticError`: what is
-    wrong at the first size tried if no size is legal, S503 if too few are.
+    progress: called with the measurements done and their number. grid: the sizes; by default those of `size_grid`.
+    Raises `DiagnosticError`: the findings at the first size tried if no size is legal, S503 if too few are.
     """
     grid = grid or size_grid(tree)
     _require_sizes(tree, grid)
@@ -106,8 +107,8 @@ def derive(
         if progress:
             progress(done, total)
 
-    found = [result for space in spaces for result in _times(grid, space, tick)]
-    return Derivation(tree, grid, tuple(found), _counts(grid))
+    times = [result for space in spaces for result in _times(grid, space, tick)]
+    return Derivation(tree, grid, tuple(times), _counts(grid))
 
 
 def _require_sizes(tree: ScheduleTree, grid: SizeGrid) -> None:
@@ -153,8 +154,8 @@ def _time(
     table, other = columns(grid.fitted, grid.names), columns(grid.held_out, grid.names)
     latency = "p2p" in space.symbols  # the formulas of few microbatches would fill pages
     regimes = find_regimes(rows, table, names, remainders=not latency)
-    sizes = [At(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
-    sizes += [At(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
+    sizes = [DecidedSize(table, row, space, times, TIMES[name]) for row, times in enumerate(fitted)]
+    sizes += [DecidedSize(other, row, space, times, TIMES[name]) for row, times in enumerate(held_out)]
     kept: list[Piece] = []
     failures: list[FailedPiece | Untried] = []
     for piece in (piece for regime in regimes for piece in pieces_of(regime, rows, table, names)):
@@ -172,23 +173,23 @@ def _time(
 def _measured(
     name: str, grid: SizeGrid, space: Space, fitted: Sequence[LinearTimes], tick: Callable[..., None]
 ) -> list[MeasuredTimes] | str:
-    """A time in all its pieces at every size of the fit; or why not. The largest size, which has most, goes first."""
+    """[fitted] a time in all its pieces at every fitted size; or the reason why not. The largest size goes first."""
     order = sorted(range(len(fitted)), key=lambda row: -len(grid.fitted[row].cells))
-    found: dict[int, MeasuredTimes] = {}
+    by_row: dict[int, MeasuredTimes] = {}
     for row in order:
         size = grid.fitted[row]
         pieces = measured(fitted[row], space, TIMES[name], MOST_PIECES)
         if pieces is None:
-            tick(len(order) - len(found))
-            at = ", ".join(f"{parameter} = {value}" for parameter, value in size.values.items())
-            return f"it has more than {MOST_PIECES} linear pieces at {at}"
-        found[row] = pieces
+            tick(len(order) - len(by_row))
+            place = ", ".join(f"{parameter} = {value}" for parameter, value in size.values.items())
+            return f"it has more than {MOST_PIECES} linear pieces at {place}"
+        by_row[row] = pieces
         tick()
-    return [found[row] for row in range(len(fitted))]
+    return [by_row[row] for row in range(len(fitted))]
 
 
 def _typical(piece: Piece, space: Space, names: Names) -> bool:
-    """Whether it holds at typical costs on a few ranks with many microbatches."""
+    """Whether a piece holds at typical costs on a few ranks with many microbatches."""
     ranks, microbatches, others = names
     size = {ranks: np.array([8]), microbatches: np.array([64]), **dict.fromkeys(others, np.array([2]))}
     if not piece.region.of(size, ranks, microbatches)[0]:
@@ -207,11 +208,11 @@ def _counts(grid: SizeGrid) -> tuple[CountResult, ...]:
 
 def _count(name: str, grid: SizeGrid, fitted: list[dict[str, Int64]], held_out: list[dict[str, Int64]]) -> CountResult:
     for largest in (False, True):
-        targets, known = _rows(name, grid.fitted, fitted, grid.names, largest)
-        if (pieces := find_counts(targets, known, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:
+        targets, fitted_table = _rows(name, grid.fitted, fitted, grid.names, largest)
+        if (pieces := find_counts(targets, fitted_table, grid.ranks, grid.microbatches, grid.others)) or name in TOTALS:
             break
     targets, table = _rows(name, grid.held_out, held_out, grid.names, largest)
-    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, known) for piece in pieces]
+    outcomes = [verify_count(piece, targets, table, grid.ranks, grid.microbatches, fitted_table) for piece in pieces]
     good = tuple(o for o in outcomes if isinstance(o, CountPiece) and o.tested)
     failures = tuple(o for o in outcomes if isinstance(o, CountFailure | Untried))
     example = count_left_out(good, targets, table, grid.ranks, grid.microbatches)
@@ -221,7 +222,7 @@ def _count(name: str, grid: SizeGrid, fitted: list[dict[str, Int64]], held_out: 
 def _rows(
     name: str, sizes: Sequence[Size], measured: list[dict[str, Int64]], names: tuple[str, ...], largest: bool
 ) -> tuple[Int64, Table]:
-    """The values of a count, a row per size (``largest`` over the ranks), or per size and rank, and their columns."""
+    """(values, columns) of a count: [sizes] with ``largest`` over the ranks or for a total, else [sizes and ranks]."""
     values = [m[name].max(keepdims=True) if largest else m[name] for m in measured]
     table = columns(sizes, names)
     if largest or name in TOTALS:

@@ -1,4 +1,4 @@
-"""Exact quasi-polynomials of sizes: which monomials are tried, and the fit of integer tables to them."""
+"""Exact quasi-polynomials in the sizes: the monomials that are tried, and the fit of integer tables to them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import numpy as np
 from schedc.ir.arrays import Floats, Int64
 
 Table = Mapping[str, Int64]
-"""[n] columns by name: the sizes and, where a rank is meant, ``r``."""
+"""[n] columns by name: the sizes, and ``r`` in a table with a row per rank."""
 
 LARGEST_DENOMINATOR = 24
 SPARE = 2
-"""How many times as many rows as coefficients a fit needs: the others confirm it."""
+"""Rows per coefficient that a fit needs. Rows beyond the coefficients confirm the fit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """A factor of monomials, as it is printed and as LaTeX; ``value`` of the columns of a table."""
+    """A factor of monomials. text, latex: how it is printed. value: [n] its values, from the columns of a table."""
 
     text: str
     latex: str
     value: Callable[[Table], Int64]
     rank: bool = False
-    """Whether it speaks of the rank."""
+    """Whether it depends on the rank."""
     of: str = ""
-    """The only column that it depends on, if there is one."""
+    """The only column that it depends on; empty where there are several."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Atom) and self.text == other.text
@@ -46,7 +46,7 @@ Monomial = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class LinearForm:
-    """Quasi-polynomials of sizes, one for each of some symbols: ``terms[monomial][symbol]``. One symbol for a count.
+    """One quasi-polynomial in the sizes per symbol: ``terms[monomial][symbol]``. A count has one symbol.
 
     width: number of symbols. A form without terms is 0.
     """
@@ -55,7 +55,7 @@ class LinearForm:
     width: int = 1
 
     def at(self, table: Table) -> Floats:
-        """[n, symbols] the coefficients at every row."""
+        """[n, symbols] coefficients at every row."""
         rows = len(next(iter(table.values())))
         total = np.zeros((rows, self.width))
         for monomial, factors in self.terms:
@@ -64,7 +64,7 @@ class LinearForm:
 
     @cached_property
     def whole(self) -> tuple[int, tuple[tuple[Monomial, tuple[int, ...]], ...]]:
-        """(scale, terms): the terms in whole numbers, times a scale."""
+        """(scale, terms): the terms times ``scale``, in whole numbers."""
         scale = lcm(*(f.denominator for _, factors in self.terms for f in factors))
         return scale, tuple((monomial, tuple(int(f * scale) for f in factors)) for monomial, factors in self.terms)
 
@@ -79,9 +79,9 @@ class LinearForm:
 
 
 def beyond(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -> tuple[str, ...]:
-    """The sizes of ``most`` that the forms depend on, where no row of ``table`` has one that is larger.
+    """Parameters that the forms depend on, and that no row of ``table`` has larger than ``most``.
 
-    A polynomial through the few values of a size that it was fitted to says nothing of others.
+    A polynomial through a few values of a parameter says nothing about other values.
     """
 
     def follows(name: str) -> bool:
@@ -106,10 +106,10 @@ def size_atom(name: str, rank: bool = False) -> Atom:
 def families(
     ranks: str, microbatches: str, others: tuple[str, ...], rank: str | None = None
 ) -> Iterator[list[Monomial]]:
-    """Sets of monomials to try, from the plainest; each holds the first two.
+    """Sets of monomials to try, the plainest first. Later sets contain the second one.
 
-    Linear; products and squares; the parity of the number of ranks, and the distance of a rank to the nearer end;
-    thirds of the number of ranks; whole rounds of microbatches, which latencies count.
+    1. linear; 2. products and squares; 3. the parity of the ranks, and a rank's distance to the nearer end;
+    4. thirds of the number of ranks; 5. whole rounds of microbatches, which latencies depend on.
     """
     P, M = size_atom(ranks), size_atom(microbatches)
     extra = [size_atom(name) for name in others]
@@ -142,7 +142,7 @@ def families(
 
 
 def _thirds(ranks: str) -> tuple[tuple[str, Callable[[Table], Int64]], ...]:
-    """With the number of ranks itself, all that depends on its remainder by 3."""
+    """Floors that, with the number of ranks itself, express any dependence on its remainder by 3."""
     return (ranks, lambda table: table[ranks] // 3), (f"({ranks} + 1)", lambda table: (table[ranks] + 1) // 3)
 
 
@@ -156,10 +156,10 @@ def _rounds(ranks: str, microbatches: str, behind: int) -> Atom:
 
 
 def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[LinearForm | None]:
-    """For each k the form that equals ``targets[:, k]`` at every row, or None if those monomials cannot make it.
+    """[K] the form that equals ``targets[:, k]`` at every row; None where these monomials cannot express it.
 
-    targets: [n, K, symbols]. Monomials that depend on earlier ones at these rows are left out, so that the plainest
-    form is found. Coefficients are fractions, and are accepted only if they give every target exactly.
+    targets: [n, K, symbols]. A monomial that depends linearly on earlier ones at these rows is left out, so that the
+    form is the plainest. Coefficients are fractions, accepted only if they give every target exactly.
     """
     rows, count, symbols = targets.shape
     kept, design = _independent(monomials, table)
@@ -174,7 +174,7 @@ def fit(targets: Floats, table: Table, monomials: list[Monomial]) -> list[Linear
 
 
 def _interpolates(monomials: list[Monomial], table: Table) -> bool:
-    """Whether there are as many monomials of one column as it has values: then they fit whatever there is."""
+    """Whether one column has as many monomials as values: such monomials fit any targets."""
     alone = [{atom.of for atom in monomial} for monomial in monomials]
     return any(sum(of <= {name} for of in alone) >= len(np.unique(column)) > 1 for name, column in table.items())
 
@@ -190,7 +190,7 @@ def _exact(monomials: list[Monomial], design: Floats, solution: Floats, target: 
 
 
 def _independent(monomials: list[Monomial], table: Table) -> tuple[list[Monomial], Floats]:
-    """The monomials that no combination of earlier ones equals at these rows, and their values [n, kept]."""
+    """(monomials, [n, monomials] values): those that no combination of earlier ones equals at these rows."""
     kept: list[Monomial] = []
     columns: list[Floats] = []
     basis: list[Floats] = []

@@ -1,4 +1,4 @@
-"""The sizes that formulas are fitted to, and those, larger and never fitted, at which they are decided, too."""
+"""The sizes of a derivation: those that formulas are fitted to, and larger ones that only decide them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from schedc.ir.arrays import Int64
 from schedc.syntax.tree import ScheduleTree, SizeParameter
 
 _AS_MANY = 12
+"""How many fitted sizes have as many microbatches as ranks: many pieces meet there."""
+
 FITTED, HELD_OUT = 84, 96
+"""How many sizes are fitted, and how many are held out."""
+
 _RANKS = range(2, 11)
 _LARGER_RANKS = (*range(2, 17), 18, 20, 22)
 _OTHERS = (1, 2, 3, 4)
@@ -36,10 +40,10 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class SizeGrid:
-    """Sizes of one schedule.
+    """The sizes of one schedule; ``fitted`` and ``held_out`` share none.
 
-    ranks, microbatches: names of those two parameters; others: names of the rest.
-    fitted, held_out: disjoint. illegal: findings at the first size that was tried and is broken, not merely refused.
+    ranks, microbatches: names of those two parameters. others: names of the rest.
+    illegal: findings at the first size at which the schedule is broken, rather than refused by a `require`.
     """
 
     ranks: str
@@ -55,15 +59,15 @@ class SizeGrid:
 
 
 def columns(sizes: Iterable[Size], names: Iterable[str]) -> dict[str, Int64]:
-    """[n] the values of each parameter, one row per size."""
+    """[n] values of each parameter, one row per size."""
     listed = list(sizes)
     return {name: np.array([size.values[name] for size in listed], np.int64) for name in names}
 
 
 def size_grid(tree: ScheduleTree, fit: int = FITTED, more: int = HELD_OUT) -> SizeGrid:
-    """Up to ``fit`` and ``more`` legal sizes, chosen by a fixed shuffle of the candidates.
+    """Up to ``fit`` fitted and ``more`` held-out legal sizes, chosen by a fixed shuffle of the candidates.
 
-    Of sizes with as many microbatches as ranks, where many pieces meet, `_AS_MANY` are fitted besides.
+    Besides ``fit``, up to `_AS_MANY` sizes with as many microbatches as ranks are fitted.
     """
     ranks, microbatches = parameter_of_role(tree, "ranks"), parameter_of_role(tree, "microbatches")
     others = [p for p in tree.parameters if p not in (ranks, microbatches)]
@@ -103,7 +107,7 @@ def _candidates(
 
 
 def _values(parameter: SizeParameter, ranks: int) -> list[int]:
-    """What is tried for another parameter: a few small values and its default; a count may be meant per rank."""
+    """Values to try for another parameter: small ones, its default, and multiples of the ranks for a count."""
     by_ranks = (ranks, ranks + 1, 2 * ranks) if parameter.role == "count" else ()
     return sorted({*_OTHERS, *by_ranks, *([parameter.default] if parameter.default else [])})
 
@@ -117,9 +121,9 @@ def _legal(
 ) -> list[Size]:
     shuffled = list(candidates)
     Random(len(shuffled)).shuffle(shuffled)
-    found: list[Size] = []
+    sizes: list[Size] = []
     for values in shuffled:
-        if len(found) == most:
+        if len(sizes) == most:
             break
         try:
             if not meets_requirements(tree, values):
@@ -132,5 +136,5 @@ def _legal(
                 illegal.extend(error.diagnostics)
             continue
         if tuple(schedule.sizes.values()) not in seen and len(schedule) <= _MOST_OPS:
-            found.append(Size(schedule.sizes, Dependencies.of(schedule)))
-    return found
+            sizes.append(Size(schedule.sizes, Dependencies.of(schedule)))
+    return sizes

@@ -1,4 +1,4 @@
-"""What a schedule takes at one size: times in all their linear pieces."""
+"""Times of a schedule at one size, in all their linear pieces."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TIMES: dict[str, Quantity] = {"bubble": BUBBLE, "span_bubble": SPAN_BUBBLE}
 
 
 def times_at(cells: Dependencies, space: Space) -> LinearTimes | None:
-    """The times of one size; None where they are not convex in the costs of the space.
+    """The times at one size, as linear forms in the costs; None where they are not convex in the costs of the space.
 
-    That is so where an overlapped pair has an I, or where two chains of cells lead to the start of a rank.
+    Times are not convex where an overlapped pair has an I, or where two chains of cells lead to a rank's first cell.
     """
     parts = times_on(Kinds.of(cells), space, space.cone, range(cells.schedule.ranks))
     return parts[0][1] if len(parts) == 1 else None
@@ -28,10 +28,7 @@ def times_at(cells: Dependencies, space: Space) -> LinearTimes | None:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredTimes:
-    """One time at one size in all its linear pieces.
-
-    space: the costs; epigraph: of the time over them.
-    """
+    """One time at one size, in all its linear pieces. epigraph: that of the time over the costs of ``space``."""
 
     space: Space
     times: LinearTimes
@@ -40,12 +37,12 @@ class MeasuredTimes:
 
     @cached_property
     def pieces(self) -> dict[Vector, Cone]:
-        """Every linear form that the time has, with where it has it."""
+        """Each linear form of the time, with the costs at which the time equals it."""
         return self.epigraph.regions
 
     @cached_property
     def matrix(self) -> Floats:
-        """[pieces, symbols]"""
+        """[pieces, symbols] coefficients."""
         return np.array(list(self.pieces), np.float64)
 
     def value(self, vector: Vector) -> int:
@@ -53,7 +50,7 @@ class MeasuredTimes:
 
 
 def measured(times: LinearTimes, space: Space, quantity: Quantity, most: int) -> MeasuredTimes | None:
-    """All linear pieces of a time; None where there are more than ``most``."""
+    """All linear pieces of a time; None where there are more than ``most`` of them."""
     bounds = [bound.form for bound in space.bounds[space.dimension :]]
     epigraph = linear_pieces(times, quantity, space.cone, bounds, most)
     return None if epigraph is None else MeasuredTimes(space, times, quantity, epigraph)

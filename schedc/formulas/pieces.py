@@ -1,4 +1,4 @@
-"""Pieces of a time over all sizes: a linear form in the costs, and the sizes and costs at which it is the time."""
+"""Pieces of a time: a linear form in the costs, with the sizes and costs at which the time equals it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from schedc.formulas.fit import LinearForm, Table
 from schedc.formulas.regions import SizeRegion
 
 Names = tuple[str, str, tuple[str, ...]]
-"""The parameters of a schedule: ranks, microbatches, others."""
+"""Names of a schedule's parameters: ranks, microbatches, others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """``form`` . costs, at sizes of ``region`` and where every condition, itself a form, is at least 0.
+    """A time equals ``form`` . costs at the sizes of ``region``, for costs at which every condition is at least 0.
 
-    even: whether all ranks have this value; else it is the largest over the ranks.
-    proved: at how many sizes it was proved for all costs that satisfy the conditions, if such costs fill more than a
-    border. largest: the largest value of each parameter among those sizes. share: of all costs of the space, those that
-    satisfy the conditions, at the size where they are fewest.
+    even: whether all ranks have this value. Otherwise it is the largest over the ranks.
+    proved: number of sizes at which the piece is proved for all costs that satisfy its conditions. Sizes at which
+        those costs are only a border are not counted.
+    largest: the largest value of each parameter among those sizes.
+    share: the part of the space's costs that satisfies the conditions, at the size where that part is smallest.
     """
 
     form: LinearForm
@@ -38,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class FailedPiece:
-    """Where a fitted formula was found wrong: it said one thing, the simulation another."""
+    """Sizes and costs at which a fitted formula gives ``said`` and the simulation ``measured``, in the costs' unit."""
 
     form: LinearForm
     sizes: dict[str, int]
@@ -49,9 +50,9 @@ class FailedPiece:
 
 @dataclass(frozen=True)
 class Untried:
-    """A fitted formula that was right wherever it was looked at, but at no size above those that it was fitted to.
+    """A fitted formula that no size above those of its fit confirms.
 
-    names: those sizes; most: the largest of each.
+    names: parameters that no confirming size has larger than the fit. most: the largest value of each in the fit.
     """
 
     form: LinearForm
@@ -61,7 +62,7 @@ class Untried:
 
 @dataclass(frozen=True)
 class Example:
-    """One value that no piece speaks of."""
+    """Sizes and costs that no piece covers, and the value there, in the costs' unit."""
 
     sizes: dict[str, int]
     costs: dict[str, float]
@@ -69,7 +70,7 @@ class Example:
 
 
 def coefficients(form: LinearForm, table: Table, row: int) -> tuple[Vector, int]:
-    """(integers, scale): the coefficients of the costs at one size, times a scale."""
+    """(coefficients, scale): [symbols] the coefficients of the costs at one size, as integers, times ``scale``."""
     sizes: Any = sizes_of(table, row)  # the atoms of monomials take numbers as they take columns
     scale, terms = form.whole
     total = [0] * form.width
@@ -81,7 +82,7 @@ def coefficients(form: LinearForm, table: Table, row: int) -> tuple[Vector, int]
 
 
 def costs_of(conditions: Sequence[LinearForm], space: Space, table: Table, row: int) -> Cone:
-    """The costs that satisfy conditions at one size."""
+    """The cone of costs that satisfy conditions at one size."""
     return space.cone.cut_all(coefficients(condition, table, row)[0] for condition in conditions)
 
 
@@ -90,7 +91,7 @@ def sizes_of(table: Table, row: int) -> dict[str, int]:
 
 
 def readable(space: Space, vector: Vector) -> dict[str, float]:
-    """The costs of a vector, rounded to a few digits: an example, no proof."""
+    """The costs of a vector, rounded to six digits: an example for people, no proof."""
     small = reduced(vector)
     if max(small) <= 10_000:
         return space.costs(small)
@@ -98,5 +99,5 @@ def readable(space: Space, vector: Vector) -> dict[str, float]:
 
 
 def inside(region: SizeRegion, table: Table, names: Names) -> Sequence[int]:
-    """The rows of the sizes of a region."""
+    """Row numbers of the sizes in a region."""
     return [row for row, there in enumerate(region.of(table, *names[:2]).tolist()) if there]

@@ -1,4 +1,4 @@
-"""Which linear forms a time has over the sizes: those that its exact pieces follow, fitted as quasi-polynomials."""
+"""Linear forms of a time over the sizes: quasi-polynomials fitted to the exact pieces at each size."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from schedc.formulas.regions import REGIONS, REMAINDERS, SizeRegion
 from schedc.ir.arrays import Floats
 
 _LEAST_SIZES = 8
-"""Sizes that a region must have to be looked at."""
+"""Sizes that a region needs to be considered."""
 
 _SIZES_OF_DIRECTIONS = 14
-"""Sizes whose pieces give the directions that are followed over all sizes."""
+"""Number of sizes whose pieces give the directions that are followed over all sizes."""
 
 _BETTER = 0.02
-"""By how much more of the costs a narrower region must explain to be preferred."""
+"""Share of the costs that a narrower region must explain beyond a wider one to be preferred."""
 
 _NEAR = 1e-7
+"""How far directions are moved off symmetric places, relative to their sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Regime:
-    """Forms that a time has at the sizes of a region, nowhere above it; ``complete`` if it has no other."""
+    """Forms that a time takes at the sizes of a region, and never exceeds. complete: whether it takes no other."""
 
     region: SizeRegion
     forms: tuple[LinearForm, ...]
@@ -37,21 +38,23 @@ class Regime:
 
 
 def find_regimes(rows: Sequence[MeasuredTimes], table: Table, names: Names, *, remainders: bool) -> list[Regime]:
-    """The first region of sizes of which all pieces are known, else that of which most are; then, if ``remainders``,
-    the same for sizes that it leaves out."""
+    """The first region of sizes in which all pieces are fitted, else the region in which most are.
+
+    With ``remainders``, the same for the sizes outside that region.
+    """
     first = _best(rows, table, names, REGIONS)
     if first is None:
         return []
-    found = [first]
+    regimes = [first]
     covered = set(inside(first.region, table, names))
     while remainders and first.region.texts:
         rest = [r for r in REMAINDERS if not covered & set(inside(r, table, names))]
         other = _best(rows, table, names, rest)
         if other is None:
             break
-        found.append(other)
+        regimes.append(other)
         covered |= set(inside(other.region, table, names))
-    return found
+    return regimes
 
 
 def _best(rows: Sequence[MeasuredTimes], table: Table, names: Names, regions: Sequence[SizeRegion]) -> Regime | None:
@@ -77,9 +80,9 @@ def _best(rows: Sequence[MeasuredTimes], table: Table, names: Names, regions: Se
 def _widened(
     regime: Regime, rows: Sequence[MeasuredTimes], table: Table, names: Names, wider: Sequence[SizeRegion]
 ) -> Regime:
-    """The regime in the first region of sizes that holds its own, and in which its forms are all pieces, too.
+    """The regime in the first wider region in which its forms are all pieces as well; else as it is.
 
-    Directions that are followed over a region may pass from one piece to another at a few of its sizes.
+    In the wider region itself the fit may fail: a direction may pass from one piece to another at a few sizes.
     """
     own = set(inside(regime.region, table, names))
     for region in wider:
@@ -96,39 +99,39 @@ def _rows(rows: Sequence[MeasuredTimes], table: Table, chosen: Sequence[int]) ->
 
 
 def _explained(rows: Sequence[MeasuredTimes], table: Table, forms: Sequence[LinearForm]) -> float:
-    """The share of the costs at which some form is the time, as a mean over the sizes; 1.0 only if it is all."""
+    """Share of the costs at which the time equals some form, averaged over the sizes; 1.0 only if it is all of them."""
     shares = []
     for row, measured in enumerate(rows):
-        known = {_vector(form, table, row) for form in forms}
-        left = [region for form, region in measured.pieces.items() if form not in known]
+        vectors = {_vector(form, table, row) for form in forms}
+        left = [region for form, region in measured.pieces.items() if form not in vectors]
         total = volume(measured.space.cone)
         shares.append(1.0 if not left else 1.0 - float(sum(map(volume, left)) / total))
     return 1.0 if min(shares) == 1.0 else min(float(np.mean(shares)), 0.9999)
 
 
 def _vector(form: LinearForm, table: Table, row: int) -> Vector | None:
-    """The coefficients at one size; None where they are no integers."""
+    """[symbols] coefficients at one size; None where they are not integers."""
     vector, scale = coefficients(form, table, row)
     return vector if scale == 1 else None
 
 
 def _forms(rows: Sequence[MeasuredTimes], table: Table, families: list[list[Monomial]]) -> tuple[LinearForm, ...]:
-    """Forms that follow the pieces in some direction of the costs over all sizes, and are nowhere above the time."""
+    """Forms fitted to the pieces in some direction of the costs over all sizes, and exceeding the time nowhere."""
     directions = _directions(rows)
     sequences = np.stack([measured.matrix[np.argmax(measured.matrix @ directions.T, axis=0)] for measured in rows])
-    found: dict[LinearForm, None] = {}
+    forms: dict[LinearForm, None] = {}
     left = np.unique(sequences.transpose(1, 0, 2), axis=0).transpose(1, 0, 2)
     for monomials in families:
         fitted = fit(left, table, monomials)
-        found |= {form: None for form in fitted if form is not None and _below(form, rows, table)}
+        forms |= {form: None for form in fitted if form is not None and _below(form, rows, table)}
         left = left[:, [form is None for form in fitted]]
         if not left.shape[1]:
             break
-    return tuple(found)
+    return tuple(forms)
 
 
 def _directions(rows: Sequence[MeasuredTimes]) -> Floats:
-    """[K, symbols] a point inside of every piece of some of the sizes, moved off symmetric places."""
+    """[K, symbols] a point inside each piece of some of the sizes, moved off symmetric places."""
     step = max(1, len(rows) // _SIZES_OF_DIRECTIONS)
     points = [region.interior for measured in rows[::step] for region in measured.pieces.values()]
     listed = np.array([[float(x) for x in point] for point in points])
@@ -139,7 +142,7 @@ def _directions(rows: Sequence[MeasuredTimes]) -> Floats:
 
 
 def _below(form: LinearForm, rows: Sequence[MeasuredTimes], table: Table) -> bool:
-    """Whether the form nowhere exceeds the time, at any size."""
+    """Whether the form exceeds the time nowhere, at any size."""
     for row, measured in enumerate(rows):
         vector, scale = coefficients(form, table, row)
         epigraph = measured.epigraph

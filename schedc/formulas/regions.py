@@ -1,4 +1,4 @@
-"""Parts of the range of sizes in which one formula may hold, in the order in which they are tried."""
+"""Regions of sizes in which one formula may hold, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from schedc.ir.arrays import Bools, Int64
 
 @dataclass(frozen=True, eq=False)
 class SizeRegion:
-    """Sizes that satisfy a condition; ``texts`` says which, for ``P`` and ``M`` the names of the two parameters."""
+    """Sizes that satisfy a condition. ``texts``: the condition, with ``{P}`` and ``{M}`` for ranks and microbatches."""
 
     texts: tuple[str, ...]
     holds: Callable[[Int64, Int64], Bools]
 
     def of(self, table: Mapping[str, Int64], ranks: str, microbatches: str) -> Bools:
-        """[n] which rows of the table are in the region."""
+        """[n] whether each row of the table is in the region."""
         return np.asarray(self.holds(table[ranks], table[microbatches]), bool)
 
     def bounds(self, ranks: int) -> bool:
-        """Whether it has no size with more than so many ranks."""
+        """Whether the region has no size with more than ``ranks`` ranks."""
         P, M = (side.ravel() for side in np.mgrid[ranks + 1 : 2 * ranks + 3, 1 : 8 * ranks + 8])
         return not np.any(self.holds(P, M))
 
@@ -54,4 +54,4 @@ REMAINDERS = (
     SizeRegion(("{M} % {P} != 0",), lambda P, M: M % P != 0),
     SizeRegion(("{M} < 3*{P}",), lambda P, M: M < 3 * P),
 )
-"""What is left where a formula holds in one of `REGIONS` only."""
+"""Regions for the sizes that remain where a formula holds in one of `REGIONS` only."""

@@ -33,7 +33,7 @@ from schedc.formulas.fit import LinearForm, families, fit, monomial_values, size
 from schedc.formulas.grid import FITTED, HELD_OUT, SizeGrid, size_grid
 from schedc.formulas.measure import TIMES, measured, times_at
 from schedc.formulas.pieces import FailedPiece, Piece, Untried
-from schedc.formulas.proof import At, complete_at, prove
+from schedc.formulas.proof import DecidedSize, complete_at, prove
 from schedc.formulas.regions import REGIONS
 from schedc.load.library import names, open_schedule
 from schedc.report.formulas import to_json, to_text
@@ -332,7 +332,7 @@ def test_a_wrong_piece_is_refuted_and_a_right_one_proved() -> None:
     for row, (p, m) in enumerate(zip(table["P"].tolist(), table["M"].tolist(), strict=True)):
         times = times_at(Dependencies.of(legal_schedule(open_schedule("gpipe"), {"P": p, "M": m})), space)
         assert times is not None
-        at.append(At(table, row, space, times, TIMES["bubble"]))
+        at.append(DecidedSize(table, row, space, times, TIMES["bubble"]))
     small = {name: column[:8] for name, column in table.items()}
     parameters = ("P", "M", ())
     wrong = LinearForm((((P,), (one, one)),), 2)  # P (F + B), for gpipe's (P - 1)(F + B)
