@@ -1,4 +1,4 @@
-"""What the stages of a layout hold of a microbatch under a plan's recomputation, and in shares of all that is there."""
+"""Activations that the stages of a layout hold per microbatch under a plan's recomputation: amounts and shares."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from schedc.plan.row_counts import arriving_rows, worst_case_rows
 from schedc.plan.values import Attachments, Level, Recompute
 
 MOE = [WORK.index(kind) for kind in (PartKind.MOE, PartKind.MTP)]
-"""Places in `WORK` of the kinds of parts with experts in them."""
+"""Indices into `WORK` of the kinds of parts that have experts."""
 
 
 def activation_bytes(plan: Attachments) -> float | None:
-    """Bytes that one microbatch holds in a MoE layer, without recomputation; None where the plan says too little."""
+    """Bytes that a microbatch holds in one MoE layer without recomputation; None where the plan says too little."""
     experts = plan.experts
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return None
@@ -32,10 +32,10 @@ def activation_bytes(plan: Attachments) -> float | None:
 
 
 def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages, kinds of `WORK`] what the parts of the stages hold of a microbatch under the plan's recomputation.
+    """[stages, kinds of `WORK`] activations that a microbatch holds under the plan's recomputation.
 
-    activations: by kind, as `LayerCosts.activations`. Dense layers are taken as they are. What is adaptive counts as
-    it is at its worst.
+    The unit is that of ``activations``, which has one number per kind as `LayerCosts.activations`. Levels apply to
+    layers with experts only. An adaptive level counts with its worst case.
     """
     held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
     if plan.recompute:
@@ -55,16 +55,21 @@ def _level_held(plan: Attachments, level: Recompute) -> float:
 
 
 def is_sized(plan: Attachments) -> bool:
+    """Whether the plan says the columns of an expert and of a token."""
     return plan.experts is not None and bool(plan.experts.width and plan.experts.hidden)
 
 
 def kept_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] share of their activations that the stages hold; arguments as for `held_by_kind`."""
+    """[stages] share of a microbatch's activations held from its forward on; arguments as for `held_by_kind`."""
     return _share(held_by_kind(plan, layout, activations), layout, activations)
 
 
 def pending_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] the same of what waits for its W: by then all has been worked out again, be there ever so many rows."""
+    """[stages] share of a microbatch's activations held between its I and its W; arguments as for `held_by_kind`.
+
+    Recomputation does not reduce it: everything was recomputed for the I. With adaptive levels it is above 1 where more
+    rows than the mean may come.
+    """
     whole = held_by_kind(Attachments(), layout, activations)
     more = worst_routing(plan, layout, activations).waiting
     return _share(whole + more, layout, activations)
@@ -77,10 +82,10 @@ def _share(held: Floats, layout: Layout, activations: tuple[float, ...]) -> Floa
 
 @dataclass(frozen=True)
 class WorstRouting:
-    """What a microbatch takes on adaptive stages in which as many rows come to a rank as can; nothing on others.
+    """Memory of a microbatch on adaptive stages in the worst case: as many rows come to a rank as can. 0 elsewhere.
 
-    waiting: [stages, kinds of `WORK`] beside what it holds at the mean, where all of it is there. passing: [stages]
-    what comes and goes in the layer that is run.
+    waiting: [stages, kinds of `WORK`] activations beyond those at the mean number of rows, none recomputed later.
+    passing: [stages] temporaries of the one layer that runs. Both in the unit of the given activations.
     """
 
     waiting: Floats
@@ -88,7 +93,7 @@ class WorstRouting:
 
 
 def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> WorstRouting:
-    """In the unit of ``activations``, by kind; nothing where the plan says too little, see `check_memory`."""
+    """The worst case of a plan; 0 where it says too little (`check_memory` refuses that). Arguments: `held_by_kind`."""
     held = held_by_kind(Attachments(), layout, activations)
     waiting, passing = np.zeros_like(held), np.zeros(len(held))
     most = worst_case_rows(plan)
@@ -96,20 +101,23 @@ def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, .
     if most is None or not adaptive or not is_sized(plan):
         return WorstRouting(waiting, passing)
     assert plan.experts is not None
-    one = layer_bytes(plan.experts, plan.dtype)
+    whole = layer_bytes(plan.experts, plan.dtype)
     for kind in MOE:
-        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(plan.experts, plan.dtype, most) / one - 1)
+        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(plan.experts, plan.dtype, most) / whole - 1)
         layer = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)
-        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(plan.experts, plan.dtype, most) / one)
+        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(plan.experts, plan.dtype, most) / whole)
     return WorstRouting(waiting, passing)
 
 
 def share_until_recomputed(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
-    """[stages] share of its activations that a microbatch with an R holds until then: of the level of the stage, or
-    where the plan says none that of `full`. NaN where no sizes of experts say it; arguments as for `held_by_kind`."""
+    """[stages] share of its activations that a microbatch with an R holds between its forward and the R.
+
+    It is that of the stage's level; where the plan says none, that of `full`. NaN where the plan says neither a level
+    nor the sizes of experts. Arguments as for `held_by_kind`.
+    """
     levels = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
     silent = np.array([level.level is Level.NONE for level in levels])
-    said = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
-    share = kept_share(replace(plan, recompute=said), layout, activations)
+    assumed = tuple(Recompute(Level.FULL) if level.level is Level.NONE else level for level in levels)
+    share = kept_share(replace(plan, recompute=assumed), layout, activations)
     experts = layout.counts[:, MOE].any(1) & is_sized(plan)
     return np.where(silent & ~experts, np.nan, share)

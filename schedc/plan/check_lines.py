@@ -32,12 +32,12 @@ def check_plan_lines(directives: Directives) -> list[Diagnostic]:
 
 
 def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
-    """Layers are placed exactly once, and nothing else is said twice."""
-    where = [line for line in plan.lines if isinstance(line, LayersLine | LayoutLine)]
-    if not where:
+    """S144: layers that are not placed exactly once, and other lines that stand twice."""
+    placing = [line for line in plan.lines if isinstance(line, LayersLine | LayoutLine)]
+    if not placing:
         help = 'write `layers 61`, or a layout: `layout "Et*3|(tt|)*29,m|L"`'
         yield _fault(plan, "S144", "a plan that does not say where the layers are", plan.span, help)
-    for second in where[1:]:
+    for second in placing[1:]:
         yield _fault(plan, "S144", "the layers are placed twice", second.span, "keep one `layers` or `layout` line")
     seen: set[str] = set()
     for line in plan.lines:
@@ -48,18 +48,20 @@ def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
 
 
 def _name_faults(
-    plan: PlanTree, given: tuple[GivenValue, ...], known: tuple[str, ...], code: str, what: str
+    plan: PlanTree, entries: tuple[GivenValue, ...], names: tuple[str, ...], code: str, what: str
 ) -> Iterator[Diagnostic]:
-    for at, entry in enumerate(given):
-        if entry.name not in known:
-            help = did_you_mean(entry.name, (*known, *PLAN_LINES))
-            help = help if help.startswith("did") else f"known here: {', '.join(known)}"
+    """Entries whose name is not one of ``names``, or stands twice in its line."""
+    for index, entry in enumerate(entries):
+        if entry.name not in names:
+            help = did_you_mean(entry.name, (*names, *PLAN_LINES))
+            help = help if help.startswith("did") else f"known here: {', '.join(names)}"
             yield _fault(plan, code, f"`{entry.name}` is no {what}", entry.span, help)
-        elif entry.name in {other.name for other in given[:at]}:
+        elif entry.name in {earlier.name for earlier in entries[:index]}:
             yield _fault(plan, "S144", f"`{entry.name}` is said twice", entry.span, "keep one of the two")
 
 
 def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:
+    """S144: places of paddings that name nothing, or that no padding needs."""
     if isinstance(line.at, str) and line.at not in _PLACES:
         help = did_you_mean(line.at, _PLACES) or "last, first, auto, or places as [0, 31, 63]"
         yield _fault(plan, "S144", f"no places are called `{line.at}`", line.at_span, help)
@@ -68,7 +70,7 @@ def _spot_faults(plan: PlanTree, line: LayersLine) -> Iterator[Diagnostic]:
 
 
 def _unit_faults(plan: PlanTree) -> Iterator[Diagnostic]:
-    """Memory is in bytes everywhere in a plan, or nowhere; times have no unit."""
+    """S146: memory that is in bytes in one line and not in another, and times with a unit."""
     memory = plan.memory
     if memory and memory.unit and bytes_of(1, memory.unit) is None:
         help = "write KB, MB, GB or TB, or KiB to TiB"

@@ -1,4 +1,4 @@
-"""Whether the ranks keep within the memory of a plan: what they hold at their peak, and what fills the fullest."""
+"""Checks the ranks against the memory of a plan: what each holds at its peak, and what fills the fullest rank."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from schedc.plan.values import Attachments
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 
-_WORKED_ON = "the rows of the microbatch that runs"
+_RUNNING_ROWS = "the rows of the microbatch that runs"
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What a rank holds at its fullest: how much, at which op (row of the schedule), and of what."""
+    """The peak of a rank.
+
+    held: memory at the peak. row: the op there, as a row of the schedule. parts: (what it is
+    for, memory), largest first.
+    """
 
     rank: int
     held: float
@@ -42,33 +46,36 @@ class Peak:
 
 @dataclass(frozen=True)
 class ExtraMemory:
-    """What ranks hold beside parameters and activations.
+    """Memory of ranks besides parameters and activations, in the unit of the plan's memory.
 
-    slots: [stages] of hot experts, for a microbatch in flight, its weights in every MoE layer. passing: of the
-    gradients of one layer, on their way to the owners. worked_on: [stages] of the microbatch that runs, where
-    recomputation is adaptive and all rows come to this rank.
+    slots: [stages] weights of hot experts in the MoE layers of the stage, for each microbatch in flight. passing:
+    gradients of one layer's hot experts on their way to the owners. running: [stages] rows of the microbatch that runs,
+    where recomputation is adaptive and all rows come to one rank.
     """
 
     slots: Floats
     passing: float
-    worked_on: Floats
+    running: Floats
 
-    def of(self, schedule: Schedule) -> Floats:
-        """[P] of the microbatch that runs, on the stage of each rank where it takes most."""
+    def running_per_rank(self, schedule: Schedule) -> Floats:
+        """[P] rows of the microbatch that runs, on the stage of each rank where they take most."""
         stages = schedule.placement.stage_of_chunk
-        return np.asarray(np.where(stages >= 0, self.worked_on[stages], 0.0).max(1))
+        return np.asarray(np.where(stages >= 0, self.running[stages], 0.0).max(1))
 
 
 def extra_memory(
     plan: Attachments, layout: Layout, activations: tuple[float, ...], schedule: Schedule, sized: bool
 ) -> ExtraMemory:
-    """sized: whether memory is in bytes, in which slots are. In a pair two microbatches run, one of them backward."""
+    """The extra memory of a plan. sized: whether memory is in bytes; slots count only then.
+
+    In an overlapped pair two microbatches run, one of them backward.
+    """
     slots, passing = hot_slots(plan, layout) if sized else (np.zeros(len(layout.stages)), 0.0)
     worst = worst_routing(plan, layout, activations)
     adaptive = worst.waiting.any(1)
     whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
-    run = 2 if (schedule.pair >= 0).any() else 1
-    return ExtraMemory(slots, passing, np.where(adaptive, whole + run * worst.passing, 0.0))
+    microbatches = 2 if (schedule.pair >= 0).any() else 1
+    return ExtraMemory(slots, passing, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
 
 
 def hot_slots(plan: Attachments, layout: Layout) -> tuple[Floats, float]:
@@ -80,26 +87,26 @@ def hot_slots(plan: Attachments, layout: Layout) -> tuple[Floats, float]:
     if plan.hot is None or plan.experts is None or plan.capacity is not None:
         return stages, 0.0
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    one = float((own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype))
+    per_layer = float((own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype))
     layers = layout.counts[:, MOE].sum(1)
-    return stages + one * layers, one * float(layers.any())
+    return stages + per_layer * layers, per_layer * float(layers.any())
 
 
-def rank_peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, more: ExtraMemory) -> Floats:
-    """[P] the most that each rank holds: its parameters, activations inside cells, and what is beside them."""
-    running = _running(schedule, costs.resolved(schedule.stages), more)
+def rank_peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, extra: ExtraMemory) -> Floats:
+    """[P] the peak of each rank: its parameters, activations inside cells, and extra memory."""
+    running = _running(schedule, costs.resolved(schedule.stages), extra)
     most = np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
     parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
-    return np.asarray(parameters + more.passing + more.of(schedule) + most)
+    return np.asarray(parameters + extra.passing + extra.running_per_rank(schedule) + most)
 
 
-def _running(schedule: Schedule, costs: StageCosts, more: ExtraMemory) -> Floats:
-    """[ops] activations and slots that the rank holds after each op; of a pair the forward counts first."""
-    slots, again = more.slots, recomputed_ops(schedule)
+def _running(schedule: Schedule, costs: StageCosts, extra: ExtraMemory) -> Floats:
+    """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first."""
+    slots, recomputed = extra.slots, recomputed_ops(schedule)
     changes = memory_changes(
         costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
     )
-    added = changes[again.astype(np.int8), schedule.kind, schedule.stage]
+    added = changes[recomputed.astype(np.int8), schedule.kind, schedule.stage]
     total = np.cumsum(added)
     start = schedule.rank_start[:-1]
     before = np.where(start > 0, total[np.maximum(start, 1) - 1], 0.0)
@@ -113,37 +120,37 @@ def peak_of(
     layers: LayerCosts,
     schedule: Schedule,
     costs: Costs,
-    more: ExtraMemory,
+    extra: ExtraMemory,
 ) -> Peak:
-    """What ``rank`` holds at its fullest, largest first."""
+    """The peak of ``rank`` with its parts."""
     parameters = held_by_kind(Attachments(), layout, layers.parameters)
     activations = held_by_kind(plan, layout, layers.activations)
-    of_stage, again = costs.resolved(schedule.stages), recomputed_ops(schedule)
+    of_stage, recomputed = costs.resolved(schedule.stages), recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
-    row = int(low + np.argmax(_running(schedule, of_stage, more)[low:high]))
+    row = int(low + np.argmax(_running(schedule, of_stage, extra)[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
-    parts = {"slots of hot experts": more.passing, _WORKED_ON: float(more.of(schedule)[rank])}
+    parts = {"slots of hot experts": extra.passing, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
     for stage in stages:
         _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()))
         own = low + np.flatnonzero(schedule.stage[low : row + 1] == stage)
         number = {kind: int((schedule.kind[own] == kind).sum()) for kind in OpKind}
-        flying = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
-        let_go = int((again[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
-        restored = number[OpKind.R] - int((again[own] & BACKWARD[schedule.kind[own]]).sum())
-        waiting = number[OpKind.I] - number[OpKind.W]
-        held = (flying - let_go - restored) * of_stage.activation[stage]
-        held += let_go * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
+        in_flight = number[OpKind.F] - number[OpKind.I] - number[OpKind.B]
+        unsaved = int((recomputed[own] & (schedule.kind[own] == OpKind.F)).sum()) - number[OpKind.R]
+        restored = number[OpKind.R] - int((recomputed[own] & BACKWARD[schedule.kind[own]]).sum())
+        pending = number[OpKind.I] - number[OpKind.W]
+        held = (in_flight - unsaved - restored) * of_stage.activation[stage]
+        held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
         _add(parts, "activations of", activations[stage], held)
-        parts["slots of hot experts"] += flying * float(more.slots[stage])
+        parts["slots of hot experts"] += in_flight * float(extra.slots[stage])
         parts["deferred weight gradients"] = (
-            parts.get("deferred weight gradients", 0.0) + waiting * of_stage.pending_weight[stage]
+            parts.get("deferred weight gradients", 0.0) + pending * of_stage.pending_weight[stage]
         )
     order = sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda part: -part[1])
     return Peak(rank, sum(value for _, value in order), row, tuple(order))
 
 
 def _add(parts: dict[str, float], what: str, weights: Floats, held: float) -> None:
-    """Share out what a stage holds over the kinds of its parts, by ``weights`` [kinds]."""
+    """Adds the memory of a stage to ``parts``, divided over the kinds of its parts by ``weights`` [kinds]."""
     if (whole := float(weights.sum())) <= 0:
         parts[f"{what} stages"] = parts.get(f"{what} stages", 0.0) + held
         return
@@ -162,34 +169,35 @@ _PLURAL = {
 
 
 def check_memory(
-    tree: PlanTree, plan: Attachments, layout: Layout, layers: LayerCosts, known: Dependencies, costs: Costs
+    tree: PlanTree, plan: Attachments, layout: Layout, layers: LayerCosts, dependencies: Dependencies, costs: Costs
 ) -> None:
-    """Raise `DiagnosticError` (S406) if a rank holds more than the plan allows, with what fills the fullest.
+    """Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
-    costs: those of the stages, with what recomputation leaves of their activations.
+    costs: those of the stages, with the activations that recomputation leaves.
     """
     line = tree.memory
     if line is None:
         return
     _check_worst(tree, plan, line)
-    limit, more = amount(line), extra_memory(plan, layout, layers.activations, known.schedule, bool(line.unit))
-    held = rank_peaks(layout, layers, known.schedule, costs, more)
+    schedule, limit = dependencies.schedule, amount(line)
+    extra = extra_memory(plan, layout, layers.activations, schedule, bool(line.unit))
+    held = rank_peaks(layout, layers, schedule, costs, extra)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
         return
-    say = shown if line.unit else plain
-    peak = peak_of(rank, plan, layout, layers, known.schedule, costs, more)
-    op = known.schedule.op(peak.row)
+    write = shown if line.unit else plain
+    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra)
+    op = schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
-    message = f"rank {rank} holds {say(held[rank], up=True)} at {name}, and the plan allows {say(limit)}"
-    notes = tuple(_notes(peak, known.schedule, say))
+    message = f"rank {rank} holds {write(held[rank], up=True)} at {name}, and the plan allows {write(limit)}"
+    notes = tuple(_notes(peak, schedule, write))
     less = _recompute_help(plan, peak)
-    help = f"allow {say(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
+    help = f"allow {write(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
     raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
 
 
-def _notes(peak: Peak, schedule: Schedule, say: Callable[[float], str]) -> Iterator[str]:
-    yield "most of it: " + ", ".join(f"{name} {say(value)}" for name, value in peak.parts[:3])
+def _notes(peak: Peak, schedule: Schedule, write: Callable[[float], str]) -> Iterator[str]:
+    yield "most of it: " + ", ".join(f"{name} {write(value)}" for name, value in peak.parts[:3])
     span = schedule.spans[schedule.span[peak.row]]
     if schedule.source is not None and span != NOWHERE:
         yield f"that op is written at {schedule.source.place}:{span}"
@@ -200,11 +208,11 @@ def _recompute_help(plan: Attachments, peak: Peak) -> str:
     moe = any(name.startswith("activations of MoE") for name in names)
     less = "`recompute` more, " if moe and plan.experts and plan.experts.width else ""
     less = "leave out `in bubbles`, " if any(level.bubbles for level in plan.recompute) else less
-    return f"{less}give experts a `capacity`, " if _WORKED_ON in names and plan.capacity is None else less
+    return f"{less}give experts a `capacity`, " if _RUNNING_ROWS in names and plan.capacity is None else less
 
 
 def _check_worst(tree: PlanTree, plan: Attachments, line: MemoryLine) -> None:
-    """S146: a memory to keep within, and no saying how many rows may come."""
+    """S146: a memory and adaptive levels, where the plan does not say how many rows may come to a rank."""
     if not any(level.adaptive is not None for level in plan.recompute) or (is_sized(plan) and worst_case_rows(plan)):
         return
     message = "the memory and `adaptive`: how many rows may come to a rank is not known"

@@ -1,4 +1,4 @@
-"""`recompute ... in bubbles`: an R before the backwards for which their rank stands idle, placed by the timeline."""
+"""Places the Rs of `recompute ... in bubbles`: one before each backward that its rank idles for."""
 
 from __future__ import annotations
 
@@ -18,54 +18,55 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 
 MOST_ROUNDS = 16
-"""Times that the timeline is looked at: what is placed moves what comes after it, and so the bubbles."""
+"""The most simulations: an R moves everything after it, and so the bubbles."""
 
 _ROUNDING = 1e-9
-"""Relative to the makespan: a shorter wait is none."""
+"""Idle times below this share of the makespan are rounding."""
 
 
 def recompute_in_backwards(costs: Costs, stages: Sequence[bool]) -> Costs:
-    """The costs where backwards of ``stages`` that have no R do inside of themselves what one would do."""
-    again = costs.resolved(len(stages)).R * np.asarray(stages, bool)
-    return replace(costs, recompute_in_backward=tuple(again.tolist()))
+    """The costs in which backwards without an R take its time too, in the stages where ``stages`` [stages] is true."""
+    time = costs.resolved(len(stages)).R * np.asarray(stages, bool)
+    return replace(costs, recompute_in_backward=tuple(time.tolist()))
 
 
-def place_recomputations(known: Dependencies, costs: Costs, stages: Sequence[bool]) -> Dependencies:
-    """The schedule with an R directly before each cell whose backward is of one of ``stages`` and waits for a gradient.
+def place_recomputations(dependencies: Dependencies, costs: Costs, stages: Sequence[bool]) -> Dependencies:
+    """The schedule with an R directly before each cell whose backward waits for its gradient while its rank idles.
 
-    costs: of the stages, `recompute_in_backwards`. A round takes the waits of one timeline; another follows while there
-    are new ones. No R can make the step longer: what a backward would do inside of itself after its gradient has come
-    begins before.
+    dependencies: those of a legal schedule. costs: those of the stages, by `recompute_in_backwards`. stages: [stages]
+    whether the backwards of a stage may get an R. A round serves the waits of one timeline, and rounds follow while new
+    waits appear. An R cannot make the step longer: the recomputation starts earlier than inside the backward.
     """
-    timeline = simulate(known.schedule, costs, known)
+    timeline = simulate(dependencies.schedule, costs, dependencies)
     for _ in range(MOST_ROUNDS):
         waiting = _waiting(timeline, np.asarray(stages, bool))
         if not waiting.size:
             break
-        more = Dependencies.of(_with_recomputation(known, waiting))
+        more = Dependencies.of(_with_recomputation(dependencies, waiting))
         after = simulate(more.schedule, costs, more)
         if after.makespan > timeline.makespan * (1 + _ROUNDING):
             break
-        known, timeline = more, after
-    return known
+        dependencies, timeline = more, after
+    return dependencies
 
 
 def _waiting(timeline: Timeline, stages: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Int64:
-    """The cells whose rank stands idle before them, with a backward of these stages that has no R."""
-    known = timeline.dependencies
-    schedule, last = known.schedule, np.maximum(known.first, known.second)
-    free = np.where(known.previous >= 0, timeline.end[known.previous], 0.0)
+    """Indices of the cells that their rank idles for and whose backward, of one of these stages, has no R."""
+    cells = timeline.dependencies
+    schedule, last = cells.schedule, np.maximum(cells.first, cells.second)
+    free = np.where(cells.previous >= 0, timeline.end[cells.previous], 0.0)
     idle = timeline.start - free > _ROUNDING * timeline.makespan
     wanted = BACKWARD[schedule.kind[last]] & stages[schedule.stage[last]] & ~recomputed_ops(schedule)[last]
     return np.flatnonzero(idle & wanted)
 
 
-def _with_recomputation(known: Dependencies, cells: Int64) -> Schedule:
-    """The schedule with an R before each of these cells, of the microbatch of its backward."""
-    schedule = known.schedule
-    before, of = known.first[cells], np.maximum(known.first, known.second)[cells]
+def _with_recomputation(dependencies: Dependencies, cells: Int64) -> Schedule:
+    """The schedule with an R of the backward's microbatch before each of these cells."""
+    schedule = dependencies.schedule
+    before = dependencies.first[cells]
+    backward = np.maximum(dependencies.first, dependencies.second)[cells]
     columns: dict[str, Any] = {
-        name: np.insert(column := getattr(schedule, name), before, column[of])
+        name: np.insert(column := getattr(schedule, name), before, column[backward])
         for name in ("stage", "microbatch", "phase", "span")
     }
     return replace(

@@ -22,24 +22,24 @@ from schedc.source import Source
 
 
 def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
-    """A legal schedule priced from inside; None where the costs say nothing of cells.
+    """Prices a legal schedule by what happens inside its cells; None where the costs have no table of cells.
 
-    How rows travel, the orders by hand, and what is recomputed are those of the plan, if the schedule has one. Raises
-    `DiagnosticError` (S404) for blocks of another number of stages.
+    The method of exchanges, the written orders and the recomputation are those of the schedule's plan, if it has one.
+    Raises `DiagnosticError` (S404) where the costs have blocks for another number of stages.
     """
     if costs.cell is None:
         return None
     schedule = dependencies.schedule
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
     shapes = table.shapes(schedule.stages)
-    again = in_recomputations(shapes, plan)
-    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, again)
+    recomputed = in_recomputations(shapes, plan)
+    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
 
 
 def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ...], CellCosts]:
-    """[stages] what each stage does, with what its backward does again, and the times of it.
+    """[stages] the graph of each stage, with the nodes that its backward recomputes, and the times of the nodes.
 
-    costs: that know of cells. Raises `DiagnosticError` (S404).
+    costs: with a table of cells. Raises `DiagnosticError` (S404).
     """
     assert costs.cell is not None
     table, _, plan = _attached(schedule, costs.cell, costs.source)
@@ -47,7 +47,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
 
 
 def standard_table(schedule: Schedule) -> CellTable:
-    """One MoE block in every stage, without times: as experts and machine of the schedule's plan make it, else flat."""
+    """A table without times: one MoE block in every stage, with the exchanges of the schedule's plan."""
     plan = plan_of(schedule)
     segments = {"shared": SegmentTimes(0.0)} if plan.experts and plan.experts.shared else {}
     lane = Lane.RAIL if plan.topology and plan.topology.nodes > 1 else Lane.NODE
@@ -58,7 +58,7 @@ def standard_table(schedule: Schedule) -> CellTable:
 def _attached(
     schedule: Schedule, table: CellTable, source: Source | None
 ) -> tuple[CellTable, dict[str, PlanOrder], Attachments]:
-    """The table by the method of the plan, the orders of the plan by kind of cell, and the plan. Raises S404."""
+    """The table with the method of the plan, the plan's orders by kind of cell, and the plan. Raises S404."""
     if len(table.blocks) not in (1, schedule.stages):
         message = f"`stages` has the blocks of {len(table.blocks)} stages, the schedule has {schedule.stages}"
         help = f"give {schedule.stages} texts, one per stage, or a single one for all"
@@ -67,9 +67,10 @@ def _attached(
 
 
 def with_layout(table: CellTable, layout: Layout) -> CellTable:
-    """With the blocks that a layout gives each stage. A multi-token prediction is a MoE block if there are any.
+    """The table with the blocks that a layout gives each stage.
 
-    Embedding and head have no node of their own; their times belong to the first and the last segment.
+    A multi-token prediction is a MoE block where the layout has MoE layers, else a dense one. Embedding and head have
+    no node; their times belong to the first and the last segment.
     """
     predicted = "moe" if layout.total(PartKind.MOE) else "dense"
     names = {kind: kind.value for kind in DECODER} | {PartKind.MTP: predicted}
@@ -77,9 +78,9 @@ def with_layout(table: CellTable, layout: Layout) -> CellTable:
 
 
 def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
-    """Costs that know cells with the R of each stage: as much of its F as the nodes that it does are of the forward.
+    """The costs with a time for the R of each stage: the share of its F that its nodes have of the forward's.
 
-    schedule: with the blocks of its layout in ``costs``, `with_layout`, and its plan.
+    costs: with a table of cells for the layout, by `with_layout`. schedule: with its plan.
     """
     assert costs.cell is not None
     table, _ = _planned(schedule, costs.cell)
@@ -88,7 +89,7 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
 
 
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
-    """The method that the plan chooses, and its orders by hand by kind of cell."""
+    """The table with the method that the plan chooses, and the plan's written orders by kind of cell."""
     if not schedule.plan:
         return table, {}
     plan = plan_of(schedule)

@@ -1,7 +1,8 @@
-"""Levels of recomputation in closed form: bytes that a layer holds per token, what each level saves, what it costs.
+"""Levels of recomputation in closed form: bytes that a layer holds per token, bytes that a level saves, its FLOPs.
 
-Per token and layer, with H columns of a token, F of an expert, E experts, k of them taken, s shared ones (as wide as
-s experts side by side) and rows balanced between the ranks, a MoE layer holds, in numbers of the activations' type:
+A token has H columns, an expert F. There are E experts; a token takes k of them. Its s shared ones are as wide as s
+experts side by side. With rows balanced between the ranks, a MoE layer holds per token, in numbers of the type of
+activations:
 
     attention   its input and output, query, key, value, and the input of what follows: 6 H
     norms       their outputs, in front of attention and of the experts: 2 H
@@ -10,10 +11,10 @@ s experts side by side) and rows balanced between the ranks, a MoE layer holds, 
     experts     out of the first product 2 k F, out of the activation k F, their outputs k H, for the gates' gradients
     shared      the same: 2 s F, and s F
 
-The rows as they arrived are not held beside their copies in the order of the experts; a level that makes the copies
-again, and does not dispatch again, holds the rows that arrived instead: `a` of them per token, k where every expert's
-row travels alone. What is not counted: the logarithms of attention's sums, indexes, masks of dropout. Extra FLOPs are
-those of products.
+The arrived rows are not held beside their copies in the order of the experts. A level that recomputes the copies, but
+does not dispatch a second time, holds the arrived rows instead: `a` per token, which is k where every expert's row
+travels alone. Not counted are the logarithms of attention's sums, indexes, and masks of dropout. Extra FLOPs are those
+of products.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SCORE = 4
 
 @dataclass(frozen=True)
 class Saving:
-    """Per token and MoE layer: bytes that are not held, and FLOPs that backward does once more."""
+    """Bytes that are not held and FLOPs that are recomputed, per token and MoE layer."""
 
     bytes: float
     flops: int
@@ -37,7 +38,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class RowsPerToken:
-    """Per token of a rank's own. experts: rows that its experts compute; arrive: rows that the last hop brings."""
+    """Rows of a rank per token of its own. experts: rows that its experts compute. arrive: rows of the last hop."""
 
     experts: float
     arrive: float
@@ -51,16 +52,16 @@ _OF_TOKENS: _Parts = (
     (Level.ACT, lambda x: x.shared * x.width),
     (Level.MEDIUM, lambda x: 2 * x.shared * x.width),
 )
-"""The level from which on a part is not held, and its numbers per token: attention, norms, shared experts."""
+"""(first level that does not hold it, numbers per token) of attention, norms and both parts of shared experts."""
 _OF_ROWS: _Parts = (
     (Level.ACT, lambda x: x.width),
     (Level.LIGHT, lambda x: x.hidden),
     (Level.MEDIUM, lambda x: 2 * x.width),
     (Level.FULL, lambda x: x.hidden),
 )
-"""And per row of an expert: activation, the row, first product, output."""
+"""(first level that does not hold it, numbers per row of an expert) of activation, row, first product and output."""
 _BESIDE = 36
-"""Bytes per row that levels leave alone: indexes by which it travels, four at most; its gate."""
+"""Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 
 
 def held_bytes(
@@ -70,9 +71,10 @@ def held_bytes(
     of_rows: Level | None = None,
     rows: RowsPerToken | None = None,
 ) -> float:
-    """Bytes that a MoE layer holds per token. of_rows: the level of the routed experts, if it is not that of all.
+    """Bytes that a MoE layer holds per token.
 
-    rows: by default those of balanced ranks, each of which travels alone.
+    of_rows: level of the routed experts; by default ``level``. rows: by default those of balanced ranks, each of which
+    travels alone.
     """
     of_rows, rows = of_rows or level, rows or RowsPerToken(experts.top, experts.top)
     arrived = experts.hidden if Level.LIGHT in _up_to(of_rows) and of_rows is not Level.FULL else 0
@@ -97,10 +99,9 @@ def layer_bytes(experts: ExpertSizes, dtype: str) -> float:
 
 
 def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: RowsPerToken) -> float:
-    """Bytes that a MoE layer holds per token under an adaptive ``plan``, where as many rows come as can: ``most``.
+    """Bytes that a MoE layer holds per token under an adaptive ``plan`` in the worst case, ``most`` rows.
 
-    Held are rows up to the threshold; above it none, by group, or what the level leaves, by rank. All else is held in a
-    step that begins balanced.
+    Rows are held up to the threshold. Above it, a group holds none, and a rank alone holds what the level leaves.
     """
     assert plan.adaptive is not None
     up_to = RowsPerToken(min(plan.adaptive * experts.top, most.experts), most.arrive)
@@ -111,15 +112,15 @@ def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: Rows
 
 
 def whole_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
-    """Bytes per token of a MoE layer all of which is there, with ``most`` rows: restored, or waiting for its W."""
+    """Bytes per token of a MoE layer with ``most`` rows that holds everything: after its R, or between I and W."""
     arrived = BYTES[dtype] * experts.hidden * most.arrive
     return held_bytes(experts, dtype, Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
 
 
 def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
-    """Bytes per token of what comes and goes while ``most`` rows run through a layer, forward or backward.
+    """Bytes per token of the temporaries while ``most`` rows run through a layer, forward or backward.
 
-    Beside what `whole_bytes` counts: gradients of the arrived rows, of the rows (of outputs, weighted outputs and
+    They add to `whole_bytes`: gradients of the arrived rows, of the rows (of outputs, weighted outputs and
     inputs), of both products and the activation, and two temporaries of the latter.
     """
     H, F = experts.hidden, experts.width
@@ -127,40 +128,41 @@ def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float
 
 
 _PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
-"""FLOPs that are done once more, per column of a token and column of an expert: of a routed row, the first product or
-both, and of a shared one, whose second product no gradient needs."""
+"""(per routed row, per shared expert) recomputed FLOPs, per column of a token and column of an expert.
+
+Of a routed row it is the first product, or both; no gradient needs the second product of a shared expert."""
 
 _FORWARD = 6
-"""FLOPs of a forward, in the same."""
+"""FLOPs of a forward, in the same unit."""
 
 
 def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None = None) -> Saving:
-    """What a level saves and costs per token and MoE layer.
+    """The bytes that a level saves per token and MoE layer, and its FLOPs.
 
     arrive: rows that a rank gets per token of its own (`schedc.cost.exchange.arrivals`); by default ``top``.
     """
     rows = RowsPerToken(experts.top, experts.top if arrive is None else arrive)
-    less = layer_bytes(experts, dtype) - held_bytes(experts, dtype, level, rows=rows)
+    saved = layer_bytes(experts, dtype) - held_bytes(experts, dtype, level, rows=rows)
     routed = Level.LIGHT in _up_to(level)
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
     products = per_row * experts.top + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
-    return Saving(less, flops)
+    return Saving(saved, flops)
 
 
 def level_share(experts: ExpertSizes | None, dtype: str, level: Level, arrive: float | None = None) -> float:
-    """Share of a MoE layer's activations that a level holds; 1 where the sizes of the model are not known."""
+    """Share of a MoE layer's activations that a level holds; 1 where the sizes of experts are not known."""
     if experts is None or not experts.hidden or not experts.width:
         return 1.0
     return 1 - saving(experts, dtype, level, arrive).bytes / layer_bytes(experts, dtype)
 
 
 def recomputed_share(role: str, level: Level) -> float:
-    """How much of a node's forward a level does once more, by products: of three, the last may not be needed."""
+    """Share of a node's forward that a level recomputes, counted in products; 1 for nodes without products."""
     routed, shared = _PRODUCTS.get(level, (0, 0))
     return {"experts": routed / _FORWARD, "shared": shared / _FORWARD}.get(role, 1.0)
 
 
 def slot_bytes(experts: ExpertSizes, dtype: str) -> int:
-    """Bytes of the weights of a hot expert, its three matrices, in a slot; their gradients take as many."""
+    """Bytes of a hot expert's three matrices in its slot. Their gradients take as many."""
     return 3 * experts.hidden * experts.width * BYTES[dtype]

@@ -1,4 +1,4 @@
-"""What follows from a plan's own figures: which All-to-All, and how many rows travel and arrive."""
+"""Computes from a plan's figures which All-to-All it takes, and how many rows travel and arrive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from schedc.plan.values import Attachments, ExpertSizes, Method
 
 
 def routing_of(experts: ExpertSizes) -> Routing:
+    """The routing that these experts have in `schedc.cost.exchange`."""
     return Routing(experts.count, experts.top, experts.groups, experts.limit)
 
 
 def chosen_method(plan: Attachments) -> MethodChoice | None:
-    """What `alltoall auto` becomes, and why; None where it is not asked for, or the ranks are not known yet."""
+    """The method that `alltoall auto` chooses, and why; None for another method, or where the ranks are not known."""
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
     row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
@@ -20,26 +21,26 @@ def chosen_method(plan: Attachments) -> MethodChoice | None:
 
 
 def travelling_rows(plan: Attachments) -> dict[str, RowTraffic]:
-    """Rows per token that a rank sends in one dispatch, by method; empty where the plan does not say enough."""
+    """Rows per token that a rank sends in one dispatch, by method; empty where the plan says too little."""
     if plan.experts is None or plan.topology is None:
         return {}
-    moved = {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
-    return {method: value for method, value in moved.items() if value is not None}
+    traffic = {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
+    return {method: value for method, value in traffic.items() if value is not None}
 
 
 def arriving_rows(plan: Attachments) -> float | None:
-    """Rows that a rank gets per token of its own in one dispatch; None where that is not known."""
+    """Rows that a rank gets per token of its own in one dispatch; None where the plan says too little."""
     if plan.experts is None or plan.topology is None or plan.method is Method.AUTO:
         return None
     return arrivals(plan.method, routing_of(plan.experts), plan.topology)
 
 
 def worst_case_rows(plan: Attachments) -> RowsPerToken | None:
-    """The most rows that can come to a rank, per token of its own; None where the plan does not say enough.
+    """The most rows that can come to a rank, per token of its own; None where the plan says too little.
 
-    Without a capacity all tokens of the group may come, each with as many rows as the rank has experts for. Hot
-    experts keep a rank's own rows with it, beside what may still come. With a capacity there are as many rows, with
-    padding, whatever the routing.
+    Without a capacity, all tokens of the group may come, each with as many rows as the rank has experts for. Hot
+    experts keep the rank's own rows with it; rows of other ranks may come on top. With a capacity the number of rows is
+    fixed, with padding, for every routing.
     """
     if plan.experts is None or plan.topology is None:
         return None

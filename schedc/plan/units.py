@@ -1,4 +1,4 @@
-"""Numbers of a plan with their units: bytes, and bytes per second."""
+"""Converts numbers of a plan with their units to bytes and bytes per second, and writes them for people."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from schedc.syntax.tokens import UNITS
 
 
 def bytes_of(value: float, unit: str) -> float | None:
-    """Bytes of ``80 GB``; None for a unit that is none of memory."""
+    """Bytes of ``80 GB``; None for a unit that is not one of memory."""
     return value * UNITS[unit] if unit in UNITS and not unit.endswith("bit") else None
 
 
-def speed_of(given: GivenValue) -> float | None:
+def speed_of(entry: GivenValue) -> float | None:
     """Bytes per second of ``50 GB/s`` or ``400 Gbit/s``; None for anything else."""
-    unit, _, per = given.unit.partition("/")
-    return given.value * UNITS[unit] if unit in UNITS and per == "s" else None
+    unit, _, per = entry.unit.partition("/")
+    return entry.value * UNITS[unit] if unit in UNITS and per == "s" else None
 
 
 def amount(line: GivenValue | MemoryLine) -> float:
-    """The number in bytes where it has a unit, as it is where it has none."""
+    """The number in bytes where it has a unit; unchanged where it has none."""
     value = line.limit if isinstance(line, MemoryLine) else line.value
     return float(value if not line.unit else bytes_of(value, line.unit) or 0.0)
 
 
 def shown(count: float, up: bool = False) -> str:
-    """A number of bytes for people: ``1.5 GB``. up: never less than it is, so that it can be written in a plan."""
+    """A number of bytes for people: ``1.5 GB``. up: rounded up, so that it can be written in a plan as a limit."""
     unit = next((unit for unit in ("TB", "GB", "MB", "KB") if abs(count) >= UNITS[unit]), "")
     return f"{plain(count / UNITS[unit], up, 4)} {unit}" if unit else f"{plain(count, up, 4)} B"
 
 
 def plain(value: float, up: bool = False, digits: int = 6) -> str:
-    """A number in so many digits, without an exponent where it is large. up: as for `shown`."""
+    """A number with so many digits; large numbers have no exponent. up: as for `shown`."""
     if up and value > 0:
         step = 10.0 ** (floor(log10(value)) + 1 - digits)
         value = ceil(value / step * (1 - 1e-12)) * step

@@ -1,4 +1,4 @@
-"""What a plan attaches to a schedule besides layers, as plain values that the runtime reads."""
+"""The values that a plan attaches to a schedule besides layers: plain data that the runtime reads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import StrEnum
 from schedc.cost.exchange import Topology
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Bytes of a number, by the name of its type."""
+"""Bytes per number, by the name of its type."""
 
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """The MoE of a model.
+    """The sizes of a model's MoE layers.
 
-    count: routed experts; top: of them a token takes so many; groups, limit: those of one token lie in ``limit`` of
-    ``groups`` equal parts of the experts; shared: experts that every token takes; width, hidden: columns between the
-    two products of an expert, and of a token; 0 where they are not said.
+    count: routed experts. top: routed experts per token. groups, limit: the experts of a token lie in ``limit`` of
+    ``groups`` equal parts. shared: experts that every token takes. width: columns between the two products of an
+    expert; 0 where the plan does not say it. hidden: columns of a token; 0 where the plan does not say it.
     """
 
     count: int
@@ -30,7 +30,7 @@ class ExpertSizes:
 
 
 class Method(StrEnum):
-    """How rows get to their experts. AUTO: chosen where the ranks are known; the runtime has `choose` for it."""
+    """How rows travel to their experts. AUTO: `schedc.cost.exchange.choose` decides as soon as the ranks are known."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"
@@ -39,7 +39,7 @@ class Method(StrEnum):
 
 
 class Drop(StrEnum):
-    """Which rows an expert leaves out that has no room for all: those of least weight, or the last ones."""
+    """Which rows an expert drops above its capacity: those of least weight, or the last ones."""
 
     PROBS = "probs"
     POSITION = "position"
@@ -47,7 +47,10 @@ class Drop(StrEnum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """Rows of an expert from one rank: ceil(tokens * top / experts * factor). Equal weights: the last ones go."""
+    """The most rows of an expert from one rank: ceil(tokens * top / experts * factor).
+
+    drop: which rows go beyond that; of rows with equal weights, the last ones.
+    """
 
     factor: float
     drop: Drop = Drop.PROBS
@@ -57,8 +60,8 @@ class Capacity:
 class Hot:
     """Experts copied to all ranks for a microbatch.
 
-    most: at most so many, or None: as many as pay by bytes. below: none where the fullest rank has less than ``below``
-    times the mean number of rows; None: only bytes decide.
+    most: the largest number of them; None for as many as save bytes. below: no expert is hot while the fullest rank has
+    less than ``below`` times the mean number of rows; None where bytes alone decide.
     """
 
     most: int | None = None
@@ -77,7 +80,7 @@ class Level(StrEnum):
 
     @property
     def exchanges(self) -> bool:
-        """Whether the region holds collectives."""
+        """Whether the recomputed region holds collectives."""
         return self is Level.FULL
 
     @property
@@ -107,9 +110,10 @@ class By(StrEnum):
 
 @dataclass(frozen=True)
 class Recompute:
-    """The level of a stage. adaptive: only where a rank has more than so many times the mean number of rows.
+    """What the backwards of a stage recompute.
 
-    bubbles: backwards before which their rank stands idle get an R, which the compiler places.
+    adaptive: recompute only where a rank has more than this many times the mean number of rows; None: always. by: who
+    decides that. bubbles: the compiler places an R before each backward that its rank would idle for.
     """
 
     level: Level = Level.NONE
@@ -120,9 +124,10 @@ class Recompute:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The order by hand inside a pair, for each pair of layers: two lanes of steps as ``B.experts.I``, ``F.dispatch``.
+    """A written order inside overlapped pairs, for each pair of layers.
 
-    kind: ``FB``, or ``FI`` where the weight gradient is put off.
+    kind: ``FB``, or ``FI`` where the weight gradient is deferred. compute, communication: the steps of both lanes, as
+    ``B.experts.I`` and ``F.dispatch``.
     """
 
     kind: str
@@ -132,11 +137,11 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class Attachments:
-    """All that a plan attaches. What it does not say is off, or its default here.
+    """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
-    tokens: of one microbatch on one rank, 0 where not said; dtype: of activations and weights, a key of `BYTES`.
-    overlap: whether pairs are run as cell programs, in the order of ``cells`` where there is one for their kind.
-    recompute: [stages], or empty: nothing anywhere.
+    tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
+    weights, a key of `BYTES`. overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order.
+    recompute: [stages] levels; empty where no stage recomputes.
     """
 
     experts: ExpertSizes | None = None
@@ -151,9 +156,10 @@ class Attachments:
     recompute: tuple[Recompute, ...] = field(default=())
 
     def recompute_of(self, stage: int) -> Recompute:
+        """The level of a stage."""
         return self.recompute[stage] if self.recompute else Recompute()
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the row of a token; 0 where the plan does not say how wide it is."""
+        """Bytes of a token's row; 0 where the plan does not say its columns."""
         return self.experts.hidden * BYTES[self.dtype] if self.experts else 0

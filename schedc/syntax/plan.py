@@ -1,4 +1,4 @@
-"""The tree of a `plan`: which schedule at which sizes, and where the layers of a model lie."""
+"""The syntax tree of a `plan`: its schedule with sizes, and a node per line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from schedc.source import Source, Span
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """A name with a number: a size ``P = 8``, an option ``pad 3``, a cost ``moe 1.5``. ``span``: all of it.
+    """A name with a number: a size ``P = 8``, an option ``pad 3``, a cost ``moe 1.5``.
 
-    unit: what stands behind the number, as ``GB`` or ``GB/s``.
+    unit: the unit behind the number, as ``GB`` or ``GB/s``; empty without one. span: the place from name to unit.
     """
 
     name: str
@@ -23,7 +23,7 @@ class GivenValue:
 
 @dataclass(frozen=True, slots=True)
 class LayersLine:
-    """``layers 61 dense 3 mtp 1 pad 3 at last``. ``at``: a word, numbers of places, or None where it is not said."""
+    """``layers 61 dense 3 mtp 1 pad 3 at last``. at: a word, numbers of places, or None for a line without it."""
 
     word: ClassVar[str] = "layers"
     count: int
@@ -35,7 +35,7 @@ class LayersLine:
 
 @dataclass(frozen=True, slots=True)
 class LayoutLine:
-    """``layout "Et*3|(tt|)*29,m|L" dense 3``. ``text`` is without its quotes, ``text_span`` with them."""
+    """``layout "Et*3|(tt|)*29,m|L" dense 3``. text: without its quotes. text_span: with them."""
 
     word: ClassVar[str] = "layout"
     text: str
@@ -55,7 +55,7 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """``memory 80`` or ``memory 80 GB``: the most that a rank may hold."""
+    """``memory 80`` or ``memory 80 GB``: the most that a rank may hold. unit: empty without one."""
 
     word: ClassVar[str] = "memory"
     limit: float
@@ -65,7 +65,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a line, and where it is."""
+    """A word of a line with its place."""
 
     text: str
     span: Span
@@ -83,7 +83,7 @@ class ExpertsLine:
 
 @dataclass(frozen=True, slots=True)
 class TopologyLine:
-    """``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``. ``words``: those at the two numbers."""
+    """``topology nodes 4 x 8 rail 50 GB/s node 400 GB/s``. words: those before the two numbers."""
 
     word: ClassVar[str] = "topology"
     nodes: int
@@ -95,7 +95,7 @@ class TopologyLine:
 
 @dataclass(frozen=True, slots=True)
 class TokensLine:
-    """``tokens 4096 dtype bf16``. ``words``: what stands behind the number, if anything does."""
+    """``tokens 4096 dtype bf16``. words: the two behind the number; empty without them."""
 
     word: ClassVar[str] = "tokens"
     count: int
@@ -105,7 +105,7 @@ class TokensLine:
 
 @dataclass(frozen=True, slots=True)
 class SettingLine:
-    """``alltoall hierarchical``, ``overlap auto``."""
+    """A word with a name: ``alltoall hierarchical``, ``overlap auto``."""
 
     word: str
     value: Word
@@ -114,7 +114,7 @@ class SettingLine:
 
 @dataclass(frozen=True, slots=True)
 class FactorLine:
-    """``capacity 1.25 drop probs``. ``words``: what stands behind the number, if anything does."""
+    """A word with a number and at most one option: ``capacity 1.25 drop probs``. words: the option."""
 
     word: str
     factor: float
@@ -126,7 +126,7 @@ class FactorLine:
 class HotLine:
     """``hot 3 until imbalance < 1.2`` or ``hot auto``.
 
-    count: a number, or the word in its place. words: ``until``, ``imbalance`` and the sign, if they are there.
+    count: a number, or the word in its place. words: ``until``, ``imbalance`` and the sign; empty without them.
     """
 
     word: ClassVar[str] = "hot"
@@ -138,10 +138,10 @@ class HotLine:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePart:
-    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``,
-    ``in bubbles``.
+    """A part of a ``recompute`` line: ``full``, ``chunk 0``, ``stage [0, 3]``, ``adaptive(2.0)``, ``in bubbles``.
 
-    form: ``word``, ``counted``, ``stages``, ``adaptive`` or ``placed``; name: its word; numbers: those behind it.
+    form: ``word``, ``counted``, ``stages``, ``adaptive`` or ``placed``, in the order above. name: the word of the part.
+    numbers: those behind the word.
     """
 
     form: str
@@ -152,6 +152,8 @@ class RecomputePart:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeLine:
+    """``recompute chunk 0 medium adaptive(2.0) by rank``, part by part."""
+
     word: ClassVar[str] = "recompute"
     parts: tuple[RecomputePart, ...]
     span: Span
@@ -167,7 +169,7 @@ class CellLane:
 
 @dataclass(frozen=True, slots=True)
 class CellLine:
-    """``cell F & B { compute ...  comm ... }``. ``value``: the word in place of the lanes, in ``cell F & B auto``."""
+    """``cell F & B { compute ...  comm ... }``. value: the word in place of the lanes, in ``cell F & B auto``."""
 
     word: ClassVar[str] = "cell"
     first: Word
@@ -195,7 +197,7 @@ PlanLine = (
 
 @dataclass(frozen=True, slots=True)
 class PlanTree:
-    """One ``plan name = schedule(sizes) { ... }``. ``span``: of its name; ``schedule_span``: of the schedule's."""
+    """``plan name = schedule(sizes) { ... }``. span: place of its name. schedule_span: place of the schedule's."""
 
     name: str
     doc: str
