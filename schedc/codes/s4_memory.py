@@ -8,9 +8,9 @@ S4: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S401",
         "an unknown cost",
-        "Costs are F, I, W, B, R and FB (an overlapped pair), p2p (the latency of a message), activation, "
-        "pending_weight and recomputed (memory). They are given as `--cost F=1.5` or in a file with `--cost-file`: "
-        "times in its table [ops], memory in its table [memory].",
+        "A cost is a time, such as F, FB (an overlapped pair) or p2p (the latency of a message), or memory, such as "
+        "activation. It is given as `--cost F=1.5`, or in a file with `--cost-file`: times in its table [ops], memory "
+        "in its table [memory]. `schedc check --help` lists all costs; docs/guide/costs.md says what each means.",
     ),
     DiagnosticCode(
         "S402",

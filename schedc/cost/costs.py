@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedc.cost.checks import Cost, problem, validated
-from schedc.cost.keys import DEFAULTS, NAMES, TABLES
+from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.arrays import Floats
 from schedc.source import Source
@@ -103,13 +103,13 @@ class Costs:
         def lane(cost: Cost) -> Floats:
             return np.broadcast_to(np.asarray(cost, np.float64), (stages,))
 
-        F, I, W = lane(self.F), lane(self.I), lane(self.W)  # noqa: E741
-        B = I + W if self.B is None else lane(self.B)
-        R = F if self.R is None else lane(self.R)
-        FB = None if self.FB is None else lane(self.FB)
+        columns: dict[str, Any] = {}
+        for key in KEYS:  # keys come behind those whose sum they default to
+            cost = getattr(self, key.name)
+            columns[key.name] = lane(cost) if cost is not None else sum(columns[name] for name in key.sums)
+        columns |= {"FB": None if self.FB is None else lane(self.FB), "p2p": float(self.p2p)}
         restored = lane(self.activation if self.restored is None else self.restored)
-        memory = (lane(self.activation), lane(self.pending_weight), lane(self.recomputed), restored)
-        return StageCosts(F, I, W, B, R, lane(self.recompute_in_backward), FB, float(self.p2p), *memory)
+        return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored)
 
 
 @dataclass(frozen=True, eq=False)
