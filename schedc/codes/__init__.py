@@ -1,4 +1,4 @@
-"""Every diagnostic code with its explanation: what `schedc explain` prints, one table per family."""
+"""Explains every diagnostic code, for `schedc explain`; one table per family of codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of one entry of the code tables."""
+"""Defines the entry of the code tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DiagnosticCode:
-    """A diagnostic code. ``wrong`` is a whole file that raises it; ``right`` is the same file mended.
+    """A diagnostic code and its explanation.
 
-    Both are run by the tests. They are empty only where no `.sched` text can raise the code
-    (a bad command line, an edited program); ``explanation`` then says how it comes about.
+    wrong: a whole file that raises the code. right: the corrected file. The tests run both. They are empty only if no
+    `.sched` text can raise the code, but a command line or an edited program can; ``explanation`` then says how.
     """
 
     code: str

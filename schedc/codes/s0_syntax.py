@@ -1,4 +1,4 @@
-"""Codes of family S0: what is wrong with the form of a file."""
+"""Explains the codes of family S0: faults in the form of a file."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ S0: tuple[DiagnosticCode, ...] = (
     _code(
         "S001",
         "unexpected word or sign",
-        "The text has a form that the language does not know. The message says what could stand at the caret and what"
-        " was found instead; parsing goes on at the next statement, so that one run shows several errors. The form of"
-        " every construct is in docs/guide/language.md.",
+        "The text has a form that the language does not know. The message says what is legal at the caret and what "
+        "was found instead. Parsing goes on at the next statement, so one run shows several errors. "
+        "docs/guide/language.md shows the form of every construct.",
         "repeat M {",
         "repat M {",
     ),
     _code(
         "S002",
         "unexpected character",
-        "A character that no part of the language uses. Statements need no separator, there are no strings, and"
-        " `and`, `or`, `not` are words.",
+        "No part of the language uses this character. Statements need no separator. The only string is that of a "
+        "plan's `layout`. `and`, `or` and `not` are words.",
         "F  B",
         "F; B",
     ),
     _code(
         "S003",
         "bracket without a partner",
-        "A bracket is never closed, closes nothing, or closes another kind of bracket. For a brace that is never closed"
-        " the indentation of the file tells which one was probably forgotten.",
+        "A bracket is never closed, closes nothing, or closes another kind of bracket. For a brace that is never "
+        "closed, the indentation of the file shows which one was probably forgotten.",
         "{ F  B }\n",
         "{ F  B\n",
     ),
     _code(
         "S004",
         "file beyond the limits",
-        "A file has at most 1 MiB and 200,000 tokens, 64 levels of nesting and 200 operators in one expression. The"
-        " limits are checked before anything is parsed, so that no file can exhaust the compiler.",
+        "A file has at most 1 MiB and 200,000 tokens, 64 levels of nesting and 200 operators in one expression. The "
+        "limits are checked before parsing, so no file can exhaust the compiler.",
         "repeat M",
         "repeat " + "(" * 70 + "M" + ")" * 70,
     ),
@@ -73,18 +73,18 @@ S0: tuple[DiagnosticCode, ...] = (
     _code(
         "S007",
         "unknown edition",
-        "The first line names the edition of the language that the file is written in. This compiler knows edition 1,"
-        " which is also that of a file without such a line.",
+        "The first line names the edition of the language in which the file is written. This compiler knows edition "
+        "1. A file without such a line is of edition 1, too.",
         "sched 1",
         "sched 2",
     ),
     DiagnosticCode(
         "S008",
         "a line of a plan that is not part of this edition",
-        "Offloading, and experts that move between ranks, will be said in a plan. The words that begin those lines"
-        " (`offload`, `migrate`) are reserved there, and the lines are refused.",
+        "Lines of a later edition will describe offloading, and experts that move between ranks. The words that begin "
+        "these lines (`offload`, `migrate`) are reserved in plans, and the lines are refused.",
         _GOOD + "plan b = a(P = 2) { layers 4  offload chunk 0 }\n",
         _GOOD + "plan b = a(P = 2) { layers 4 }\n",
     ),
-    DiagnosticCode("S009", "no schedule in the file", "A file holds one schedule or more.", "sched 1\n", _GOOD),
+    DiagnosticCode("S009", "no schedule in the file", "A file holds one or more schedules.", "sched 1\n", _GOOD),
 )

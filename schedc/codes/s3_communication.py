@@ -1,4 +1,4 @@
-"""Codes of family S3: messages between ranks, deadlock, and the files that programs are kept in."""
+"""Explains the codes of family S3: messages between ranks, deadlock, and the files of programs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ S3: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S301",
         "deadlock: ranks wait for each other in a circle",
-        "A rank runs its ops in order and waits at each for what other ranks compute for it. If rank 0 waits for an "
-        "op of rank 1 that stands behind one for which rank 1 waits for rank 0, neither goes on. The message shows the "
-        "shortest such circle, each rank with the op at which it stands and the op that it needs. In the example rank "
-        "0 wants the gradient of microbatch 0 before it gives away microbatch 1, and rank 1 wants all microbatches "
-        "before it gives away a gradient.",
+        "A rank runs its ops in order, and each op waits for its inputs from other ranks. Suppose rank 0 waits for an "
+        "op of rank 1. If rank 1 first waits for rank 0, neither goes on. The message shows the shortest such circle: "
+        "for each rank, the op that waits and the op that it needs. In the example, rank 0 needs the gradient of "
+        "microbatch 0 before it sends microbatch 1, and rank 1 needs all microbatches before it sends a gradient.",
         wrong=_file(
             "    phase one   repeat M * (r == 0) { F  B }\n"
             "    phase all   repeat M * (r == 1) { F }\n"
@@ -49,16 +48,16 @@ S3: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S302",
         "a stage has more than two copies",
-        "Every pipe of a schedule has its own copy of every stage, and the weight gradients of the copies are summed "
-        "at the end of a step, between two ranks. There is no reduction among three or more. A `.sched` file has at "
-        "most two pipes, so that this comes from an imported order.",
+        "Every pipe of a schedule has its own copy of every stage. At the end of a step, two ranks sum the weight "
+        "gradients of two copies. A sum over three or more copies is not supported. A `.sched` file has at most two "
+        "pipes, so the order was imported.",
     ),
     DiagnosticCode(
         "S310",
-        "a program comes to a standstill",
-        "The program was run under the strictest rules that a transport may have: a message completes when both ends "
-        "have posted it, each rank's messages complete in the order of its posts, and a rank stands only at WAIT and "
-        "REDUCE. Some ranks then stand for ever; the notes show the shortest circle of what waits for what. "
+        "a program deadlocks",
+        "The program was simulated under the strictest rules that a transport may have. A message completes when both "
+        "ends have posted it, the messages of a rank complete in the order of its posts, and a rank blocks only at "
+        "WAIT and REDUCE. Some ranks then deadlock. The notes show the shortest circle of instructions that wait. "
         + _PROGRAM,
     ),
     DiagnosticCode(
@@ -74,105 +73,104 @@ S3: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S313",
         "messages are received in another order than they are sent",
-        "Transports need not look at tags (NCCL does not): from one rank to another, the k-th RECV takes what the "
-        "k-th SEND gave. In another order, microbatches would be exchanged silently. " + _PROGRAM,
+        "Transports need not look at tags (NCCL does not): from one rank to another, the k-th RECV receives what the "
+        "k-th SEND sent. In another order, microbatches would be mixed up silently. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S314",
         "a batch is not the same at both ends",
-        "Instructions with one batch number are posted by one call: they are neighbours, have one peer, and their "
-        "other ends form a batch too. " + _PROGRAM,
+        "Instructions with the same batch number are posted by one call. They are neighbours and have the same peer, "
+        "and their other ends form a batch, too. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S315",
         "a posted message is not waited for exactly once",
-        "Every SEND and RECV has one WAIT on its rank, behind it, with the same peer, channel, stage, microbatch "
-        "and op. A message never waited for keeps its buffer; one waited for twice has none the second time. "
-        + _PROGRAM,
+        "Every SEND and RECV has one WAIT after it on its rank, with the same peer, channel, stage, microbatch and "
+        "op. A message without a WAIT keeps its buffer; at a second WAIT the buffer is gone. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S316",
         "the messages are not those that the computation needs",
-        "There is one message for each activation and each gradient that one rank produces and another consumes, "
-        "from the one to the other, and no other message. " + _PROGRAM,
+        "Each activation and each gradient that one rank produces and another consumes is one message from the one to "
+        "the other. The program has no other messages. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S317",
         "a value is sent before it is computed, or used before it has arrived",
-        "A SEND stands behind the instruction that computes its value, and the WAIT of a RECV before the one that "
-        "consumes it. " + _PROGRAM,
+        "A SEND comes after the instruction that computes its value. The WAIT of a RECV comes before the instruction "
+        "that consumes the value. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S318",
         "the copies of a stage are not summed as they should",
-        "With two pipes, each stage whose two copies live on two ranks has one REDUCE on both, behind its last weight "
-        "gradient, and two ranks sum their stages in one order. No other stage has any. " + _PROGRAM,
+        "With two pipes, a stage whose two copies are on different ranks has one REDUCE on both, after its last "
+        "weight gradient. Two ranks sum their stages in the same order. No other stage has a REDUCE. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S319",
         "an instruction has a field that it cannot have",
-        "Every field that applies to a kind of instruction is in its range, every other one is -1, and `op` names "
-        "the cell of the rank that the instruction serves. " + _PROGRAM,
+        "Every field that applies to a kind of instruction is in its range, and every other field is -1. `op` is the "
+        "number, on its rank, of the op or pair that the instruction serves. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S320",
         "the program of a cell does not do its work as it should",
-        "In a cell every segment of its halves runs once, every exchange is started once and waited for once, nothing "
-        "begins before all that it takes is complete, and outputs leave no sooner than they are complete. Raised for "
+        "In a cell, every segment of its halves runs once, and every exchange is started once and waited for once. A "
+        "step begins after all of its inputs are complete, and outputs are sent after they are complete. Raised for "
         "cell programs that were edited or made by another tool; never for those that schedc makes.",
     ),
     DiagnosticCode(
         "S321",
         "the ranks of a communicator do not start the same collectives",
-        "A collective needs all ranks of its communicator, and the k-th of one rank meets the k-th of the others: in "
-        "another order they would hang, or exchange each other's rows. The message names the first place where two "
-        "replicas differ, with the cell and the instruction of both. All ranks of a group run one "
-        "cell program; it comes about where they were compiled from other costs, or edited.",
+        "A collective needs all ranks of its communicator. The k-th collective of one rank meets the k-th of the "
+        "others: in different orders they would hang, or exchange wrong rows. The message names the first place where "
+        "two replicas differ, with the cell and the instruction of both. All ranks of a group must run the same cell "
+        "program. The cause is programs that were compiled from different costs, or edited.",
     ),
     DiagnosticCode(
         "S322",
-        "replicas wait for each other's collectives for ever",
-        "The collectives were run under the strictest rules: those of a rank go on one at a time in the order in "
-        "which it starts them, whatever their communicator, and each is complete when it is the turn of all of its "
-        "members. If that ends, it is run with the messages between pipeline ranks in the same lines. Two "
-        "communicators started in another order on two ranks hang in practice too, where both need the same links or "
-        "the same cores. Like S321 it comes about where the ranks of a group run other cell programs.",
+        "the collectives of replicas deadlock",
+        "The collectives were simulated under the strictest rules. The collectives of a rank proceed one at a time, "
+        "in the order in which the rank starts them, whatever their communicator. A collective completes when it is "
+        "next on all of its members. The simulation then also includes the messages between pipeline ranks. Two "
+        "communicators that two ranks start in different orders can hang in practice, too, if both need the same "
+        "links or the same cores. As for S321, the cause is a group whose ranks run different cell programs.",
     ),
     DiagnosticCode(
         "S323",
         "the order of a cell cannot run",
-        "The order by hand of a plan's cell names segments (compute) and exchanges (communication) of a forward and a "
-        "backward layer, as F.attention, B.experts.I, B.experts.W, F.dispatch. Each lane runs strictly in that order. "
-        "It cannot if a name is unknown or stands twice, or if a part stands before one that it needs: the message "
-        "then lists what waits for each other.",
+        "A plan's cell gives an order of segments (compute) and exchanges (communication) of a forward and a backward "
+        "layer, such as F.attention, B.experts.I, B.experts.W, F.dispatch. Each lane runs strictly in this order. It "
+        "cannot run if a name is unknown or is given twice, or if a part comes before another one that it needs. The "
+        "message then lists the parts that wait for each other.",
         wrong=_cell("compute F.post F.mlp F.attention"),
         right=_cell("compute F.attention F.mlp F.post"),
     ),
     DiagnosticCode(
         "S390",
         "the text form of a schedule or program cannot be read",
-        "The text form is written by `schedc export --to text` and `--to program`. It may be edited; the message "
-        "points at what is not part of the form. Comments are lines that begin with #.",
+        "`schedc export --to text` and `--to program` write the text form. It may be edited. The message points at "
+        "the part that is not legal. Comments are lines that begin with #.",
     ),
     DiagnosticCode(
         "S391",
         "the JSON form of a program cannot be read",
         "The message names the place as a path, such as streams[2].peer[17]: rank 2, field peer, instruction 17. All "
-        "fields are required, none may be added, and every number is an integer in the range of its field.",
+        "fields are required, no others are legal, and every number is an integer in the range of its field.",
     ),
     DiagnosticCode(
         "S393",
         "the columns of a program cannot be read",
-        "Columns are written by `schedc compile --format npz`. The message names the member of the archive, and the "
-        "row where one value is wrong: peer[17]. The file may be damaged, cut short, or no program. One that would "
-        "expand out of proportion to its size is refused before it is unpacked. Compile the schedule again, or copy "
-        "the file again in binary mode.",
+        "`schedc compile --format npz` writes columns. The message names the member of the archive, and the row if "
+        "one value is wrong: peer[17]. The file may be damaged, cut short, or not a program. A file that would expand "
+        "out of proportion to its size is refused before it is unpacked. Compile the schedule again, or copy the file "
+        "again in binary mode.",
     ),
     DiagnosticCode(
         "S392",
         "a file has another form or version than this schedc reads",
         "A text form begins with `schedule 1` or `program 1`; the JSON form has the schema schedc.program and the "
-        "version 1, and columns the schema schedc.columns and the version 1. The number grows when the meaning of a "
-        "form changes, so that an older reader never takes one for the other. Compile the schedule again.",
+        "version 1, and columns the schema schedc.columns and the version 1. The version grows when the meaning of a "
+        "form changes, so an older reader never misreads a newer file. Compile the schedule again.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Codes of family S4: what a schedule costs, in time and memory, as options and cost files say it."""
+"""Explains the codes of family S4: costs in time and memory, given by options and cost files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ S4: tuple[DiagnosticCode, ...] = (
         "S402",
         "a cost that is no legal value",
         "A cost is a number from 0 to 1e15, or one such number per stage: `--cost F=1,1,1,2`, or a list in a file. "
-        "Negative numbers, NaN and infinity are refused because a timeline made with them means nothing. p2p is "
-        "one number: the latency is the same for every message.",
+        "Negative numbers, NaN and infinity are refused because they give no meaningful timeline. p2p is one number: "
+        "the latency is the same for every message.",
     ),
     DiagnosticCode(
         "S403",
@@ -39,24 +39,23 @@ S4: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S406",
         "layers that do not fit into the memory of a rank",
-        "`schedc layout --memory` was asked for a layout in which every rank keeps within a memory, and there is none; "
-        "or the layers of a plan do not fit into its `memory`. "
-        "What counts are the parameters of the parts of a rank, the slots of hot experts, and the activations that it "
-        "holds at its peak, with those that only wait for their weight gradients; where recomputation is `adaptive`, "
-        "those of the worst routing. The message names the least memory "
-        "that suffices, and what fills the fullest rank; of a plan also the op at which it does. Fewer microbatches "
-        "are held by another schedule, or with more ranks; `recompute` holds less of each.",
+        "No layout keeps every rank within the memory that was given to `schedc layout --memory`, or the layers of a "
+        "plan do not fit into its `memory`. The memory of a rank is the sum of the parameters of its parts, the slots "
+        "of hot experts, and the activations at its peak, including those that wait for their weight gradients. If "
+        "recomputation is `adaptive`, these are the activations under the worst routing. The message names the least "
+        "memory that suffices, and what fills the fullest rank; for a plan also the op at its peak. Another schedule, "
+        "or more ranks, holds fewer microbatches; `recompute` holds less of each.",
         "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 3\n}\n",
         "plan a = 1f1b(P = 2, M = 4) {\n  layers 4\n  memory 4\n}\n",
     ),
     DiagnosticCode(
         "S407",
         "no order within a cap on memory",
-        "`schedc tune --memory` was asked for an order in which no rank holds more than a cap, and there is none, or "
-        "none was found. Before the first backward of a microbatch on a rank its forward has run through all chunks "
-        "of the rank, so that their activations together are the least that a rank can do with; running one "
-        "microbatch after another needs no more. Where the search is bound by more than the cap (pairs that are kept, "
-        "a sequence of microbatches), more may be needed. The message says what would do.",
+        "No order keeps every rank within the cap that was given to `schedc tune --memory`, or none was found. Before "
+        "the first backward of a microbatch on a rank, its forwards have run through all chunks of the rank. So a "
+        "rank needs at least the memory of these activations together. Running one microbatch after another needs no "
+        "more. If the search is restricted (pairs that are kept, a sequence of microbatches), more may be needed. The "
+        "message names a memory that suffices.",
     ),
     DiagnosticCode(
         "S408",
@@ -67,16 +66,16 @@ S4: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S409",
         "an order with recomputations is not searched",
-        "`schedc tune` moves F, B, I and W. Where each R is best depends on where its rank then waits: tune the order "
-        "without them, and let a plan's `recompute ... in bubbles` place them.",
+        "`schedc tune` moves F, B, I and W. The best place of each R depends on where its rank then waits. Tune the "
+        "order without Rs, and let `recompute ... in bubbles` of a plan place them.",
     ),
     DiagnosticCode(
         "S410",
         "a cost file that leaves out the time of an op",
-        "A cost file that gives F or B has a unit of its own, milliseconds say, in which the default of 1 for a time "
-        "that it leaves out means nothing. So it has to give the times of all ops of the schedule: F, I and W; B, or I "
-        "and W, whose sum B then is. R is F where it is not given. Costs that were traced on whole backwards, for "
-        "example, cannot price a schedule that splits them: measure with `schedc calibrate`, or add "
-        "`--cost I=... --cost W=...`. A file without F and without B changes single defaults, and may be one line.",
+        "A cost file that gives F or B has its own unit, such as milliseconds. The default of 1 for a missing time "
+        "has no meaning in this unit. So the file must give the times of all ops of the schedule: F, I and W; and B, "
+        "which is I + W if it is not given. R is F if it is not given. For example, costs that were traced on whole "
+        "backwards cannot price a schedule that splits them: measure with `schedc calibrate`, or add `--cost I=... "
+        "--cost W=...`. A file without F and B only changes single defaults, and may be one line.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Codes of family S5: claims (`expect`) that the compiler has tried and found wanting."""
+"""Explains the codes of family S5: claims (`expect`) that do not hold or cannot be checked."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ S5: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S501",
         "a claim does not hold",
-        "A claim speaks of all costs at the given sizes: every cost above 0, p2p at least 0 (0 where the claim does "
-        "not name it), FB between max(F, B) and F + B, and B = I + W where the order has an I. The counterexample is "
-        "simulated and shown with both sides of the claim. Most published formulas hold under a condition only: say it "
-        "with `when`. `bubble` counts from the start of the step to its end, `span_bubble` from a rank's first op to "
-        "its last.",
+        "A claim holds for all costs at the given sizes: every cost above 0, p2p at least 0 (0 if the claim does not "
+        "name it), FB between max(F, B) and F + B, and B = I + W if the order has an I. The counterexample is "
+        "simulated and shown with both sides of the claim. Most published formulas hold only under a condition: state "
+        "it with `when`. `bubble` is the idle time from the start of the step to its end, `span_bubble` from a rank's "
+        "first op to its last.",
         wrong=_file("bubble == (P-1)*F"),
         right=_file("bubble == (P-1)*(F+B)"),
     ),
     DiagnosticCode(
         "S502",
         "a claim without a value",
-        "At these sizes the claim divides by zero, or its value is too large to be computed. The caret is under the "
-        "part that has no value.",
+        "At these sizes the claim divides by zero, or its value is too large to compute. The caret is under the part "
+        "that has no value.",
         wrong=_file("bubble == (P-1)*(F+B)/(P-3)"),
         right=_file("bubble == (P-1)*(F+B)/(P-2)"),
     ),
@@ -42,19 +42,20 @@ S5: tuple[DiagnosticCode, ...] = (
         "S503",
         "too few sizes to derive formulas from",
         "`schedc report` fits its formulas to a dozen or more legal sizes of 2 to 10 ranks, with up to about four "
-        "microbatches per rank, and verifies them at others. A schedule that its `require` confines to fewer sizes has "
-        "figures (`schedc check`), but no formulas.",
+        "microbatches per rank, and verifies them at others. If the `require` lines of a schedule allow fewer sizes, "
+        "it has figures (`schedc check`), but no formulas.",
     ),
     DiagnosticCode(
         "S511",
         "not a range of sizes",
-        "`--sweep` takes comparisons of the schedule's sizes, separated by commas or `and`: `P<=16, M<=4*P`. Every"
-        " size that it names needs an upper bound in numbers and other sizes; the least value is 1 where nothing else"
-        " is said. Comparisons that bound nothing filter: `M % P == 0`. Other sizes keep `-D` or their default.",
+        "`--sweep` takes comparisons of the schedule's sizes, separated by commas or `and`: `P<=16, M<=4*P`. Every "
+        "size in it needs an upper bound in numbers and other sizes. Its least value is 1 if no comparison says "
+        "otherwise. Comparisons that are no bounds filter the sizes: `M % P == 0`. Sizes that are not named keep `-D` "
+        "or their default.",
     ),
     DiagnosticCode(
         "S512",
         "too many sizes",
-        "A range holds at most 1,000,000 sizes; at each of them everything is checked.",
+        "A range has at most 1,000,000 sizes, because everything is checked at each of them.",
     ),
 )

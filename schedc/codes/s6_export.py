@@ -1,4 +1,4 @@
-"""Codes of family S6: other tools' formats, written and read."""
+"""Explains the codes of family S6: formats of other tools, written and read."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ S6: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S602",
         "a schedule CSV does not say where each stage lives",
-        "The CSV format names no placement and no sizes. They follow from the forwards: stage s of microbatch m lives "
-        "on the rank that runs its forward, and the largest numbers say how many there are. If a forward is missing, "
-        "if numbers are skipped, or if one forward of a stage stands on another rank than the others, nothing follows. "
-        "Raised when such a file is read.",
+        "The CSV format names no placement and no sizes. They follow from the forwards: stage s of microbatch m is on "
+        "the rank that runs its forward, and the largest numbers say how many there are. Nothing follows if a forward "
+        "is missing, if numbers are skipped, or if one forward of a stage is on another rank than the others. Raised "
+        "when such a file is read.",
     ),
     DiagnosticCode(
         "S603",
         "a target has one direction only",
         "DualPipe and Chimera send microbatches through the ranks in both directions, with a copy of every stage for "
-        "each, so that a stage lives on two ranks. torch.distributed.pipelining and Megatron know one rank per stage, "
-        "and sum no copies. Raised by `schedc export`; `--to csv` still writes such an order in torch's notation, as "
-        "a record: torch itself refuses to load it.",
+        "each direction. So a stage is on two ranks. torch.distributed.pipelining and Megatron know one rank per "
+        "stage, and do not sum copies. Raised by `schedc export`; `--to csv` still writes such an order in torch's "
+        "notation, as a record: torch itself refuses to load it.",
     ),
     DiagnosticCode(
         "S604",
         "a message of a lowered schedule CSV does not fit the computation",
-        "Every value that one rank computes and another needs is sent once, behind the op that computes it, and "
+        "Every value that one rank computes and another needs is sent once, after the op that computes it, and "
         "received once, before the op that needs it: 0SEND_F3 with 1RECV_F3 for an activation, 1SEND_B3 with 0RECV_B3 "
-        "for a gradient. Stages on one rank hand over without messages. Raised when a lowered file is read.",
+        "for a gradient. Stages on one rank hand over values without messages. Raised when a lowered file is read.",
     ),
     DiagnosticCode(
         "S605",
         "parameters or gradients of a stage are not there in a lowered schedule CSV",
-        "REDUCE_GRAD stands once behind the last weight gradient of each stage: earlier, it would leave microbatches "
-        "out of the gradient. Where a file has UNSHARD and RESHARD, a stage computes between the two. Raised when a "
+        "REDUCE_GRAD comes once after the last weight gradient of each stage; earlier, it would leave microbatches "
+        "out of the gradient. If a file has UNSHARD and RESHARD, a stage computes between the two. Raised when a "
         "lowered file is read.",
     ),
     DiagnosticCode(
         "S606",
         "an order is one for its own size only",
-        "A .sched file describes a schedule at every size. A CSV or text form is the order of one size, which -D "
-        "cannot change, and from which no formula follows. Raised where such a file is given together with other"
-        " sizes, or to `report` and `check --sweep`.",
+        "A .sched file describes a schedule at every size. A CSV or text form is the order of one size. -D cannot "
+        "change it, and no formula follows from it. Raised if such a file is given with other sizes, or to `report` "
+        "and `check --sweep`.",
     ),
     DiagnosticCode(
         "S607",
         "another trainer cannot run this schedule",
-        "Megatron makes its orders itself (1F1B, interleaved 1F1B, and the latter with overlapped pairs). torchtitan "
-        "and NeMo AutoModel place stages round robin or on a V, on two ranks or more. None of them has segments of a "
+        "Megatron makes its orders itself: 1F1B, interleaved 1F1B, and the latter with overlapped pairs. torchtitan "
+        "and NeMo AutoModel place stages round robin or on a V, on two or more ranks. None of them has segments of a "
         "sequence. The message says where the schedule differs and which one is nearest. Raised by `schedc export`.",
     ),
     DiagnosticCode(
@@ -66,29 +66,29 @@ S6: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S609",
         "a target has no recomputation of its own",
-        "R is an op of the schedule: what a forward did not keep is worked out again where the schedule says so. "
-        "torch.distributed.pipelining and Megatron recompute inside of the backward, by how the modules are made, and "
-        "have no op for it. Raised by `schedc export`; `schedc compile` leaves out its schedule.csv.",
+        "R is an op of the schedule: it recomputes what the forward did not keep, at the place that the schedule "
+        "gives. torch.distributed.pipelining and Megatron recompute inside of the backward, as the modules decide, "
+        "and have no op for it. Raised by `schedc export`; `schedc compile` leaves out its schedule.csv.",
     ),
     DiagnosticCode(
         "S610",
         "a trace is not one of this schedule",
-        "`schedc show --trace` draws a run above its prediction, cell by cell: the run must have had the same ranks, "
+        "`schedc show --trace` draws a run above its prediction, cell by cell. The run must have had the same ranks, "
         "the same ops and pairs on each, and the same order. The trace names its schedule and its sizes, which are "
-        "taken where -D does not say others; a policy orders by the costs that the program was compiled with.",
+        "used unless -D gives others. A policy orders by the costs with which the program was compiled.",
     ),
     DiagnosticCode(
         "S611",
         "not the trace of a run",
-        "`schedc run SCHEDULE --trace FILE` writes a trace in the Trace Event Format (JSON object form), with a slice "
-        "per instruction, named 0F3 or (0F3;3B1)OVERLAP_F_B, and a process per rank. `schedc export --to trace` "
-        "writes a predicted timeline in the same format, in which nothing was measured. Raised by `schedc show "
+        "`schedc run SCHEDULE --trace FILE` writes a trace in the Trace Event Format (JSON object form). It has a "
+        "process per rank and a slice per instruction, named 0F3 or (0F3;3B1)OVERLAP_F_B. `schedc export --to trace` "
+        "writes a predicted timeline in the same format, which contains no measurement. Raised by `schedc show "
         "--trace`.",
     ),
     DiagnosticCode(
         "S612",
         "a PNG has too many pixels",
-        "A PNG has one pixel per px of the drawing: at most 100 million of them, and 32,767 on a side. SVG and PDF "
+        "A PNG has one pixel per px of the drawing: at most 100 million pixels, and 32,767 on a side. SVG and PDF "
         "have no such limit. Raised by `schedc show` and `schedc watch`, for wide drawings of many ranks.",
     ),
 )
