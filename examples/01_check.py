@@ -16,7 +16,7 @@ def main() -> None:
     print(f"{'schedule':20} {'step':>8} {'bubble':>8} {'peak':>8}  claims")
     for name in options.schedules:
         analysis = schedc.analyse(name, {"P": options.ranks, "M": options.microbatches}, costs)
-        chunks = analysis.schedule.stages / options.ranks  # one model: of twice as many stages each takes half the time
+        chunks = analysis.schedule.stages / options.ranks  # with twice as many stages, each takes half the time
         step, peak = analysis.timeline.makespan / chunks, analysis.memory.peak_activations.max() / chunks
         claims = ", ".join(claim.status for claim in analysis.claims)
         print(f"{name:20} {step:8.2f} {analysis.timeline.bubble_ratio:8.1%} {peak:8.1f}  {claims}")

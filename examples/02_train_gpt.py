@@ -20,7 +20,7 @@ from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 def main() -> None:
     options = parser().parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    device = join()  # the other ranks: over NCCL with a GPU each, or over gloo
+    device = join()  # joins the other ranks: over NCCL with a GPU each, or over gloo
     sizes = {"v": options.chunks} if options.chunks else {}
     program = schedc.compile(options.schedule, P=ranks, M=options.microbatches, **sizes)
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[rows, tokens] of counting sequences with random starts and strides, and what comes next in each."""
+    """[rows, tokens] counting sequences with random starts and strides, and [rows, tokens] their next tokens."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(0, 128, (rows, 1), generator=generator)
     stride = torch.randint(1, 4, (rows, 1), generator=generator)
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--schedule", default="dualpipev", help="a name of `schedc list`, or the path of a .sched file")
     result.add_argument("--microbatches", type=int, default=8)
     result.add_argument("--chunks", type=int, help="size v of the interleaved schedules")
-    result.add_argument("--rows", type=int, default=2, help="per microbatch")
+    result.add_argument("--rows", type=int, default=2, help="rows of a microbatch")
     result.add_argument("--tokens", type=int, default=32)
     result.add_argument("--width", type=int, default=64)
     result.add_argument("--blocks", type=int, default=8)

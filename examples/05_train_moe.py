@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 4 examples/05_train_moe.py --experts-over 2 --schedule dualpipev --overlap
 
-Of the processes, ``--experts-over`` neighbours share the experts of their layers, each with a batch of its own;
-``--ranks`` of these groups are a pipeline, by default all of them, and what is left over are further replicas.
+Groups of ``--experts-over`` neighbouring processes share the experts of their layers, each with a batch of its own.
+``--ranks`` of these groups form a pipeline, by default all of them. Further groups form replicas of the pipeline.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def routed(model: MoETransformer) -> str:
-    """How even the load of the experts was in the layers that ran here, and what part of the choices was dropped."""
+    """The imbalance of the experts in the layers of this process, and the share of dropped choices, in words."""
     counted = [layer.statistics for _, layer in moe_layers(model) if layer.statistics.choices]
     if not counted:
         return "no expert layer here"
@@ -83,7 +83,7 @@ def config(options: argparse.Namespace) -> MoEConfig:
 
 
 def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[rows, tokens] of counting sequences with random starts and strides, and what comes next in each."""
+    """[rows, tokens] counting sequences with random starts and strides, and [rows, tokens] their next tokens."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(0, 128, (rows, 1), generator=generator)
     stride = torch.randint(1, 4, (rows, 1), generator=generator)
@@ -94,15 +94,17 @@ def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("--schedule", default="dualpipev", help="a name of `schedc list`, or the path of a .sched file")
-    result.add_argument("--ranks", type=int, help="of the pipeline; by default what --experts-over leaves")
+    result.add_argument("--ranks", type=int, help="ranks of the pipeline; by default all processes over --experts-over")
     result.add_argument("--experts-over", type=int, default=1, help="ranks that share the experts of a layer")
     result.add_argument("--method", choices=list(Method), default="flat", help="how rows travel to their experts")
-    result.add_argument("--per-node", type=int, help="of these in one node; by default as torchrun says")
+    result.add_argument(
+        "--per-node", type=int, help="ranks of an expert group in one node; by default those of torchrun"
+    )
     result.add_argument("--overlap", action="store_true", help="run pairs in the order of cell programs")
     result.add_argument("--capacity", type=float, help="drop and pad: room over the mean number of tokens per expert")
     result.add_argument("--drop", choices=list(Drop), default="probs", help="which tokens stay")
     result.add_argument("--microbatches", type=int, default=4)
-    result.add_argument("--rows", type=int, default=2, help="per microbatch and replica")
+    result.add_argument("--rows", type=int, default=2, help="rows of a microbatch on a replica")
     result.add_argument("--tokens", type=int, default=32)
     result.add_argument("--blocks", type=int, default=4, help="one dense block and then MoE blocks")
     result.add_argument("--experts", type=int, default=32)

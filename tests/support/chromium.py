@@ -24,7 +24,7 @@ _KEY_CODES = {"Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "A
 
 
 class Browser:
-    """One page of a browser of its own; faults that the page reports are in ``faults``, its requests in ``urls``."""
+    """A browser with one page. faults: faults that the page reported. urls: requests of the page."""
 
     def __init__(self, profile: Path, width: int = 1400, height: int = 1000) -> None:
         assert PATH
@@ -54,7 +54,7 @@ class Browser:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._out)  # a browser on a pipe ends with its pipe
+        os.close(self._out)  # the browser ends with its pipe
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -101,21 +101,21 @@ class Browser:
                 self.faults.append(json.dumps(parameters["entry"]))
 
     def open(self, page: Path, fragment: str = "") -> None:
-        """Loads a file, and waits until its script has drawn. ``fragment``: what follows the path in the address."""
-        self.call("Page.navigate", url="about:blank")  # another fragment alone would load nothing
+        """Loads a file, and waits until its script has drawn. fragment: the part of the address after the path."""
+        self.call("Page.navigate", url="about:blank")  # a new fragment alone would load nothing
         self.faults, self.urls = [], []
         self.call("Page.navigate", url=page.as_uri() + fragment)
         self.wait_for("document.readyState === 'complete' && !!document.getElementById('canvas')?.dataset.to")
 
     def value(self, expression: str) -> Any:
-        """The value of an expression on the page, after the frame that is due has been painted."""
+        """The value of an expression on the page, after the next frame is painted."""
         script = f"new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done({expression}))))"
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def now(self, expression: str) -> Any:
-        """The value of an expression on the page, at once: for what does not wait for a frame."""
+        """The value of an expression on the page, without waiting for a frame."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")

@@ -1,4 +1,4 @@
-"""Pages of schedules for tests: charts to draw, a page read back from its text, and a page in a browser."""
+"""Pages of schedules for tests: a page read back from its text, and a page in a browser."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
 from schedc.draw.chart import Chart
 from schedc.draw.html_page import draw_html
-from schedc.elaborate import elaborate
-from schedc.ir.schedule import Schedule
-from schedc.load.library import open_schedule
 from support.chromium import Browser
 from support.random_schedules import random_schedule
 
@@ -33,17 +28,8 @@ PAYLOADS = (
 )
 
 
-def chart_of(schedule: Schedule, costs: Costs | None = None) -> Chart:
-    costs = costs or Costs()
-    return Chart.of(schedule, simulate(schedule, costs), measure_memory(schedule, costs), costs)
-
-
-def named(name: str, costs: Costs | None = None, **sizes: int) -> Chart:
-    return chart_of(elaborate(open_schedule(name), sizes), costs)
-
-
 class PageReader(HTMLParser):
-    """What a page consists of: its elements with their attributes, comments, the style, the data and the script."""
+    """The contents of a page: its elements with their attributes, comments, the style, the data and the script."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -71,8 +57,8 @@ class PageReader(HTMLParser):
 
 
 def tables_of(data: Any) -> list[dict[str, dict[str, Any]]]:
-    """Per chart of a page's data its tables, each a dict of columns: read back as the page reads them."""
-    packed, at = zlib.decompress(base64.b64decode(data["packed"])), 0
+    """The tables of each chart in a page's data, each a dict of columns, read back as the page reads them."""
+    packed, offset = zlib.decompress(base64.b64decode(data["packed"])), 0
     charts = []
     for chart in data["charts"]:
         tables: dict[str, dict[str, Any]] = {}
@@ -81,8 +67,8 @@ def tables_of(data: Any) -> list[dict[str, dict[str, Any]]]:
             for column, head in table["columns"].items():
                 values = np.full(table["count"], head["low"])
                 for place in range(head["width"]):
-                    values += np.frombuffer(packed, np.uint8, table["count"], at).astype(np.int64) << 8 * place
-                    at += table["count"]
+                    values += np.frombuffer(packed, np.uint8, table["count"], offset).astype(np.int64) << 8 * place
+                    offset += table["count"]
                 values = np.cumsum(values) if head["running"] else values
                 assert not head["whole"] or np.array_equal(values, values.astype(np.int32))
                 columns[column] = values / 10.0 ** head["decimals"] if head["decimals"] else values
@@ -90,17 +76,18 @@ def tables_of(data: Any) -> list[dict[str, dict[str, Any]]]:
                 edges = np.cumsum(np.stack([columns["wait"], columns["length"]], 1).ravel())
                 columns["start"], columns["end"] = edges.reshape(-1, 2).T / 10.0 ** chart["timeDecimals"]
         charts.append(tables)
-    assert at == len(packed)
+    assert offset == len(packed)
     return charts
 
 
 def hostile(payload: str) -> Chart:
     schedule = random_schedule(7)
-    return chart_of(replace(schedule, name=payload, doc=payload, sizes={payload: 1}, phases=(payload,)))
+    renamed = replace(schedule, name=payload, doc=payload, sizes={payload: 1}, phases=(payload,))
+    return Chart.predicted(renamed, Costs())
 
 
 class PageView:
-    """A page in the browser, with places of lanes and times on the screen."""
+    """A page in the browser, which knows the places of lanes and times on the screen."""
 
     def __init__(self, browser: Browser, path: Path, *charts: Chart, fragment: str = "") -> None:
         path = path / "page.html"
@@ -116,7 +103,7 @@ class PageView:
         return float(self.state(name))
 
     def at(self, time: float, rank: int, chart: int = 0) -> tuple[float, float]:
-        """The point of the screen, in px, where a rank's cells are at a time."""
+        """px, the point of the screen at a time on a rank's lane."""
         return self.points([(time, rank)], chart)[0]
 
     def points(self, places: list[tuple[float, int]], chart: int = 0) -> list[tuple[float, float]]:
@@ -128,18 +115,18 @@ class PageView:
         return [(box["left"] + gutter + (t - low) * scale, first + rank * float(state["pitch"])) for t, rank in places]
 
     def hover(self, time: float, rank: int, chart: int = 0) -> list[str]:
-        """The lines of the tooltip there."""
+        """The lines of the tooltip at a time on a rank's lane."""
         return self.tips([(time, rank)], chart)[0]
 
     def tips(self, places: list[tuple[float, int]], chart: int = 0) -> list[list[str]]:
-        found = []
+        tips = []
         for point in self.points(places, chart):
             self.browser.mouse("Moved", *point)
-            found.append(self.browser.now("tip.hidden ? [] : [...tip.children].map(line => line.textContent)"))
-        return found
+            tips.append(self.browser.now("tip.hidden ? [] : [...tip.children].map(line => line.textContent)"))
+        return tips
 
     def colours(self, places: list[tuple[float, int]], chart: int = 0) -> list[str]:
-        """What is painted above the numerals there."""
+        """The colours that are painted above the numerals at (time, rank) places."""
         left, top = self.browser.value("(({left, top}) => [left, top])(canvas.getBoundingClientRect())")
         points = [[x - left, y - top - 4] for x, y in self.points(places, chart)]
         read = "[...canvas.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3)"

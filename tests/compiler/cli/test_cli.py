@@ -1,4 +1,4 @@
-"""The command line as a user meets it: outputs, streams, exit codes."""
+"""The command line as a user meets it: outputs, files, streams, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: exit status, Ctrl-C, schedules through a pipe, colours, width."""
+"""Behaviour of all commands: exit status, Ctrl-C, schedules through a pipe, colours, width."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_one_kind_of_mistake_has_one_status_in_all_commands(command: str, tmp_pa
     name, more = command.split()[0], TAKE_A_SCHEDULE[command]
     path = tmp_path / "broken.sched"
     path.write_text(BROKEN.replace("place", "palce"))
-    given = (lambda schedule: [*more, schedule]) if name == "layout" else (lambda schedule: [schedule, *more])
-    assert schedc(name, *given("no_such_schedule")).exit_code == 2
-    assert schedc(name, *given(str(tmp_path / "none.sched"))).exit_code == 2
-    wrong = schedc(name, *given("1f1b"), "-D", "p=4")
+    arguments = (lambda schedule: [*more, schedule]) if name == "layout" else (lambda schedule: [schedule, *more])
+    assert schedc(name, *arguments("no_such_schedule")).exit_code == 2
+    assert schedc(name, *arguments(str(tmp_path / "none.sched"))).exit_code == 2
+    wrong = schedc(name, *arguments("1f1b"), "-D", "p=4")
     assert (wrong.exit_code, "S111" in wrong.stderr, "did you mean `P`?" in wrong.stderr) == (2, True, True)
-    assert schedc(name, *given(str(path))).exit_code == 1
+    assert schedc(name, *arguments(str(path))).exit_code == 1
 
 
 def test_a_size_is_the_fault_of_whoever_wrote_it(tmp_path: Path) -> None:
@@ -102,23 +102,23 @@ def test_the_file_that_a_finding_names_can_be_opened(tmp_path: Path, monkeypatch
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A command that would go on for long, and how to see that it is at it."""
+    """A command that runs for long. at_work: whether it has started its work."""
 
     arguments: tuple[str, ...]
-    at_it: Callable[[subprocess.Popen[bytes]], bool]
+    at_work: Callable[[subprocess.Popen[bytes]], bool]
 
 
 def processes(session: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
+    """Ids of the living processes of a session."""
+    numbers = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            numbers.append(int(stat.parent.name))
+    return numbers
 
 
 def threads(process: subprocess.Popen[bytes]) -> int:
@@ -135,7 +135,7 @@ LONG = (
 
 
 def test_ctrl_c_is_one_line_and_status_130_and_leaves_nothing_behind() -> None:
-    """As a terminal does it: SIGINT to every process of the command at once."""
+    """Sends SIGINT to every process of the command at once, as a terminal does."""
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "schedc", *case.arguments], start_new_session=True,
@@ -146,7 +146,7 @@ def test_ctrl_c_is_one_line_and_status_130_and_leaves_nothing_behind() -> None:
     try:
         waiting, deadline = dict(zip(running, LONG, strict=True)), time.monotonic() + 180
         while waiting:
-            for process in [process for process, case in waiting.items() if case.at_it(process)]:
+            for process in [process for process, case in waiting.items() if case.at_work(process)]:
                 os.killpg(process.pid, signal.SIGINT)
                 del waiting[process]
             assert time.monotonic() < deadline, [case.arguments for case in waiting.values()]

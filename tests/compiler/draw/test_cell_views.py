@@ -1,4 +1,4 @@
-"""Cells as a user sees them: what `report` tells, and the drawing of one cell, read back."""
+"""Cells as a user sees them: the figures of `report`, and the drawing of one cell, read back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def groups(text: str, word: str) -> list[ET.Element]:
     return [group for group in ET.fromstring(text).iter(f"{SVG}g") if group.get("class") == word]
 
 
-# In time.
+# Times.
 
 
 @pytest.mark.parametrize("kind", ["F", "B", "I", "W", "FB", "FI"])
@@ -56,13 +56,13 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
         assert len(played.spans) == len(played.tasks)
         assert played.duration == predicted.duration
         assert sum(span.time for span in played.waits) == pytest.approx(predicted.exposed)
-        for lane in (Lane.COMPUTE, Lane.NODE):  # the counts share the rail with rows
+        for lane in (Lane.COMPUTE, Lane.NODE):  # on the rail, exchanges of counts and of rows overlap
             mine = sorted((span.begin, span.end) for span in played.spans if span.task.lane is lane and span.time)
-            assert all(one[1] <= other[0] for one, other in pairwise(mine))
-    assert predicted.duration == pytest.approx(predicted.compute + predicted.communication)  # of the serial order
+            assert all(span[1] <= following[0] for span, following in pairwise(mine))
+    assert predicted.duration == pytest.approx(predicted.compute + predicted.communication)  # the serial order
 
 
-# What is told.
+# Figures in text and JSON.
 
 
 def test_report_tells_what_cells_hide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_cell_is_drawn_in_two_orders() -> None:
     assert f"gradient leaves {pair['gradient_at']:g}" in texts
     tasks = groups(text, "task")
     titles = [task.findtext(f"{SVG}title") or "" for task in tasks]
-    assert len(titles) == 2 * len({re.sub(r", \d.*", "", title) for title in titles})  # each once in either order
+    assert len(titles) == 2 * len({re.sub(r", \d.*", "", title) for title in titles})  # each step once in either order
     assert sum(title.startswith("0.dispatch.rail, forward") for title in titles) == 2
     waits = [wait.findtext(f"{SVG}title") or "" for wait in groups(text, "wait")]
     exposed = [float(re.search(r"\(([\d.]+)\)$", title)[1]) for title in waits]  # type: ignore[index]
@@ -144,7 +144,7 @@ def test_wrong_usage_is_told(arguments: list[str], says: str) -> None:
 
 
 def test_the_figure_of_the_docs_is_what_is_drawn() -> None:
-    """To renew it: make figures."""
+    """`make figures` renews the drawing."""
     kept = (ROOT / "docs" / "figures" / "cell.svg").read_text(encoding="utf-8")
     assert told("show", "dualpipev", "--cell", "FB", "--cost-file", HOPS) == kept
 
@@ -166,4 +166,6 @@ def test_recomputed_segments_are_drawn_with_an_edge() -> None:
     kind = CellKind("B", (0, 0), 1, program, predict(program, None, shape, costs), None, shape)
     text = draw_cell(CellChart.of("<&>", kind, (0, 0), costs))
     assert "&lt;&amp;&gt;: inside B on stage 0" in text
-    assert sum(box.get("class") == "paired" for box in ET.fromstring(text).iter(f"{SVG}rect")) == 3  # and the legend
+    assert (
+        sum(box.get("class") == "paired" for box in ET.fromstring(text).iter(f"{SVG}rect")) == 3
+    )  # the legend has one of them

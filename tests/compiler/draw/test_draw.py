@@ -1,4 +1,4 @@
-"""The drawing, read back as XML: geometry, colours, text, size."""
+"""The SVG of a schedule, read back as XML: geometry, colours, text, size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAIR = ["0F0 0F1 (0F2;0B0) 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A drawing and what it was made from."""
+    """A drawing, and the timeline and memory that it shows."""
 
     timeline: Timeline
     memory: Memory
@@ -60,8 +60,8 @@ def draw(of: Schedule, costs: Costs | None = None, **options: str) -> Drawn:
 
 def rects(group: ET.Element, style: str = "") -> list[tuple[float, float]]:
     """(left, right) of the rectangles of a class."""
-    found = [r for r in group.iter(f"{SVG}rect") if re.fullmatch(style or ".*", r.get("class", ""))]
-    return [(float(r.get("x", 0)), float(r.get("x", 0)) + float(r.get("width", 0))) for r in found]
+    boxes = [r for r in group.iter(f"{SVG}rect") if re.fullmatch(style or ".*", r.get("class", ""))]
+    return [(float(r.get("x", 0)), float(r.get("x", 0)) + float(r.get("width", 0))) for r in boxes]
 
 
 def lanes(groups: list[ET.Element]) -> dict[float, list[tuple[float, float]]]:
@@ -78,9 +78,9 @@ def lanes(groups: list[ET.Element]) -> dict[float, list[tuple[float, float]]]:
 @pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.csv")))
 def test_cells_and_bubbles_lie_where_the_timeline_says(file: str, costs: Costs | None) -> None:
     drawn = draw(published(file), costs)
-    known = drawn.timeline.dependencies
+    dependencies = drawn.timeline.dependencies
     cells = lanes(drawn.groups("cell"))
-    assert [len(lane) for lane in cells.values()] == np.diff(known.rank_start).tolist()
+    assert [len(lane) for lane in cells.values()] == np.diff(dependencies.rank_start).tolist()
     edges = np.array([edge for lane in cells.values() for edge in lane])
     times = np.stack([drawn.timeline.start, drawn.timeline.end], 1)
     scale, left = np.polyfit(times.ravel(), edges.ravel(), 1)
@@ -138,7 +138,7 @@ def test_numerals_are_microbatches_in_the_ink_of_their_chunk() -> None:
 
 
 def curve_heights(drawn: Drawn) -> list[float]:
-    """The highest point of each rank's curve, as a part of that of the highest rank."""
+    """The highest point of each rank's curve, as a share of the highest point of all."""
     curves = [p.get("d", "") for p in drawn.root.iter(f"{SVG}path") if p.get("class") == "curve"][1:]
     strips = [p.get("d", "") for p in drawn.root.iter(f"{SVG}path") if p.get("class") == "holding"]
     heights = [-min(accumulate(map(float, re.findall(r"v(-?[\d.]+)", strip)))) for strip in strips]
@@ -234,13 +234,13 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches"), [("dualpipev", 4, 10), ("dualpipe", 8, 20)])
 def test_the_figures_of_the_readme_are_what_is_drawn(name: str, ranks: int, microbatches: int) -> None:
-    """Up to comments and line numbers of the source. To renew them: make figures."""
+    """Comments and line numbers of the source may differ. `make figures` renews the figures."""
     now = draw(legal_schedule(open_schedule(name), {"P": ranks, "M": microbatches}))
     kept = Drawn(now.timeline, now.memory, FIGURES.joinpath(f"{name}.svg").read_text())
-    for one, other in zip(now.root.iter(), kept.root.iter(), strict=True):
-        assert (one.tag, one.attrib) == (other.tag, other.attrib)
-        if one.tag == f"{SVG}text" and "muted" not in one.get("class", ""):
-            assert one.text == other.text
+    for element, expected in zip(now.root.iter(), kept.root.iter(), strict=True):
+        assert (element.tag, element.attrib) == (expected.tag, expected.attrib)
+        if element.tag == f"{SVG}text" and "muted" not in element.get("class", ""):
+            assert element.text == expected.text
 
 
 @pytest.mark.parametrize("ground", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
@@ -256,7 +256,7 @@ def test_contrast_is_that_of_the_definition() -> None:
 
 @pytest.mark.parametrize("ground", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
 def test_fills_are_told_apart(ground: palette.Ground) -> None:
-    """By luminance or by hue: no two fills of different meaning come close in all channels."""
+    """Fills of different meaning differ in at least one channel, by luminance or by hue."""
     fills = [fill for pair in palette.FILLS.values() for fill in pair] + [ground.idle]
     channels = np.array([[int(f[i : i + 2], 16) for i in (1, 3, 5)] for f in fills])
     apart = np.abs(channels[:, None] - channels[None]).sum(2) + 1000 * np.eye(len(fills), dtype=int)
@@ -264,7 +264,7 @@ def test_fills_are_told_apart(ground: palette.Ground) -> None:
 
 
 def many(ranks: int, microbatches: int) -> Schedule:
-    """1F1B of any size, one op per row of columns."""
+    """1F1B of any size, made from columns."""
     starts, kinds, batches = [0], [], []
     for rank in range(ranks):
         warm = min(ranks - 1 - rank, microbatches)
@@ -320,7 +320,7 @@ def test_of_very_many_ranks_some_have_lanes() -> None:
 @pytest.mark.parametrize(("limit", "lanes"), [(500_000, 8), (12_000, 8), (8_500, 3)])
 def test_too_large_a_drawing_gets_coarser(limit: int, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svg, "LIMIT", limit)
-    of = many(8, 200)  # 3200 cells, which have an element each where there is room
+    of = many(8, 200)  # 3200 cells, few enough for an element each
     shown = svg.picture(of, simulate(of), measure_memory(of))
     assert len(shown.text.encode()) <= limit
     assert shown.note in shown.text

@@ -1,4 +1,4 @@
-"""Graphs: what they show, how their text is escaped, and pictures of them where the program `dot` is installed."""
+"""Graphs: their nodes and edges, the escaping of their text, and their pictures where `dot` is installed."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def laid_out(source: str) -> dict[str, Any]:
 def test_the_graph_has_all_cells_their_order_and_values_and_the_critical_path(name: str, sizes: dict[str, int]) -> None:
     schedule = legal_schedule(open_schedule(name), sizes)
     timeline = simulate(schedule)
-    known = timeline.dependencies
+    dependencies = timeline.dependencies
     graph = laid_out(schedule_graph(schedule, timeline).source)
     cells = {
         node["_gvid"]: int(node["name"][1:])
         for node in graph["objects"]
         if node["name"].startswith("c") and "nodes" not in node
     }
-    assert sorted(cells.values()) == list(range(len(known)))
+    assert sorted(cells.values()) == list(range(len(dependencies)))
     clusters = [node for node in graph["objects"] if "nodes" in node]
     for rank, cluster in enumerate(clusters):
         inside = sorted(cells[node] for node in cluster["nodes"])
-        assert inside == list(range(known.rank_start[rank], known.rank_start[rank + 1]))
+        assert inside == list(range(dependencies.rank_start[rank], dependencies.rank_start[rank + 1]))
     edges = {(cells[edge["tail"]], cells[edge["head"]]): edge for edge in graph["edges"]}
-    values = {(int(p), c) for row in known.producers for c, p in enumerate(row) if p >= 0}
-    order = {(int(p), c) for c, p in enumerate(known.previous) if p >= 0}
+    values = {(int(p), c) for row in dependencies.producers for c, p in enumerate(row) if p >= 0}
+    order = {(int(p), c) for c, p in enumerate(dependencies.previous) if p >= 0}
     assert set(edges) == values | order
     assert {edge for edge, of in edges.items() if of.get("style") == "dashed"} <= order - values
     path = critical_path(timeline).tolist()
@@ -107,7 +107,7 @@ def test_the_longest_chain_of_a_stage_is_its_forward_bound() -> None:
         {"dispatch.rail": 25, "combine.rail": 25},
     )
     chain, length = longest_chain(shape, costs)
-    assert [shape.nodes[at].role for at in chain] == ["attention", "shared", "post"]
+    assert [shape.nodes[number].role for number in chain] == ["attention", "shared", "post"]
     assert length == 110
     assert longest_chain(shape, CellCosts()) == ([], 0.0)
 

@@ -10,12 +10,13 @@ import pytest
 
 from schedc.draw import palette
 from schedc.ir.ops import OpKind
+from support.charts import library_chart
 from support.chromium import Browser
-from support.html_page import PageView, named
+from support.html_page import PageView
 
 
 def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
-    page = PageView(browser, tmp_path, named("1f1b", P=4, M=8))
+    page = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     x, y = page.at(13.5, 0)
     browser.mouse("Wheel", x, y, deltaX=0, deltaY=-500)
     assert page.number("to") - page.number("from") == pytest.approx(33 * np.exp(-0.8), rel=1e-6)
@@ -46,7 +47,7 @@ def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_narrow_window_scrolls_only_down(browser: Browser, tmp_path: Path) -> None:
-    page = PageView(browser, tmp_path, named("dualpipev", P=4, M=10), named("zbv", P=4, M=10))
+    page = PageView(browser, tmp_path, library_chart("dualpipev", P=4, M=10), library_chart("zbv", P=4, M=10))
     try:
         for width in (420, 320):
             browser.resize(width, 900)
@@ -63,7 +64,7 @@ VIEW = ("from", "to", "scroll", "cell", "microbatch", "critical", "classes")
 
 
 def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
-    charts = [named("1f1b", P=16, M=32), named("dualpipev", P=16, M=32)]
+    charts = [library_chart("1f1b", P=16, M=32), library_chart("dualpipev", P=16, M=32)]
     page = PageView(browser, tmp_path, *charts)
     first = [page.state(name) for name in VIEW]
     browser.mouse("Wheel", *page.at(40.0, 3), deltaX=0, deltaY=-500)
@@ -95,7 +96,7 @@ def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_walking_from_cell_to_what_it_waited_for(browser: Browser, tmp_path: Path) -> None:
-    page = PageView(browser, tmp_path, named("1f1b", P=4, M=8))
+    page = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     browser.click(*page.at(11.5, 0))
     assert page.state("cell") == "0B0"
     assert "waited 6 for 1B0 on rank 1" in str(browser.value("details.textContent"))

@@ -1,4 +1,4 @@
-"""The tooltip of a page in a browser: what it says of a cell, of idle time, and of the reason of every wait."""
+"""The tooltip of a page in a browser: its lines on a cell, on idle time, and on the reason of every wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from schedc.analysis.timeline import observed, simulate
 from schedc.cost.costs import Costs
 from schedc.draw.chart import Chart
 from schedc.ir.ops import OpKind
+from support.charts import library_chart
 from support.chromium import Browser
-from support.html_page import PageView, chart_of, named
+from support.html_page import PageView
 from support.random_schedules import random_schedule
 
 
 def test_hover_tells_the_op_its_cost_and_the_reason_of_the_wait(browser: Browser, tmp_path: Path) -> None:
-    view = PageView(browser, tmp_path, named("1f1b", P=4, M=8))
+    view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     assert view.hover(11.5, 0) == [
         "0B0 on rank 0",
         "full backward of microbatch 0, stage 0 (chunk 0)",
@@ -36,7 +37,9 @@ def test_hover_tells_the_op_its_cost_and_the_reason_of_the_wait(browser: Browser
 
 
 def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path) -> None:
-    view = PageView(browser, tmp_path, named("1f1b", Costs(p2p=0.5), P=2, M=2), named("dualpipev", P=4, M=10))
+    view = PageView(
+        browser, tmp_path, library_chart("1f1b", Costs(p2p=0.5), P=2, M=2), library_chart("dualpipev", P=4, M=10)
+    )
     assert view.hover(6.0, 0)[4] == ("waited 3 for 1B0 on rank 1, whose message took 0.5 (dependency 2, message 1)")
     pair = view.hover(24.0, 0, 1)
     assert pair[0] == "7F4 & 0B0 on rank 0 (overlapped pair)"
@@ -49,33 +52,33 @@ def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path
 
 
 def test_the_reason_of_every_wait(browser: Browser, tmp_path: Path) -> None:
-    """Against a statement of its own: what the cell needs, from whom, and when each of these is there."""
+    """Works out for each cell the inputs, their producers, and the times at which they are ready."""
     for seed in (3, 11, 40):
         schedule = random_schedule(seed)
         costs = Costs(F=tuple(1.0 + s for s in range(schedule.stages)), B=2.5, I=1.5, W=1.0, p2p=0.5)
-        chart = chart_of(schedule, costs)
+        chart = Chart.predicted(schedule, costs)
         view = PageView(browser, tmp_path, chart)
-        known, end = chart.timeline.dependencies, chart.timeline.end
-        made = {
+        dependencies, end = chart.timeline.dependencies, chart.timeline.end
+        row_of = {
             (int(schedule.stage[row]), OpKind(int(schedule.kind[row])) is OpKind.F, int(schedule.microbatch[row])): row
             for row in np.flatnonzero(schedule.kind != OpKind.W).tolist()
         }
         middles = ((chart.timeline.start + end) / 2).tolist()
-        tips = view.tips(list(zip(middles, known.rank.tolist(), strict=True)))
+        tips = view.tips(list(zip(middles, dependencies.rank.tolist(), strict=True)))
         for cell, tip in enumerate(tips):
-            rank, start = int(known.rank[cell]), float(chart.timeline.start[cell])
-            free = float(end[cell - 1]) if cell > known.rank_start[rank] else 0.0
+            rank, start = int(dependencies.rank[cell]), float(chart.timeline.start[cell])
+            free = float(end[cell - 1]) if cell > dependencies.rank_start[rank] else 0.0
             line = next(line for line in tip if line.startswith(("waited", "no wait")))
             if start == free:
                 assert line.startswith("no wait: ")
                 continue
             ready = {}
-            for row in (int(known.first[cell]), int(known.second[cell])):
+            for row in (int(dependencies.first[cell]), int(dependencies.second[cell])):
                 is_forward = schedule.kind[row] == OpKind.F
                 key = (int(schedule.stage[row]) + (-1 if is_forward else 1), is_forward, int(schedule.microbatch[row]))
-                if row >= 0 and schedule.kind[row] != OpKind.W and key in made:
-                    producer = made[key]
-                    ready[producer] = end[known.cell_of[producer]] + 0.5 * (schedule.rank[producer] != rank)
+                if row >= 0 and schedule.kind[row] != OpKind.W and key in row_of:
+                    producer = row_of[key]
+                    ready[producer] = end[dependencies.cell_of[producer]] + 0.5 * (schedule.rank[producer] != rank)
             producer = max(ready, key=lambda row: ready[row])
             assert ready[producer] == start
             name, on = schedule.describe(producer).rstrip(")").split(" (")
@@ -86,7 +89,7 @@ def test_the_reason_of_every_wait(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_path: Path) -> None:
-    view = PageView(browser, tmp_path, named("1f1b", P=4, M=8))
+    view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     x, y = view.at(11.5, 0)
     for key, time in (("c", 11.2), ("+", 11.4), ("ArrowLeft", 11.6), ("Escape", 11.8)):
         assert view.hover(time, 0) != []
@@ -96,7 +99,7 @@ def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_pat
     browser.key("0")
     browser.mouse("Moved", *(still := view.at(11.5, 0)))
     browser.key("+")
-    browser.mouse("Moved", *still)  # as browsers do when a page moves under a pointer at rest
+    browser.mouse("Moved", *still)  # browsers send this event when a page moves under a pointer at rest
     assert browser.value("tip.hidden")
     browser.mouse("Moved", x + 1, y)
     browser.mouse("Wheel", x + 1, y, deltaX=0, deltaY=-300)
@@ -108,7 +111,7 @@ def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_pat
 
 
 def test_phases_are_named_over_the_lanes(browser: Browser, tmp_path: Path) -> None:
-    chart = named("dualpipev", P=4, M=10)
+    chart = library_chart("dualpipev", P=4, M=10)
     view = PageView(browser, tmp_path, chart)
     assert view.number("phases") >= 12
     names, runs = chart.cells.phase_names, chart.cells.phase_runs(1)
@@ -130,7 +133,7 @@ def test_phases_are_named_over_the_lanes(browser: Browser, tmp_path: Path) -> No
 
 
 def test_a_run_stands_above_its_prediction(browser: Browser, tmp_path: Path) -> None:
-    predicted = named("1f1b", P=2, M=3)
+    predicted = library_chart("1f1b", P=2, M=3)
     slow = simulate(predicted.schedule, Costs(F=2.0, B=4.5, p2p=0.25))
     run = Chart.of_run(predicted.schedule, observed(slow.dependencies, slow.start, slow.end), predicted.memory)
     view = PageView(browser, tmp_path, replace(run, said="measured"), replace(predicted, said="predicted"))

@@ -1,4 +1,4 @@
-"""What a page in a browser shows: colours, tables, several schedules, hostile names, and large schedules."""
+"""The contents of a page in a browser: colours, tables, several schedules, hostile names, and large schedules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.ir.ops import OpKind
+from support.charts import library_chart
 from support.chromium import Browser
-from support.html_page import PAYLOADS, PageView, hostile, named
+from support.html_page import PAYLOADS, PageView, hostile
 
 
 def test_cells_have_the_colours_of_the_palette_and_one_microbatch_stands_out(browser: Browser, tmp_path: Path) -> None:
-    chart = named("zbv", P=4, M=8)
+    chart = library_chart("zbv", P=4, M=8)
     view = PageView(browser, tmp_path, chart)
     cells, schedule = chart.cells, chart.schedule
     rows = cells.first
@@ -35,7 +36,7 @@ def test_cells_have_the_colours_of_the_palette_and_one_microbatch_stands_out(bro
 
 
 def test_the_table_sums_the_classes(browser: Browser, tmp_path: Path) -> None:
-    chart = named("1f1b", Costs(F=(1, 1, 2, 1), B=(2, 2, 4, 2), p2p=0.25), P=4, M=12)
+    chart = library_chart("1f1b", Costs(F=(1, 1, 2, 1), B=(2, 2, 4, 2), p2p=0.25), P=4, M=12)
     PageView(browser, tmp_path, chart).finish()
     rows = browser.value("[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
     heads = browser.value("[...document.querySelectorAll('thead th')].map(c => c.textContent)")
@@ -49,7 +50,7 @@ def test_the_table_sums_the_classes(browser: Browser, tmp_path: Path) -> None:
 
 def test_two_schedules_share_the_axis_and_dark_is_dark(browser: Browser, tmp_path: Path) -> None:
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    view = PageView(browser, tmp_path, named("1f1b", P=4, M=8), named("gpipe", P=4, M=8))
+    view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8), library_chart("gpipe", P=4, M=8))
     assert view.hover(0.5, 0)[0] == view.hover(0.5, 0, 1)[0] == "0F0 on rank 0"
     assert view.hover(9.0, 0)[0] == "idle on rank 0: dependency"
     assert view.hover(9.0, 0, 1)[0] == "idle on rank 0: dependency"
@@ -72,7 +73,7 @@ def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -
 
 
 def test_a_hundred_thousand_cells(browser: Browser, tmp_path: Path) -> None:
-    chart = named("zbv", P=32, M=640)
+    chart = library_chart("zbv", P=32, M=640)
     assert len(chart.cells) > 100_000
     view = PageView(browser, tmp_path, chart)
     assert (tmp_path / "page.html").stat().st_size < 150_000

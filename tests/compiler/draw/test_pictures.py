@@ -1,4 +1,4 @@
-"""Pictures as files: the format that -o and --format ask for, PNG and PDF, widths, the dark ground in a browser."""
+"""Pictures as files: formats by -o and --format, PNG and PDF, widths, and the dark ground in a browser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ needs_cairo = pytest.mark.skipif(not has_cairo(), reason="no CairoSVG, or no lib
 needs_browser = pytest.mark.skipif(chromium.PATH is None, reason="no Chromium: make browser")
 
 
-# Which format
+# Formats
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ GRAPH = {".cluster polygon": "fill", ".graph > text": "fill", ".node text": "fil
 
 @needs_browser
 def test_a_browser_draws_on_the_ground_that_its_user_prefers(tmp_path: Path) -> None:
-    """Charts, and graphs where `dot` is installed."""
+    """Checks charts, and graphs where `dot` is installed."""
     chart, graph = tmp_path / "chart.svg", tmp_path / "graph.svg"
     assert schedc("show", "dualpipev", "-o", str(chart)).exit_code == 0
     drawings = {chart: CHART}
@@ -194,5 +194,5 @@ def on(ground: palette.Ground) -> dict[str, list[str]]:
 
 
 def rgb(colour: str) -> str:
-    """A colour as a browser tells it."""
+    """A colour as browsers write it."""
     return f"rgb({', '.join(map(str, bytes.fromhex(colour[1:])))})"

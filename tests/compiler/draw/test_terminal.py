@@ -1,4 +1,4 @@
-"""The chart of the terminal, and the commands that draw: show in every format, watch on every save."""
+"""Charts in the terminal, and the commands that draw: show in every format, watch on every save."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedc.analysis.memory import measure_memory
-from schedc.analysis.timeline import simulate
 from schedc.cli import main
 from schedc.cost.costs import Costs
 from schedc.draw import palette
 from schedc.draw.ansi import CUBE, PLAIN, TRUE
 from schedc.draw.chart import Chart
 from schedc.draw.terminal import draw_terminal
-from schedc.elaborate import elaborate
 from schedc.ir.ops import OpKind
-from schedc.ir.schedule import Schedule
-from schedc.load.library import open_schedule
+from support.charts import library_chart
 from support.paths import ROOT
 from support.random_schedules import random_schedule
 
@@ -47,21 +43,12 @@ schedule mine(P: ranks = 2, M: microbatches = 3) {
 """
 
 
-def chart_of(schedule: Schedule, costs: Costs | None = None) -> Chart:
-    costs = costs or Costs()
-    return Chart.of(schedule, simulate(schedule, costs), measure_memory(schedule, costs), costs)
-
-
-def named(name: str, costs: Costs | None = None, **sizes: int) -> Chart:
-    return chart_of(elaborate(open_schedule(name), sizes), costs)
-
-
 def lanes(text: str) -> list[str]:
     return [line for line in CONTROL.sub("", text).split("\n") if line.startswith("rank ")]
 
 
 def test_a_small_schedule_in_letters() -> None:
-    assert draw_terminal([named("1f1b", P=2, M=3)], 60) == (
+    assert draw_terminal([library_chart("1f1b", P=2, M=3)], 60) == (
         "1f1b (P = 2, M = 3)\n"
         "makespan 12, bubble ratio 25.0 %, span bubble ratio 25.0 %,\n"
         "peak activations 1 to 2 chunks\n"
@@ -75,7 +62,7 @@ def test_a_small_schedule_in_letters() -> None:
 
 
 def test_a_peak_of_memory_is_told_apart_from_one_of_activations() -> None:
-    """An activation that weighs 2 where it is held, and counts from its R: the column is not the number of them."""
+    """An activation counts 2 where it is held, from its R on, so that the column is not the number of activations."""
     path = ROOT / "examples" / "04_plan" / "recompute_bubbles.sched"
     text = CliRunner().invoke(main, ["show", f"{path}:bubbles", "--format", "term"]).stdout
     assert "peak activations 1 chunk, peak memory 2 to 8 in the unit of the costs" in " ".join(text.split())
@@ -91,7 +78,7 @@ def test_a_peak_of_memory_is_told_apart_from_one_of_activations() -> None:
     st.sampled_from([Costs(), Costs(F=0.3, I=2.0, W=0.01, p2p=0.4), Costs(F=0.0, I=0.0, W=0.0)]),
 )
 def test_every_line_fits_and_every_rank_has_one(seed: int, width: int, colours: int, costs: Costs) -> None:
-    chart = chart_of(random_schedule(seed), costs)
+    chart = Chart.predicted(random_schedule(seed), costs)
     text = draw_terminal([chart], width, colours=colours)
     assert len(lanes(text)) == chart.schedule.ranks
     assert max(map(len, CONTROL.sub("", text).split("\n"))) <= width
@@ -101,8 +88,8 @@ def test_every_line_fits_and_every_rank_has_one(seed: int, width: int, colours: 
 
 @pytest.mark.parametrize(("name", "odd"), [("1f1b", False), ("zbh1", False), ("zbv", True), ("dualpipev", True)])
 def test_columns_are_times(name: str, odd: bool) -> None:
-    """At unit costs and enough room, a lane has as many columns of each letter as the rank spends time on it."""
-    chart = named(name, P=4, M=10)
+    """At unit costs and with enough room, a lane has a column of each letter per time unit of the rank's ops."""
+    chart = library_chart(name, P=4, M=10)
     per_unit = 5
     width = int(chart.timeline.makespan) * per_unit + 7
     rows = [line[7:] for line in lanes(draw_terminal([chart], width + 40))]
@@ -124,12 +111,12 @@ def test_columns_are_times(name: str, odd: bool) -> None:
 
 
 def test_colours_are_those_of_the_palette() -> None:
-    chart = named("dualpipev", P=4, M=10)
+    chart = library_chart("dualpipev", P=4, M=10)
     text = draw_terminal([chart], 160, colours=TRUE)
-    used = {tuple(map(int, found)) for found in re.findall(r"48;2;(\d+);(\d+);(\d+)", text)}
+    used = {tuple(map(int, fill)) for fill in re.findall(r"48;2;(\d+);(\d+);(\d+)", text)}
     fills = [fill for kind, pair in palette.FILLS.items() if kind in chart.schedule.kind for fill in pair]
-    known = {tuple(int(fill[i : i + 2], 16) for i in (1, 3, 5)) for fill in fills}
-    assert used == known
+    expected = {tuple(int(fill[i : i + 2], 16) for i in (1, 3, 5)) for fill in fills}
+    assert used == expected
     assert "48;5;" in draw_terminal([chart], 160, colours=CUBE)
     assert [len(line) for line in lanes(text)] == [
         len(line) for line in lanes(draw_terminal([chart], 160, colours=CUBE))
@@ -140,7 +127,7 @@ def test_colours_are_those_of_the_palette() -> None:
 
 
 def test_charts_share_a_time_axis() -> None:
-    first, second = named("gpipe", Costs(F=2, I=2, W=2), P=4, M=4), named("gpipe", P=4, M=4)
+    first, second = library_chart("gpipe", Costs(F=2, I=2, W=2), P=4, M=4), library_chart("gpipe", P=4, M=4)
     rows = [row[:91] for row in lanes(draw_terminal([first, second], 120))]
     widths = [len(row[7:].rstrip()) for row in (rows[0], rows[4])]
     assert widths[0] == 2 * widths[1]
@@ -172,7 +159,7 @@ def test_the_second_schedule_has_the_sizes_of_the_first() -> None:
 def test_costs_of_the_second_schedule_alone() -> None:
     options = ("--cost", "F=2", "--cost", "B=4", "--with", "gpipe", "--with-cost", "F=1", "--with-cost", "B=2")
     shown = schedc("show", "gpipe", *options, "--format", "term").stdout
-    first, second = (float(found) for found in re.findall(r"makespan (\S+),", shown))
+    first, second = (float(value) for value in re.findall(r"makespan (\S+),", shown))
     assert first == 2 * second
 
 
@@ -207,7 +194,7 @@ class Terminal:
         self._bytes = b""
 
     def until(self, done: Callable[[str], bool]) -> str:
-        """What was written since the last call, once it is what is waited for."""
+        """Waits until the text written since the last call satisfies ``done``, and returns that text."""
         deadline = time.monotonic() + 20
         while not done(self._bytes.decode(errors="replace")):
             assert time.monotonic() < deadline, self._bytes
@@ -251,7 +238,7 @@ def test_watch_redraws_on_save_and_ends_quietly(tmp_path: Path) -> None:
     assert page.read_text() == drawn, "the last good drawing stays"
     part = tmp_path / "part"
     part.write_text(GOOD.replace("M: microbatches = 3", "M: microbatches = 5"))
-    part.replace(file)  # as editors save
+    part.replace(file)  # editors save in this way
     assert "mine (P = 2, M = 5)" in terminal.until(lambda text: wrote in re.sub(r"\s", "", text))
     assert "mine (P = 2, M = 5)" in page.read_text()
     file.unlink()

@@ -1,0 +1,13 @@
+"""Charts of library schedules for tests."""
+
+from __future__ import annotations
+
+from schedc.cost.costs import Costs
+from schedc.draw.chart import Chart
+from schedc.elaborate import elaborate
+from schedc.load.library import open_schedule
+
+
+def library_chart(name: str, costs: Costs | None = None, **sizes: int) -> Chart:
+    """The chart of a library schedule at a size, by default under unit costs."""
+    return Chart.predicted(elaborate(open_schedule(name), sizes), costs or Costs())
