@@ -1,4 +1,4 @@
-"""What the runtime refuses, and what stops a step: each error with what to do about it, where something helps."""
+"""Errors of the runtime: what it refuses and what stops a step, each with help where something helps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class RuntimeFault(Exception):
     """The model, the batch or the machine cannot be run as asked.
 
-    message: what is wrong, naming modules, stages, shapes. help: what to do; empty when nothing is known to help.
+    message: what is wrong, with modules, stages and shapes. help: what to do; "" if nothing is known to help.
     """
 
     def __init__(self, message: str, help: str = "") -> None:
@@ -19,17 +19,17 @@ class PartitionError(RuntimeFault):
 
 
 class BoundaryError(RuntimeFault):
-    """What crosses between two stages cannot be told in advance, or is not what was told."""
+    """The tensors between two stages cannot be inferred in advance, or differ from the inferred ones."""
 
 
 class StageError(RuntimeFault):
-    """A stage was asked for something that its state does not allow."""
+    """A stage cannot do what was asked in its present state."""
 
 
 class PeerFailure(RuntimeFault):
-    """Another rank failed or died, or the connection with it broke, which stopped this one.
+    """This rank stopped because another rank failed or died, or because its connection broke.
 
-    rank: name of the other rank; "" if it is not known. The message holds that rank's own error, or how it ended.
+    rank: name of the other rank; "" if unknown. The message holds the other rank's error, or how its process ended.
     """
 
     def __init__(self, rank: str, message: str) -> None:
@@ -38,4 +38,4 @@ class PeerFailure(RuntimeFault):
 
 
 class StepTimeout(RuntimeFault):
-    """A rank waited too long. One rank's message lists where every rank stands; the others name that rank."""
+    """A rank waited too long. One rank's message lists where every rank stands; the other messages name that rank."""

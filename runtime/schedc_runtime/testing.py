@@ -1,7 +1,7 @@
-"""Real ranks for tests: worker processes that are started once and then run many cases over gloo.
+"""Real ranks for tests: worker processes that start once and then run many cases over gloo.
 
-A case is an importable function ``f(rank, world_size, **arguments)``, named ``module:function``; arguments and result
-are JSON. Starting four processes takes seconds, a case milliseconds.
+A case is an importable function ``f(rank, world_size, **arguments)``, named ``module:function``. Arguments and result
+are JSON. Starting four processes takes seconds, and a case milliseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CaseFailed(AssertionError):
 
 
 class RankPool:
-    """``world_size`` worker processes joined by gloo. A case that kills or hangs a worker costs a new start."""
+    """``world_size`` worker processes joined by gloo. After a case that kills or hangs a worker they start anew."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -59,14 +59,14 @@ class RankPool:
         self._store: TCPStore | None = None
 
     def run(self, case: str, *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
-        """The result of every rank, by rank; `CaseFailed` if any rank did not return one within ``timeout`` s."""
+        """[world_size] results of all ranks. Raises `CaseFailed` if a rank returns none within ``timeout`` seconds."""
         outcomes = self.outcomes(case, timeout=timeout, **arguments)
         if errors := [o for o in outcomes if isinstance(o, RankError)]:
             raise CaseFailed(case, errors)
         return outcomes
 
     def outcomes(self, case: str, *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
-        """As `run`, with a `RankError` in the place of a missing result: for cases that are meant to fail."""
+        """As `run`, with a `RankError` in place of a missing result, for cases that are meant to fail."""
         self._ensure_started()
         request = json.dumps({"case": case, "arguments": arguments}).encode() + b"\n"
         for pipe in self._requests:
@@ -124,12 +124,12 @@ class RankPool:
             raise CaseFailed("starting the workers", errors)
 
     def close(self) -> None:
-        """End the workers, whatever they are doing, and wait for them."""
+        """Kill the workers and wait for their ends."""
         for pipe in (*self._requests, *self._answers):
             try:
                 pipe.close()
             except BrokenPipeError:
-                continue  # a worker that died can no longer take what was buffered for it
+                continue  # a worker that died cannot take what was buffered for it
         for worker in self._workers:
             if worker.poll() is None:
                 os.kill(worker.pid, signal.SIGKILL)
@@ -139,14 +139,14 @@ class RankPool:
 
 @cache
 def pool(world_size: int) -> RankPool:
-    """The pool of this size that all tests of the process share; ended when the process ends."""
+    """The pool of this size that all tests of the process share. It closes when the process ends."""
     shared = RankPool(world_size)
     atexit.register(shared.close)
     return shared
 
 
 def _serve(rank: int, world_size: int, port: int, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """A worker: join the others, then answer requests until the pipe closes."""
+    """Run a worker: join the others, then answer requests until the pipe closes."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group(
@@ -172,4 +172,4 @@ def _send(pipe: IO[bytes], answer: dict[str, Any]) -> None:
 if __name__ == "__main__":
     _rank, _world_size, _port, _requests, _answers = map(int, sys.argv[1:])
     _serve(_rank, _world_size, _port, os.fdopen(_requests, "rb"), os.fdopen(_answers, "wb"))
-    os._exit(0)  # destroying the groups would wait for ranks that are gone
+    os._exit(0)  # destroying the groups would wait for dead ranks

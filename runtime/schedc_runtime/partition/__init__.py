@@ -1,4 +1,4 @@
-"""A model cut into pipeline stages, under its own parameter names."""
+"""Cuts a model into pipeline stages under its own parameter names."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ def partition(
 ) -> Partition:
     """Cut ``model`` into ``stages`` parts at block boundaries.
 
-    Blocks are the elements of the list called ``blocks`` (by default the largest, see `find_blocks`). What runs
-    before the first block is in the first stage, what runs after the last one in the last. With fewer blocks than
-    stages some stages are empty and pass on what they get.
+    Blocks are the elements of the list called ``blocks``, by default the largest list (see `find_blocks`). Code before
+    the first block runs in the first stage, and code after the last block in the last stage. With fewer blocks than
+    stages some stages are empty and pass their inputs on.
 
-    costs: one number per block in the order they run, any unit, or two more for what is before and after; by
-        default the number of parameters. The largest stage is made as small as can be.
-    split_points: names of the blocks that begin stage 1, 2, ...; in place of balancing.
-    layout: which blocks are in which stage, in place of balancing; its paddings are nothing at all.
-    inputs: names of the forward arguments that a batch brings; by default those without a default value. Others
+    costs: [blocks] cost of each block in the order they run, any unit; or [blocks + 2] with the code before and after
+        them. Default: the number of parameters. The cost of the largest stage is minimized.
+    split_points: [stages - 1] names of the blocks that begin stage 1, 2, ...; they replace balancing.
+    layout: the blocks of each stage, which replaces balancing. Its paddings take no blocks.
+    inputs: names of the forward arguments that a batch brings; default: those without a default value. Other arguments
         keep their defaults.
-    placement: where the stages will live. Stages that always share a rank may then share parameters (tied weights);
-        others may not.
+    placement: ranks of the stages. Stages that always share a rank may share parameters (tied weights).
 
-    The stages are made of the model's own modules: training them trains the model. Hugging Face decoders, whose
+    The stages consist of the model's own modules: training the stages trains the model. Hugging Face decoders, whose
     forward cannot be traced, go through `partition_decoder`. Raises `PartitionError`.
     """
     refuse_wrapped(model)
@@ -70,9 +69,9 @@ def _partition_traced(
     layout: Layout | None,
 ) -> Partition:
     names = forward_inputs(model, inputs)
-    known = list(find_blocks(model, blocks))
-    traced = trace(model, known, names)
-    calls = block_calls(traced.graph, known)
+    blocks_by_name = list(find_blocks(model, blocks))
+    traced = trace(model, blocks_by_name, names)
+    calls = block_calls(traced.graph, blocks_by_name)
     called = [str(node.target) for node in calls]
     cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points, layout)
     modules, values = split(model, traced, assign(traced.graph, calls, cuts), stages)

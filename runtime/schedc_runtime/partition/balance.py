@@ -1,4 +1,4 @@
-"""Where to cut a row of blocks into stages: the largest stage as small as can be."""
+"""Cuts a row of blocks into stages so that the largest stage is smallest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from schedc_runtime.partition.layout import cuts_of
 
 
 def balance(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:
-    """[stages - 1] number of blocks before each cut, so that the cost of the largest stage is least.
+    """[stages - 1] number of blocks before each cut, with the least cost of the largest stage.
 
-    costs: one per block, any unit. first, last: what the first stage (embedding) and the last (norm, head) carry in
-    addition. Among all cuts with the least largest stage, those with the least sum of squares are taken, which
-    spreads blocks evenly and leaves a stage empty only when there are too few. A dynamic program over
-    (stage, blocks so far), O(stages x blocks) vector operations.
+    costs: [blocks] any unit. first, last: additional cost of the first stage (embedding) and the last (norm, head).
+    Among cuts with the least largest stage, those with the least sum of squares are taken. They spread blocks evenly,
+    and leave a stage empty only if there are too few blocks.
+
+    A dynamic program over (stage, blocks so far) with O(stages x blocks) vector operations.
     """
     before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
     stage_cost = before[:, None] - before[None, :]
     heaviest = _solve(stage_cost, stages, first, last, limit=np.inf, combine=np.maximum)[1]
-    # Sums of floats differ in their last bits with the order of adding; a relative slack keeps equal costs equal.
+    # Sums of floats differ in their last bits with the order of addition. A relative slack keeps equal costs equal.
     limit = heaviest * (1 + 1e-12)
     return _solve(stage_cost, stages, first, last, limit=limit, combine=np.add)[0]
 
@@ -31,7 +32,7 @@ def balance(costs: Sequence[float], stages: int, first: float = 0.0, last: float
 def _solve(
     stage_cost: Floats, stages: int, first: float, last: float, *, limit: float, combine: np.ufunc
 ) -> tuple[list[int], float]:
-    """Best cuts and their value, where a plan's value is its stages' combined: the maximum, or the sum of squares."""
+    """The best cuts and their value: the maximum of the stages' costs, or the sum of their squares."""
     blocks = stage_cost.shape[0] - 1
     allowed = np.tri(blocks + 1, dtype=bool)
     total = np.full(blocks + 1, np.inf)
@@ -51,7 +52,7 @@ def _solve(
 
 
 def cut_at(names: Sequence[str], stages: int, split_points: Sequence[str]) -> list[int]:
-    """[stages - 1] number of blocks before each cut, for explicit ``split_points``: blocks that begin a stage."""
+    """[stages - 1] number of blocks before each cut. split_points: [stages - 1] names of blocks that begin a stage."""
     if len(split_points) != stages - 1:
         raise PartitionError(
             f"{len(split_points)} split points make {len(split_points) + 1} stages, not {stages}",
@@ -77,10 +78,10 @@ def choose_cuts(
     split_points: Sequence[str] | None,
     layout: Layout | None = None,
 ) -> list[int]:
-    """The cuts as asked for, in one of three ways.
+    """[stages - 1] number of blocks before each cut: from a layout, from split points, or balanced by costs.
 
-    names: [blocks]. parameters: [blocks + 2] number of parameters before the blocks, of each, and after them.
-    costs: in place of ``parameters``; [blocks] leaves what is before and after out of the balance.
+    names: [blocks]. parameters: [blocks + 2] number of parameters before the blocks, of each block, and after them.
+    costs: [blocks + 2] replaces ``parameters``; [blocks] ignores the code before and after the blocks.
     """
     if stages < 1:
         raise PartitionError(f"{stages} stages asked for", "a model has at least one stage")

@@ -1,4 +1,4 @@
-"""Which submodules of a model are its blocks: the units that stages are made of."""
+"""Finds the blocks of a model: the submodules of which stages consist."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from schedc_runtime.errors import PartitionError
 
 
 def find_blocks(model: nn.Module, named: str | None = None) -> dict[str, nn.Module]:
-    """Qualified name -> block, of the list called ``named``, or else of the list with most in it.
+    """Qualified name -> block, for the list called ``named``, or else for the largest list.
 
-    A list is an `nn.ModuleList` or `nn.Sequential`. "Most" is the number of parameters in its most frequent class
-    of element, where lists of alike elements come before sequences of different ones: the list of a model's layers
-    rather than the sequence that wraps embedding, layers and head, or the layers inside one block.
+    A list is an `nn.ModuleList` or `nn.Sequential`. Its size is the number of parameters in its most frequent class of
+    elements. Lists of equal elements come before sequences of different ones. This finds the list of a model's layers,
+    and not the sequence of embedding, layers and head, nor the layers inside one block.
     """
     lists = {
         name: module for name, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))
@@ -33,7 +33,7 @@ def find_blocks(model: nn.Module, named: str | None = None) -> dict[str, nn.Modu
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Number of scalars in the parameters of ``module``, tied ones once."""
+    """Number of scalars in the parameters of ``module``; tied parameters count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -43,7 +43,7 @@ def _weight(blocks: nn.ModuleList | nn.Sequential) -> tuple[bool, int, int]:
     for block in blocks:
         parameters[type(block)] += parameter_count(block)
         elements[type(block)] += 1
-    # Parameterless lists count too, by their length.
+    # Lists without parameters are compared by their length.
     kind = max(elements, key=lambda kind: (parameters[kind], elements[kind]))
     alike = isinstance(blocks, nn.ModuleList) or elements[kind] > 1
     return alike, parameters[kind], elements[kind]

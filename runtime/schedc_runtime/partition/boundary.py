@@ -1,7 +1,7 @@
-"""What crosses between two stages: tensor specs and constants, told in advance from one microbatch's signature.
+"""Infers what crosses between two stages, tensor specs and constants, from one microbatch's signature.
 
-A program's messages have fixed shapes: both ends of every channel must know them before the first byte moves. Every
-rank infers all boundaries by itself, with fake tensors through all stages, so that no rank has to be asked.
+A program's messages have fixed shapes: both ends of a channel must know them before the first byte moves. Every rank
+infers all boundaries by itself, with fake tensors through all stages, without a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from schedc_runtime.partition.stage_modules import StageModules
 class TensorSpec:
     """Shape and dtype of a tensor that crosses.
 
-    differentiable: a gradient comes back for it: it is of a floating type and depends on some parameter (frozen or
-    not, so that freezing does not change what is sent).
+    differentiable: a gradient comes back, because the tensor has a floating type and depends on a parameter. Frozen
+    parameters count too, so that freezing does not change the messages.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that is the same for every microbatch of the signature: a size, a flag, None. It is never sent."""
+    """A value that is the same for every microbatch of the signature, such as a size, a flag or None. Never sent."""
 
     value: Any
 
@@ -51,7 +51,7 @@ class Constant:
 class Boundary:
     """The values between stage k - 1 and stage k, flattened: every leaf is a `TensorSpec` or a `Constant`.
 
-    Boundary 0 is the model's input, the last one its output. ``names`` are the values' names in the traced model.
+    Boundary 0 is the model's input, and the last one its output. names: of the values in the traced model.
     """
 
     entries: tuple[TensorSpec | Constant, ...]
@@ -60,26 +60,26 @@ class Boundary:
 
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """What an ACTIVATION message over this boundary carries, in order."""
+        """The tensors of an ACTIVATION message over this boundary, in order."""
         return tuple(entry for entry in self.entries if isinstance(entry, TensorSpec))
 
     @cached_property
     def gradients(self) -> tuple[TensorSpec, ...]:
-        """What a GRADIENT message over this boundary carries, in order: one per differentiable tensor."""
+        """The gradients of a GRADIENT message over this boundary, in order: one per differentiable tensor."""
         return tuple(spec for spec in self.tensors if spec.differentiable)
 
     @cached_property
     def differentiable(self) -> tuple[int, ...]:
-        """Positions in `tensors` that have a gradient."""
+        """Positions in `tensors` that have a gradient, ascending."""
         return tuple(i for i, spec in enumerate(self.tensors) if spec.differentiable)
 
     @cached_property
     def _flat(self) -> bool:
-        """The values are a tuple of tensors, nothing nested and no constants: the fast, usual case."""
+        """Whether the values are a plain tuple of tensors, without constants: the usual, fast case."""
         return len(self.tensors) == len(self.entries) == self.tree.num_children and self.tree.type is tuple
 
     def pack(self, values: Any) -> tuple[Tensor, ...]:
-        """The tensors of ``values``, in order. Their number is checked; shapes are the transport's to check."""
+        """The tensors of ``values``, in order. Checks their number; the transport checks shapes."""
         leaves = values if self._flat and type(values) is tuple else pytree.tree_leaves(values)
         if len(leaves) != len(self.entries):
             raise BoundaryError(
@@ -90,7 +90,7 @@ class Boundary:
         return tuple(leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec))
 
     def unpack(self, tensors: Sequence[Tensor]) -> Any:
-        """The values again, constants put back between the ``tensors``."""
+        """The values: the inverse of `pack`, with the constants put back."""
         if self._flat:
             return tuple(tensors)
         rest = iter(tensors)
@@ -101,11 +101,11 @@ class Boundary:
 def infer_boundaries(
     partition: StageModules, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Boundary, ...]:
-    """The boundaries of all stages for one microbatch: entry k is the input of stage k, the last the model's output.
+    """[stages + 1] the boundaries of one microbatch: entry k is the input of stage k, the last is the model's output.
 
-    args, kwargs: of the model's forward for ONE microbatch; a `TensorSpec` may stand for a tensor, whose values are
-    not looked at. No memory is taken and nothing is computed; parameters may be on the meta device. The result
-    depends on shapes, dtypes and non-tensor values only, so that every rank gets the same.
+    args, kwargs: of the model's forward for ONE microbatch; a `TensorSpec` may replace a tensor. This takes no memory
+    and computes nothing; parameters may be on the meta device. The result depends only on shapes, dtypes and values
+    that are no tensors. Every rank therefore gets the same result.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = _device(partition.modules)
@@ -167,7 +167,7 @@ def _fake(leaf: Any, device: torch.device) -> Any:
 
 
 def _device(modules: Sequence[nn.Module]) -> torch.device:
-    """Where the parameters live that are not on the meta device; the CPU if none are."""
+    """The device of the parameters that are not on the meta device; the CPU if there are none."""
     real = (p.device for module in modules for p in module.parameters() if p.device.type != "meta")
     return next(real, torch.device("cpu"))
 

@@ -1,12 +1,12 @@
-"""The stage adapter of Hugging Face decoders, whose forward cannot be traced: no code per architecture.
+"""Partitions Hugging Face decoders, whose forward cannot be traced, without code per architecture.
 
-A decoder is a module with ``embed_tokens``, ``layers`` and ``norm`` (Llama, Mistral, Qwen, Mixtral, DeepSeek and what
-follows them), alone or under a language model head. Each stage calls its own part of these in order:
+A decoder is a module with ``embed_tokens``, ``layers`` and ``norm`` (Llama, Mistral, Qwen, Mixtral, DeepSeek and their
+successors), with or without a language model head. Each stage calls its own part of these in order:
 
     first: embed_tokens     every: rotary_emb, masks, its layers     last: norm, lm_head
 
-Rotary embeddings and masks depend on sizes, positions and the padding mask only: every stage makes its own, so that
-only the hidden state and those inputs travel. That the adapter is the model's forward is checked when it is made.
+Rotary embeddings and masks depend only on sizes, positions and the padding mask. Every stage makes its own, so that
+only the hidden state and these inputs travel. `partition_decoder` checks that the stages compute the model's forward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_decoder(model: nn.Module) -> bool:
 
 
 def _decoder_name(model: nn.Module) -> str | None:
-    """Qualified name of the part with the layers: "" or what transformers calls the base model."""
+    """Qualified name of the part with the layers: "" or the base model of transformers."""
     for name in ("", str(getattr(model, "base_model_prefix", ""))):
         part = getattr(model, name, None) if name else model
         if isinstance(part, nn.Module) and all(hasattr(part, piece) for piece in ("embed_tokens", "layers", "norm")):
@@ -45,14 +45,14 @@ def _decoder_name(model: nn.Module) -> str | None:
 
 
 class DecoderStage(nn.Module):
-    """Layers ``layers`` of a decoder, with the embedding before or the norm and head after them where asked.
+    """Layers ``layers`` of a decoder. first: with the embedding before them. last: with norm and head after them.
 
-    forward(hidden or input_ids, *others): the others are those of attention_mask and position_ids that the batch
-    brings, in the order of ``inputs``. Returns (hidden, *others), or on the last stage the logits; without a head,
-    the hidden state.
+    forward(hidden or input_ids, *others): others are attention_mask and position_ids, if the batch brings them, in the
+    order of ``inputs``. Returns (hidden, *others). The last stage returns the logits, or without a head the hidden
+    state.
 
-    shape_only: leave the layers out, which keep the shape and type of the hidden state. Boundaries are inferred so:
-    fake tensors can neither be routed to experts by their values nor multiplied by every kernel there is.
+    shape_only: leave the layers out, because they keep shape and dtype of the hidden state. Boundaries are inferred in
+    this way: fake tensors have no values for routing, and some kernels refuse them.
     """
 
     shape_only = False
@@ -93,16 +93,16 @@ class DecoderStage(nn.Module):
         shared: dict[str, Any] = {"position_ids": positions}
         if self.path + "rotary_emb" in dict(self.named_modules()):
             shared["position_embeddings"] = self.part("rotary_emb")(hidden, position_ids=positions)
-        for place, number in enumerate(self.numbers):
-            result = self.part(f"layers.{number}")(hidden, attention_mask=masks[place], **shared)
+        for index, number in enumerate(self.numbers):
+            result = self.part(f"layers.{number}")(hidden, attention_mask=masks[index], **shared)
             hidden = result[0] if isinstance(result, tuple) else result
         return hidden
 
 
 class _Context(nn.Module):
-    """What the layers of a stage get beside the hidden state: (positions, masks), a mask or None for each layer.
+    """Makes what the layers of a stage get besides the hidden state: (positions, masks), a mask or None per layer.
 
-    A module of its own, since a stage is traced for its segments and this looks at its arguments.
+    It is a separate module because a stage is traced for its segments, and this code branches on its arguments.
     """
 
     def __init__(self, config: Any, inputs: Sequence[str], layers: range) -> None:
@@ -113,14 +113,14 @@ class _Context(nn.Module):
         self.make_masks = _mask_function()
 
     def forward(self, hidden: Tensor, *others: Any) -> tuple[Tensor, tuple[Any, ...]]:
-        given = dict(zip(self.inputs[1:], others, strict=True))
-        positions = given.get("position_ids")
+        named = dict(zip(self.inputs[1:], others, strict=True))
+        positions = named.get("position_ids")
         if positions is None:
             positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         masks = self.make_masks(
             config=self.config,
             inputs_embeds=hidden,
-            attention_mask=given.get("attention_mask"),
+            attention_mask=named.get("attention_mask"),
             past_key_values=None,
             position_ids=positions,
         )
@@ -128,7 +128,7 @@ class _Context(nn.Module):
 
 
 def _mask_function() -> Any:
-    """transformers' own: the masks of a config, one or one per kind of layer."""
+    """The function of transformers that makes the masks of a config: one mask, or one per kind of layer."""
     try:
         from transformers.masking_utils import create_masks_for_generate
     except ImportError as error:
@@ -172,7 +172,7 @@ def partition_decoder(
 
 
 def _check_equal(model: Any, modules: Sequence[nn.Module], inputs: Sequence[str]) -> None:
-    """Raise unless the stages, one after the other, give what the model gives, on a few tokens in evaluation mode."""
+    """Raise `PartitionError` unless the stages compute the model's output on a few tokens, in evaluation mode."""
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         return
     device = next(model.parameters()).device
@@ -187,15 +187,15 @@ def _check_equal(model: Any, modules: Sequence[nn.Module], inputs: Sequence[str]
     model.eval()
     try:
         with torch.no_grad():
-            expected, again = (model(**batch, use_cache=False)[0] for _ in range(2))
+            expected, second = (model(**batch, use_cache=False)[0] for _ in range(2))
             values: Any = tuple(batch.values())
             for module in modules:
                 values = module(*values)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    # The same operations on the same values: equal, but for what the model differs from itself (atomic sums).
-    if values.shape != expected.shape or _distance(values, expected) > 4 * _distance(again, expected):
+    # The same operations on the same values: equal, up to the difference of two runs of the model (atomic sums).
+    if values.shape != expected.shape or _distance(values, expected) > 4 * _distance(second, expected):
         raise PartitionError(
             f"{type(model).__name__} computes more around its layers than embedding, rotary embedding, mask, norm and"
             " head: the stages do not give what the model gives",

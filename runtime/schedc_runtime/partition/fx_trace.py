@@ -1,6 +1,6 @@
-"""The model as a torch.fx graph in which blocks, and every module that is not around them, are single nodes.
+"""Traces a model to a torch.fx graph, with blocks and all modules that contain none as single nodes.
 
-Only the code between the blocks is traced, so that blocks may do whatever Python can; and sizes are not baked in.
+Only the code between blocks is traced: blocks may do whatever Python can. The graph holds for all sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 class Traced(NamedTuple):
-    """graph: of the model's forward. constants: tensors that the traced code made by itself, by get_attr target."""
+    """A traced forward. constants: tensors that the traced code made, by get_attr target."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -33,9 +33,9 @@ class Traced(NamedTuple):
 def trace(model: nn.Module, blocks: Sequence[str], inputs: Sequence[str]) -> Traced:
     """The graph of ``model.forward`` over ``inputs``; its other arguments keep their defaults.
 
-    It is traced in training and in evaluation mode. A flag that is the mode itself, as in
-    ``functional.dropout(x, p, self.training)``, becomes a node that reads the stage's mode at run time; a model
-    that otherwise takes another path in the two modes is refused.
+    The model is traced in training and in evaluation mode. A flag that equals the mode, as in
+    ``functional.dropout(x, p, self.training)``, becomes a node that reads the stage's mode at run time. Raises
+    `PartitionError` for a model that takes different paths in the two modes.
     """
     through = _around(blocks)
     traces = []
@@ -47,7 +47,7 @@ def trace(model: nn.Module, blocks: Sequence[str], inputs: Sequence[str]) -> Tra
 
 
 def _around(blocks: Sequence[str]) -> frozenset[str]:
-    """Names of the modules that contain blocks: these are traced through. The root, "", always is."""
+    """Names of the modules that contain blocks, which are traced through; the root "" is always among them."""
     names = {""}
     for block in blocks:
         parts = block.split(".")
@@ -68,8 +68,8 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        # fx would make an argument of everything in the signature, defaults included, and so trace
-        # `if mask is not None` as true for a mask that is never given; it also cannot see through decorators.
+        # fx would make an argument of every parameter, also of one with a default. `if mask is not None` would then
+        # be traced as true for a mask that is never given. fx also cannot see through decorators.
         inputs = {name: self.create_proxy("placeholder", name, (), {}) for name in self.inputs}
         parameters = inspect.signature(root_fn).parameters
         positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and name in inputs]
@@ -81,7 +81,7 @@ class _Tracer(fx.Tracer):
 
 @contextmanager
 def _mode(model: nn.Module, through: frozenset[str], training: bool) -> Iterator[None]:
-    """Set the mode of the modules that are traced through, and give it back."""
+    """Sets the mode of the modules that are traced through, and restores it."""
     modules = [model.get_submodule(name) for name in through]
     before = [module.training for module in modules]
     for module in modules:
@@ -102,13 +102,13 @@ def _trace_once(model: nn.Module, through: frozenset[str], inputs: Sequence[str]
             f"{type(model).__name__} cannot be traced: {error}{_user_line(error, model, through)}", _REMEDY
         ) from error
     finally:
-        # fx leaves tensors that the code made by itself as attributes on the user's model: take them off again.
+        # fx leaves tensors that the code made as attributes on the user's model: remove them.
         constants = {name: model.__dict__.pop(name) for name in set(vars(model)) - attributes}
     return Traced(graph, constants)
 
 
 def _user_line(error: BaseException, model: nn.Module, through: frozenset[str]) -> str:
-    """`` at FILE:LINE: TEXT`` of the innermost frame that is the model's own code."""
+    """``FILE:LINE: TEXT`` of the innermost frame in the model's own code; "" if there is none."""
     files = {inspect.getsourcefile(type(model.get_submodule(name))) for name in through}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files and "torch" not in frame.filename.split("/")[-3:]:
@@ -118,7 +118,7 @@ def _user_line(error: BaseException, model: nn.Module, through: frozenset[str]) 
 
 
 def _merge_modes(training: Traced, evaluation: Traced, owner: str) -> None:
-    """Make the graph of ``training`` right for both modes, or raise."""
+    """Make the graph of ``training`` valid for both modes, or raise `PartitionError`."""
     if training.constants.keys() == evaluation.constants.keys() and not all(
         torch.equal(tensor, evaluation.constants[name]) for name, tensor in training.constants.items()
     ):
@@ -131,7 +131,7 @@ def _merge_modes(training: Traced, evaluation: Traced, owner: str) -> None:
     mode: list[fx.Node] = []
 
     def merge(a: Any, b: Any) -> Any:
-        """The argument for both modes; collects in `mode` that the mode node is needed."""
+        """The argument for both modes: the mode node where it equals the mode."""
         if isinstance(a, fx.Node):
             return a
         if a is True and b is False:

@@ -1,4 +1,4 @@
-"""Putting a model's own modules and tensors into a stage, under their qualified names."""
+"""Puts a model's own modules and tensors into a stage, under their qualified names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def graft(root: nn.Module, path: str, value: object, *, persistent: bool = True) -> None:
     """Register ``value``, a module or tensor, as ``root.<path>``, with empty modules on the way.
 
-    persistent: whether a tensor that is no parameter is part of the state_dict.
+    persistent: whether a tensor that is no parameter belongs to the state_dict.
     """
     owner = root
     *parents, name = path.split(".")
@@ -30,7 +30,7 @@ def graft(root: nn.Module, path: str, value: object, *, persistent: bool = True)
 
 
 def is_persistent(model: nn.Module, path: str) -> bool:
-    """Whether ``model.<path>`` is a buffer that the model's state_dict has."""
+    """Whether ``model.<path>`` is a buffer in the model's state_dict."""
     parent, _, name = path.rpartition(".")
     try:
         owner = model.get_submodule(parent)
@@ -40,26 +40,26 @@ def is_persistent(model: nn.Module, path: str) -> bool:
 
 
 def adopt(model: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Give every parameter and buffer that no stage has to one, so that the stages' state is the whole model's.
+    """Give every parameter and buffer that no stage has to a stage: the stages' state is then the whole model's.
 
-    One that the forward never uses goes to the first stage; a second name of one goes where the first name is.
+    A tensor that the forward never uses goes to the first stage. A second name of a tensor goes where the first is.
     """
     home: dict[int, int] = {}
-    known: set[str] = set()
+    names: set[str] = set()
     for index, stage in enumerate(stages):
         for name, tensor in _tensors(stage):
             home.setdefault(id(tensor), index)
-            known.add(name)
+            names.add(name)
     for name, tensor in _tensors(model):
-        if name not in known:
+        if name not in names:
             graft(stages[home.get(id(tensor), 0)], name, tensor, persistent=is_persistent(model, name))
 
 
 def separate(stages: Sequence[nn.Module]) -> None:
-    """Give every stage module objects of its own; one that an earlier stage has is replaced by a twin.
+    """Give every stage its own module objects: a module that an earlier stage has is replaced by a copy.
 
-    A stage changes its layers (their forwards), never another stage's. Parameters stay shared. A module without
-    parameters has nothing to change.
+    A stage replaces the forwards of its layers, which must not change another stage. Parameters stay shared. Modules
+    without parameters are not changed and not copied.
     """
     owned: set[int] = set()
     for stage in stages:
@@ -67,17 +67,17 @@ def separate(stages: Sequence[nn.Module]) -> None:
         owned.update(id(module) for module in stage.modules())
 
 
-def _replace_owned(module: nn.Module, owned: set[int], twins: dict[int, nn.Module]) -> None:
+def _replace_owned(module: nn.Module, owned: set[int], copies: dict[int, nn.Module]) -> None:
     for name, child in module._modules.items():
         if child is None or next(child.parameters(), None) is None:
             continue
-        if id(child) in owned and id(child) not in twins:
-            twins[id(child)] = twin = copy.copy(child)
-            twin._modules = dict(child._modules)
-            _replace_owned(twin, owned, twins)
-        module._modules[name] = twins.get(id(child), child)
-        if id(child) not in twins:
-            _replace_owned(child, owned, twins)
+        if id(child) in owned and id(child) not in copies:
+            copies[id(child)] = duplicate = copy.copy(child)
+            duplicate._modules = dict(child._modules)
+            _replace_owned(duplicate, owned, copies)
+        module._modules[name] = copies.get(id(child), child)
+        if id(child) not in copies:
+            _replace_owned(child, owned, copies)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -21,11 +21,11 @@ def cuts_of(layout: Layout, names: Sequence[str], stages: int) -> list[int]:
             f"the layout has {len(layout.stages)} stages, {stages} are asked for",
             "a layout is made for one placement: lay the layers out again",
         )
-    held = [sum(part.kind in DECODER or part.kind is PartKind.MTP for part in parts) for parts in layout.stages]
-    if sum(held) != len(names):
+    counts = [sum(part.kind in DECODER or part.kind is PartKind.MTP for part in parts) for parts in layout.stages]
+    if sum(counts) != len(names):
         raise PartitionError(
             f"the layout has {layout.layers} layers and {layout.total(PartKind.MTP)} multi-token predictions,"
             f" the model has {len(names)} blocks",
             f"one block for each: {', '.join(names)}",
         )
-    return list(accumulate(held[:-1]))
+    return list(accumulate(counts[:-1]))

@@ -1,4 +1,4 @@
-"""A partition as a graph: the stages with their modules and parameters, and what crosses each boundary."""
+"""Draws a partition: the stages with their modules and parameters, and the values that cross each boundary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.stage_modules import StageModules
 
 _MOST_ROWS = 24
-"""Rows of a stage or of a boundary: more make the picture too tall to read."""
+"""Largest number of rows of a stage or a boundary: more would make the picture too tall."""
 _BARE = {"shape": "plain", "style": "", "class": "bare"}
 
 
@@ -26,8 +26,8 @@ def partition_graph(
 ) -> Digraph:
     """A box per stage and an edge per boundary, from the model's inputs at the top to its output.
 
-    boundaries: [stages + 1] of one microbatch: they add shapes, dtypes and bytes to the names of what crosses.
-    placement: of the stages, which adds their ranks.
+    boundaries: [stages + 1] of one microbatch; they add shapes, dtypes and bytes to the names of values. placement: of
+    the stages; it adds their ranks.
     """
     whole = _Counted.of(parameter for module in partition.modules for parameter in module.parameters())
     graph = new_graph("partition", [f"{partition.stages} stages, {whole}"], "TB")
@@ -40,15 +40,15 @@ def partition_graph(
     graph.node("output", lines(["output"], "n"), **_BARE)
     ends = ["input", *(f"s{stage}" for stage in range(partition.stages)), "output"]
     names = [partition.inputs, *partition.values, ("output",)]
-    for at, (before, after) in enumerate(pairwise(ends)):
-        rows = list(_crossing(boundaries[at], names[at])) if boundaries else list(names[at])
-        total = list(_total(boundaries[at], 0 < at < partition.stages)) if boundaries else []
+    for stage, (before, after) in enumerate(pairwise(ends)):
+        rows = list(_crossing(boundaries[stage], names[stage])) if boundaries else list(names[stage])
+        total = list(_total(boundaries[stage], 0 < stage < partition.stages)) if boundaries else []
         graph.edge(before, after, label=lines([*_some(rows, "values"), *total], indent="  "))
     return graph
 
 
 class _Counted(tuple[int, int]):
-    """(number, bytes) of parameters, each counted once."""
+    """(number of scalars, bytes) of parameters, each parameter counted once."""
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter]) -> _Counted:
@@ -60,7 +60,7 @@ class _Counted(tuple[int, int]):
 
 
 def _home(stage: int, placement: Placement | None) -> str:
-    """`` on rank 3``, or of a stage with two copies `` on ranks 0 and 7``."""
+    """`` on rank 3``; `` on ranks 0 and 7`` for a stage with two copies."""
     if placement is None:
         return ""
     ranks = sorted(set(placement.rank_of_stage[:, stage].tolist()))
@@ -68,14 +68,14 @@ def _home(stage: int, placement: Placement | None) -> str:
 
 
 def _contents(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
-    """The blocks of a stage and its other parts with parameters, in their order; equal blocks in one row."""
+    """Rows of the blocks of a stage and its other parts with parameters, in order; equal blocks share a row."""
     around = {"", *(block[:at] for block in blocks for at, letter in enumerate(block) if letter == ".")}
     parts: dict[str, dict[int, nn.Parameter]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.setdefault(_part(name, blocks, around), {})[id(parameter)] = parameter
     rows = [
-        (name, _kind(module, name), _Counted.of(held.values()), "" if name in blocks else name)
-        for name, held in parts.items()
+        (name, _kind(module, name), _Counted.of(parameters.values()), "" if name in blocks else name)
+        for name, parameters in parts.items()
     ]
     for (kind, counted, _), run in groupby(rows, key=lambda row: row[1:]):
         names = [row[0] for row in run]
@@ -86,7 +86,7 @@ def _contents(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
 
 
 def _part(parameter: str, blocks: Sequence[str], around: set[str]) -> str:
-    """The block that has a parameter, else the outermost module that has it and no block; itself where none has."""
+    """The block that has a parameter; else the outermost module around it without a block; else the parameter."""
     if block := next((block for block in blocks if parameter.startswith(f"{block}.")), ""):
         return block
     ends = (at for at, letter in enumerate(parameter) if letter == ".")
@@ -103,7 +103,7 @@ def _kind(module: nn.Module, name: str) -> str:
 
 
 def _crossing(boundary: Boundary, names: Sequence[str]) -> Iterator[str]:
-    """A row per leaf of a boundary: ``hidden: float32[2, 16, 64], 8.192 KB``; what is never sent is said so."""
+    """Rows of a boundary, one per leaf: ``hidden: float32[2, 16, 64], 8.192 KB``. Constants are marked."""
     values = pytree.tree_unflatten(list(range(len(boundary.entries))), boundary.tree)
     if not isinstance(values, tuple) or len(values) != len(names):
         values, names = (values,), (", ".join(names),)
@@ -129,7 +129,7 @@ def _bytes(specs: Iterable[TensorSpec]) -> int:
 
 
 def _some(rows: list[str], what: str) -> list[str]:
-    """The rows, or the first of them and how many are left out."""
+    """The rows; or the first rows and the number of those left out."""
     shown_rows = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
     left = len(rows) - len(shown_rows)
     return [*shown_rows, *([f"and {left} more {what}"] if left else [])]

@@ -29,16 +29,16 @@ class Partition(StageModules):
         *,
         placement: Placement | None = None,
     ) -> Digraph:
-        """The partition as a picture: stages, their modules and parameters, and what crosses each boundary.
+        """The partition as a picture: stages, their modules and parameters, and the values that cross boundaries.
 
-        args, kwargs: of the model's forward for ONE microbatch, as `infer_boundaries` takes them. With them, values
-        that cross have shapes, dtypes and bytes; without, names. placement: that of a program, which adds ranks.
+        args, kwargs: of the model's forward for ONE microbatch, as for `infer_boundaries`; with them, values have
+        shapes, dtypes and bytes. placement: of a program; it adds the ranks.
 
-        The result draws itself in a notebook, and by ``.render("model", format="svg")`` where graphviz's program
-        ``dot`` is installed; ``.source`` is its text. Raises `PartitionError` for arguments that the model was not
-        partitioned for, `BoundaryError` where its shapes cannot be told in advance.
+        The result draws itself in a notebook. ``.render("model", format="svg")`` needs graphviz's program ``dot``;
+        ``.source`` is the text. Raises `PartitionError` for arguments that the model was not partitioned for, and
+        `BoundaryError` if shapes cannot be inferred in advance.
         """
-        from schedc_runtime.partition.picture import partition_graph  # imports graphviz, which training needs not
+        from schedc_runtime.partition.picture import partition_graph  # imports graphviz, which training does not need
 
         boundaries = infer_boundaries(self, args, kwargs) if args or kwargs else None
         return partition_graph(self, boundaries, placement)
@@ -50,11 +50,11 @@ _WRAPPERS = {
     "DistributedDataParallel": _HELP, "DataParallel": _HELP, "ReplicateModule": _HELP,
     "FullyShardedDataParallel": _HELP_SHARDED, "FSDPModule": _HELP_SHARDED,
 }  # fmt: skip
-"""What to do instead, by the name of a class that a wrapped module has, or that `fully_shard` makes it have."""
+"""Help by the class of a wrapped module, or by the class that `fully_shard` gives it."""
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Raise for data-parallel wrappers, at the top or inside: their hooks never see a stage's gradients."""
+    """Raise `PartitionError` for data-parallel wrappers anywhere: their hooks never see a stage's gradients."""
     for name, module in model.named_modules():
         kinds = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.")]
         if kind := next((kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS), ""):
@@ -66,7 +66,7 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 
 def refuse_shared(modules: Sequence[nn.Module], placement: Placement | None) -> None:
-    """Raise for a parameter of several stages, unless they always share a rank: each would train a copy of its own."""
+    """Raise `PartitionError` for a parameter of stages on different ranks: each rank would train its own copy."""
     first_use: dict[int, tuple[str, int]] = {}
     for index, module in enumerate(modules):
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -87,7 +87,7 @@ def refuse_shared(modules: Sequence[nn.Module], placement: Placement | None) -> 
 
 
 def _together(stage: int, other: int, placement: Placement | None) -> bool:
-    """Whether two stages lie on the same rank, in every pipe."""
+    """Whether two stages are on the same rank in every pipe."""
     return placement is not None and bool(
         (placement.rank_of_stage[:, stage] == placement.rank_of_stage[:, other]).all()
     )
@@ -101,7 +101,7 @@ def _home(stage: int, placement: Placement | None) -> str:
 
 
 def forward_inputs(model: nn.Module, inputs: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the forward arguments that batches bring: ``inputs``, or else those without a default."""
+    """Names of the forward arguments that batches bring: ``inputs``, by default those without a default value."""
     parameters = inspect.signature(model.forward).parameters
     named = {
         name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

@@ -1,12 +1,12 @@
-"""A traced model cut into one module per stage.
+"""Cuts a traced model into one module per stage.
 
     values of the graph     stage 0          stage 1          stage 2
     x (input)          ---> used  ---------> passed on -----> used
     h0                      made  ---------> used
     h1                                       made  ---------> used
 
-A value crosses every boundary between the stage that makes it and the last that uses it. Parameters, buffers and the
-training flag never cross: a stage reads its own.
+A value crosses every boundary between the stage that makes it and the last stage that uses it. Parameters, buffers and
+the training flag never cross: a stage reads its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from schedc_runtime.partition.graft import graft, is_persistent
 
 def block_calls(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Node]:
     """The nodes that call a block, in the order in which the model runs them."""
-    known = set(blocks)
-    return [node for node in graph.nodes if node.op == "call_module" and node.target in known]
+    names = set(blocks)
+    return [node for node in graph.nodes if node.op == "call_module" and node.target in names]
 
 
 def parameter_costs(model: nn.Module, graph: fx.Graph, calls: Sequence[fx.Node]) -> list[float]:
-    """[calls + 2] number of parameters read before the first call, from each call up to the next, and after the last.
+    """[calls + 2] number of parameters before the first call, from each call up to the next, and after the last.
 
-    What runs between two blocks counts with the former; what runs after the last block is the head's.
+    Code between two blocks counts with the first of them. Code after the last block counts with the head.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
     starts = [order[node] for node in calls]
@@ -53,7 +53,7 @@ def _unit(position: int, starts: Sequence[int]) -> int:
 
 
 def assign(graph: fx.Graph, calls: Sequence[fx.Node], cuts: Sequence[int]) -> dict[fx.Node, int]:
-    """Stage of each node. A cut c lies before call c, or, where c is the number of calls, after the last one."""
+    """Stage of each node. A cut c lies before call c; if c is the number of calls, it lies after the last call."""
     order = {node: position for position, node in enumerate(graph.nodes)}
     starts = [order[calls[cut]] if cut < len(calls) else order[calls[-1]] + 1 if calls else 0 for cut in cuts]
     if not calls:
@@ -102,7 +102,7 @@ def _stage_module(
     here = {node: graph.placeholder(node.name) for node in entering}
 
     def lookup(node: fx.Node) -> fx.Node:
-        if node not in here:  # only parameters, buffers and the mode are read where they are not made
+        if node not in here:  # parameters, buffers and the mode: each stage reads its own
             here[node] = graph.node_copy(node, lookup)
         return here[node]
 
@@ -130,7 +130,7 @@ class TracedStage(nn.Module):
         generated = graph.python_code("self")
         self.code = generated.src
         filename = f"<{name}>"
-        # So that tracebacks show the generated line.
+        # Tracebacks then show the generated line.
         linecache.cache[filename] = (len(self.code), None, self.code.splitlines(keepends=True), filename)
         names = dict(generated.globals)
         exec(compile(self.code, filename, "exec"), names)

@@ -16,11 +16,11 @@ class StageModules:
     """The modules of all stages, as data.
 
     modules: [stages] module k takes the values named ``values[k - 1]`` (module 0: ``inputs``) as positional
-        arguments and returns a tuple of those named ``values[k]``; the last returns the model's output. Submodules are
-        the model's own objects under their qualified names, so that parameters and state_dict keys are the model's.
+        arguments. It returns a tuple of the values named ``values[k]``; the last module returns the model's output.
+        Submodules are the model's own objects under their qualified names: parameters and state_dict keys are equal.
     inputs: names of the arguments of the model's forward that a batch brings.
-    values: [stages - 1] names, in the traced model, of what crosses from stage k to stage k + 1. A value used by
-        several later stages is passed through the stages between.
+    values: [stages - 1] names, in the traced model, of the values that cross from stage k to stage k + 1. A value
+        that several later stages use passes through the stages between.
     blocks: [stages] qualified names of the blocks of each stage.
     """
 
@@ -34,9 +34,9 @@ class StageModules:
         return len(self.modules)
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """The arguments of a call of the model as the values that enter stage 0, in the order of ``inputs``.
+        """The values that enter stage 0, in the order of ``inputs``, from the arguments of a call of the model.
 
-        Positional arguments are taken in that order. Raises `PartitionError` for one too many, missing or unknown.
+        Positional arguments are taken in that order. Raises `PartitionError` for missing or unknown arguments.
         """
         keyword = dict(kwargs or {})
         bound = dict(zip(self.inputs, args, strict=False)) | keyword
@@ -53,9 +53,9 @@ class StageModules:
         return tuple(bound[name] for name in self.inputs)
 
     def release_others(self, keep: Iterable[int]) -> None:
-        """Move the parameters and buffers of all stages but ``keep`` to the meta device, which frees their memory.
+        """Move the parameters and buffers of all stages except ``keep`` to the meta device, which frees their memory.
 
-        Boundaries can still be inferred. Changes the model that was partitioned: its modules are the stages'.
+        Boundaries can still be inferred. This changes the partitioned model, whose modules are the stages'.
         """
         kept = {id(module) for stage in keep for module in self.modules[stage].modules()}
         for stage in self.modules:

@@ -1,4 +1,4 @@
-"""Ways for a rank to exchange tensors with another: torch.distributed, or all ranks in one process."""
+"""Messages and collectives between ranks: over torch.distributed, or between all ranks of one process."""
 
 from schedc_runtime.transport.base import (
     Handle,

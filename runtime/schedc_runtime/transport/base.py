@@ -1,4 +1,4 @@
-"""What an executor needs of a transport: post a batch of sends and receives, ask, wait."""
+"""The protocol of a transport: post a batch of sends and receives, ask whether they are ready, wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Handle = Any
-"""What `Transport.post` returns for one transfer; opaque to everyone else."""
+"""A pending transfer, as `Transport.post` returns it. Only its transport looks inside."""
 
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -20,8 +20,8 @@ class Transfer(NamedTuple):
     """One message: the tensors of one stage boundary for one microbatch, to or from one rank.
 
     peer: the other rank, on the pipeline axis.
-    receive: True if ``tensors`` are buffers to be filled, False if they are to be sent. Tensors that are being
-        sent must not change, and buffers must not be read, before the handle has been waited for.
+    receive: True if ``tensors`` are buffers to fill, False if they are to be sent. Before `wait`, tensors to be sent
+        must not change and buffers must not be read.
     """
 
     peer: int
@@ -32,16 +32,16 @@ class Transfer(NamedTuple):
 class Transport(Protocol):
     """One rank's end of the network.
 
-    Every ordered pair of ranks is a channel without tags: the n-th send meets the n-th receive (NCCL ignores tags,
-    so none are relied on). A send is complete when its receive is, as with gloo (rendezvous at every size).
+    Every ordered pair of ranks is a channel without tags, because NCCL ignores tags: the n-th send meets the n-th
+    receive. A send completes together with its receive, as with gloo (rendezvous at every size).
     """
 
     rank: int
     cooperative: bool
-    """True if `wait` cannot block: the caller must come back later as long as `ready` says no."""
+    """True if `wait` cannot block: the caller must come back later until `ready` is true."""
 
     def post(self, batch: Sequence[Transfer]) -> list[Handle]:
-        """Start all transfers of a batch at once; a handle for each, in order."""
+        """Start all transfers of a batch at once. Returns a handle for each, in order."""
         ...
 
     def ready(self, handle: Handle) -> bool:
@@ -53,28 +53,28 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connections. Nothing can be posted afterwards."""
+        """Close the connections. Nothing can be posted afterwards."""
         ...
 
 
 class TransportError(Exception):
-    """The network failed: a connection closed, or a wait that took too long. Often not the cause but its echo."""
+    """The network failed: a connection closed, or a wait took too long. Often the echo of another rank's failure."""
 
     @property
     def timed_out(self) -> bool:
-        """Whether a wait took too long. A connection that the system gave up ("Connection timed out") has broken."""
+        """Whether a wait took too long. "Connection timed out" is not such a wait: the system gave up a connection."""
         text = str(self).lower().replace("connection timed out", "")
         return "timed out" in text or "timeout" in text
 
 
 class MessageMismatch(Exception):
-    """A tensor is not what the boundary between two stages says it is."""
+    """A tensor differs from its spec in the boundary between two stages."""
 
 
 def check_tensors(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> None:
     """Raise `MessageMismatch`, naming both sides, unless every tensor has the shape and dtype of its spec.
 
-    Runs before a message is sent: with gloo, a receive buffer that is too small aborts the receiving process and one
+    Call this before a message is sent. With gloo, a receive buffer that is too small aborts the receiving process. One
     that is too large is silently left half filled.
     """
     if len(tensors) != len(specs):
@@ -88,5 +88,5 @@ def check_tensors(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> None:
 
 
 def describe(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """A shape and dtype as messages print them: ``float32[4, 16]``."""
+    """A shape and dtype as error messages print them: ``float32[4, 16]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -1,4 +1,4 @@
-"""Collectives of a group of ranks over torch.distributed, and of a group of one; in one process: beside this file."""
+"""Collectives of a group over torch.distributed, and of a group of one rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from schedc_runtime.transport.collective_calls import (
     CollectiveCall,
     Communicator,
     Splits,
+    call_place,
     checked_call,
     count_sent,
     count_sum,
     ordered_sum,
     row_bytes,
     shares,
-    where,
 )
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
-from schedc_runtime.transport.distributed import plainly, wait_for
+from schedc_runtime.transport.distributed import plain_text, wait_for
 
 __all__ = [
     "Communicator",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class SoloCommunicator:
-    """A group of one: every collective is complete when it starts."""
+    """A group of one rank: every collective is complete when it starts."""
 
     cooperative = False
 
@@ -48,7 +48,9 @@ class SoloCommunicator:
     def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Done:
         calls = checked_call(self, label, tensors, send, receive)
         if calls.send != calls.receive:
-            raise MessageMismatch(f"{where(self, calls)}: sends {calls.send} to itself and receives {calls.receive}")
+            raise MessageMismatch(
+                f"{call_place(self, calls)}: sends {calls.send} to itself and receives {calls.receive}"
+            )
         return self._start(tuple(tensors))
 
     def all_gather(self, tensor: Tensor, label: str = "") -> _Done:
@@ -119,34 +121,34 @@ class TorchCommunicator:
 
     def wait(self, handle: _Started) -> Any:
         if not handle.work:
-            raise RuntimeError(f"{where(self, handle.call)}: waited for twice")
+            raise RuntimeError(f"{call_place(self, handle.call)}: waited for twice")
         try:
             wait_for(handle.work.pop(), self._timeout, on_stream=handle.on_stream)
         except RuntimeError as error:
-            raise TransportError(f"{where(self, handle.call)}: {plainly(error)}") from None
+            raise TransportError(f"{call_place(self, handle.call)}: {plain_text(error)}") from None
         return handle.finish()
 
     def close(self) -> None:
-        # A group closes with the last reference to it, and tracebacks may keep this object alive.
+        # A group closes with its last reference, and tracebacks may keep this object alive.
         group, self._group = self._group, None
         if group is not None:
             dist.destroy_process_group(group)
 
     def _gather_sums(self, call: CollectiveCall, received: Tensor, parts: list[int], shape: torch.Size) -> Tensor:
-        """The second half of a sum: add up this member's share, and exchange the sums."""
+        """Run the second half of a sum: add up this member's share, and gather everyone's."""
         mine = received.new_zeros(parts[0])
         mine[: parts[self.rank]] = ordered_sum(received)
         gathered = mine.new_empty(self.size, parts[0])
-        started = self._start(call, dist.all_gather, [_bytes(row) for row in gathered], _bytes(mine), again=True)
+        started = self._start(call, dist.all_gather, [_bytes(row) for row in gathered], _bytes(mine), second_half=True)
         self.wait(started)
         return torch.cat([row[:part] for row, part in zip(gathered, parts, strict=True)]).view(shape)
 
-    def _start(self, call: CollectiveCall, function: Any, *arguments: Any, again: bool = False) -> _Started:
+    def _start(self, call: CollectiveCall, function: Any, *arguments: Any, second_half: bool = False) -> _Started:
         try:
             work = function(*arguments, group=self._group, async_op=True)
         except RuntimeError as error:
-            raise TransportError(f"{where(self, call)}: {plainly(error)}") from None
-        self.issued += not again
+            raise TransportError(f"{call_place(self, call)}: {plain_text(error)}") from None
+        self.issued += not second_half
         return _Started(call, [work], arguments, on_stream=arguments[1].is_cuda)
 
 
@@ -155,9 +157,10 @@ class _Done(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """work: what torch gave, taken out by the wait. kept: the tensors in use, which must outlive it.
+    """A collective in flight.
 
-    on_stream: whether a stream of a GPU waits, and not the host.
+    work: torch's handle, which `wait` takes out. kept: the tensors in use, which must outlive the work.
+    on_stream: a GPU stream waits, and not the host.
     """
 
     call: CollectiveCall
@@ -168,18 +171,18 @@ class _Started(NamedTuple):
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's storage as bytes: gloo knows few dtypes, and the bits are what has to arrive."""
+    """[bytes] a contiguous tensor as bytes: gloo knows few dtypes, and only the bits matter."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _pieces(tensors: Sequence[Tensor], splits: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Bytes of each tensor's rows, by member and tensor."""
+    """[members][tensors] bytes of each tensor's rows."""
     rows = [row_bytes(tensor) for tensor in tensors]
     return [[count * row for count, row in zip(member, rows, strict=True)] for member in zip(*splits, strict=True)]
 
 
 def _pack(tensors: Sequence[Tensor], pieces: list[list[int]]) -> Tensor:
-    """All tensors in one buffer of bytes, member by member; a single tensor is not copied."""
+    """[bytes] all tensors in one buffer, member by member. A single tensor is not copied."""
     flat = [_bytes(tensor.contiguous()) for tensor in tensors]
     if len(flat) == 1:
         return flat[0]
@@ -193,7 +196,7 @@ def _unpack(
     kinds: Sequence[tuple[torch.dtype, torch.Size]],
     receive: Sequence[Sequence[int]],
 ) -> tuple[Tensor, ...]:
-    """The tensors in a buffer of bytes, each [rows received, ...]. kinds: dtype, and shape of a row."""
+    """The tensors in a buffer of bytes, each [rows received, ...]. kinds: (dtype, shape of a row) of each."""
     parts = torch.split(buffer, [size for member in pieces for size in member])
     return tuple(
         (buffer if len(kinds) == 1 else torch.cat(parts[position :: len(kinds)])).view(dtype).view(sum(rows), *shape)

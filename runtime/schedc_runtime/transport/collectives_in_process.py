@@ -1,4 +1,4 @@
-"""Collectives of ranks in one process: complete when the last member starts its own, and checked against each other."""
+"""Collectives of ranks in one process, complete when the last member starts, and checked between members."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from schedc_runtime.transport.base import MessageMismatch, describe
 from schedc_runtime.transport.collective_calls import (
     CollectiveCall,
     Splits,
+    call_name,
+    call_place,
     checked_call,
     count_sent,
     count_sum,
     ordered_sum,
-    what,
-    where,
 )
 from schedc_runtime.transport.side_stream import Ahead, SideStream, joined
 
 
 class InProcessCommunicators:
-    """A group of ``size`` members in one process, without threads; `member` gives each its end.
+    """A group of ``size`` members in one process, without threads. `member` returns the end of each.
 
-    A collective is complete when every member has started its own of the same number. Kinds, labels, splits, shapes
-    and dtypes are checked against each other; a mismatch raises where the later member starts, and names both.
-    On a GPU its copies run beside what is computed (`SideStream`).
+    A collective is complete when every member has started its collective of the same number. Kinds, labels, splits,
+    shapes and dtypes of members are compared. A mismatch raises when the later member starts, and names both members.
+    On a GPU the copies overlap with compute (`SideStream`).
     """
 
     def __init__(self, size: int, name: str = "group") -> None:
@@ -45,15 +45,15 @@ class InProcessCommunicators:
         self._meetings.clear()
 
     def unmatched(self) -> int:
-        """Number of collectives that some members have started and others not."""
+        """Number of collectives that some but not all members have started."""
         return len(self._meetings)
 
     def join(
         self, member: InProcessCommunicator, call: CollectiveCall, tensors: tuple[Tensor, ...]
     ) -> _CollectiveMeeting:
         meeting = self._meetings.setdefault(call.number, _CollectiveMeeting())
-        for other, (theirs, brought) in meeting.present.items():
-            _compare(self.name, (member.rank, call, tensors), (other, theirs, brought))
+        for other, (other_call, other_tensors) in meeting.present.items():
+            _compare(self.name, (member.rank, call, tensors), (other, other_call, other_tensors))
         meeting.present[member.rank] = call, tensors
         if len(meeting.present) == self.size:
             del self._meetings[call.number]
@@ -93,11 +93,11 @@ class InProcessCommunicator:
         ahead = handle.meeting.ahead
         if ahead is None:
             raise RuntimeError(
-                f"{where(self, handle.call)}: waited for before all have started it; an in-process rank must return "
-                "instead"
+                f"{call_place(self, handle.call)}: waited for before all have started it; an in-process rank must "
+                "return instead"
             )
         if self.rank not in ahead.result:
-            raise RuntimeError(f"{where(self, handle.call)}: waited for twice")
+            raise RuntimeError(f"{call_place(self, handle.call)}: waited for twice")
         result = ahead.result.pop(self.rank)
         joined(ahead, result if isinstance(result, tuple) else (result,))
         return result
@@ -114,7 +114,7 @@ class _Joined(NamedTuple):
 
 @dataclass(slots=True)
 class _CollectiveMeeting:
-    """One collective of a process: who has started it with what, and the results by member once all have."""
+    """One collective: the calls of members that have started it, and the results once all have."""
 
     present: dict[int, tuple[CollectiveCall, tuple[Tensor, ...]]] = field(default_factory=dict)
     ahead: Ahead | None = None
@@ -122,7 +122,7 @@ class _CollectiveMeeting:
     def complete(self, size: int, copies: SideStream) -> None:
         members = [self.present[rank] for rank in range(size)]
         results = _RESULTS[members[0][0].kind]
-        # All results at once: a member that has waited may write into what it sent.
+        # All results at once: a member that has waited may write into the tensors that it sent.
         taken = [tensor for _, tensors in members for tensor in tensors]
         self.ahead = copies.run(lambda: dict(enumerate(results(members))), taken)
         self.present.clear()
@@ -150,7 +150,7 @@ def _summed(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[An
 
 
 _RESULTS = {"all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed}
-"""By kind: every member's result, from what all members brought."""
+"""Functions by kind, from the calls and tensors of all members to the result of each."""
 
 
 def _compare(
@@ -158,21 +158,25 @@ def _compare(
     mine: tuple[int, CollectiveCall, tuple[Tensor, ...]],
     theirs: tuple[int, CollectiveCall, tuple[Tensor, ...]],
 ) -> None:
-    """Raise unless two members mean the same collective and agree on what they give each other."""
-    (a, call, tensors), (b, other, brought) = mine, theirs
-    where = f"communicator {name}, collective {call.number}"
+    """Raise `MessageMismatch` unless two members start the same collective and agree on what they exchange."""
+    (a, call, tensors), (b, other, others) = mine, theirs
+    place = f"communicator {name}, collective {call.number}"
     if (call.kind, call.label) != (other.kind, other.label):
-        raise MessageMismatch(f"{where}: rank {a} starts {what(call)} where rank {b} has started {what(other)}")
+        raise MessageMismatch(
+            f"{place}: rank {a} starts {call_name(call)} where rank {b} has started {call_name(other)}"
+        )
     skip = 1 if call.kind == "all_to_all" else 0
-    shapes = [[describe(t.shape[skip:], t.dtype) for t in each] for each in (tensors, brought)]
+    shapes = [[describe(t.shape[skip:], t.dtype) for t in each] for each in (tensors, others)]
     if shapes[0] != shapes[1]:
-        raise MessageMismatch(f"{where} ({what(call)}): rank {a} brings {shapes[0]} where rank {b} brings {shapes[1]}")
+        raise MessageMismatch(
+            f"{place} ({call_name(call)}): rank {a} brings {shapes[0]} where rank {b} brings {shapes[1]}"
+        )
     for position, (sent, received, sent_back, expected) in enumerate(
         zip(call.send, call.receive, other.send, other.receive, strict=True)
     ):
-        for source, target, given, wanted in ((a, b, sent[b], expected[a]), (b, a, sent_back[a], received[b])):
-            if given != wanted:
+        for source, target, rows, wanted in ((a, b, sent[b], expected[a]), (b, a, sent_back[a], received[b])):
+            if rows != wanted:
                 raise MessageMismatch(
-                    f"{where} ({what(call)}): rank {source} sends {given} rows of tensor {position} to rank "
+                    f"{place} ({call_name(call)}): rank {source} sends {rows} rows of tensor {position} to rank "
                     f"{target}, which expects {wanted}"
                 )

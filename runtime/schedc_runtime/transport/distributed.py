@@ -16,7 +16,7 @@ from schedc_runtime.transport.base import Transfer, TransportError
 class _Posted(NamedTuple):
     works: list[Any]
     kept: tuple[Tensor, ...]
-    """The tensors of a send: gloo sends without a copy, so they must outlive it."""
+    """The tensors of a send, which must outlive it: gloo sends without a copy."""
 
 
 class TorchTransport:
@@ -24,7 +24,7 @@ class TorchTransport:
 
     timeout: seconds that one wait may take. gloo raises after it; NCCL has its own watchdog, set by the timeout that
         the group was made with.
-    coalesce: post a batch by one call of the group, as NCCL needs it.
+    coalesce: post a batch by one call of the group, as NCCL requires.
     """
 
     cooperative = False
@@ -40,7 +40,7 @@ class TorchTransport:
         try:
             return self._post_all(batch)
         except RuntimeError as error:
-            raise TransportError(plainly(error)) from None
+            raise TransportError(plain_text(error)) from None
 
     def ready(self, handle: _Posted) -> bool:
         return True
@@ -50,18 +50,18 @@ class TorchTransport:
             for work in handle.works:
                 wait_for(work, self._timeout, on_stream=self._coalesce)
         except RuntimeError as error:
-            # Whoever keeps the traceback must not keep the works: gloo's connections stay open as long as one
-            # lives, and closing them is what wakes the other ranks.
+            # The traceback must not keep the works alive: gloo's connections stay open as long as one lives,
+            # and closing the connections wakes the other ranks.
             work = None
             handle.works.clear()
-            raise TransportError(plainly(error)) from None
+            raise TransportError(plain_text(error)) from None
 
     def close(self) -> None:
-        # A group closes with the last reference to it, and tracebacks may keep this object alive.
+        # A group closes with its last reference, and tracebacks may keep this object alive.
         del self._group, self._post_all
 
     def _post_each(self, batch: Sequence[Transfer]) -> list[_Posted]:
-        """gloo: receives first, so that a peer that posts the same batch the other way round finds them."""
+        """For gloo: receives first, for a peer that posts the same batch the other way round."""
         posted: list[_Posted | None] = [None] * len(batch)
         group = self._group
         for receive in (True, False):
@@ -73,7 +73,7 @@ class TorchTransport:
         return [handle for handle in posted if handle is not None]
 
     def _post_coalesced(self, batch: Sequence[Transfer]) -> list[_Posted]:
-        """NCCL: one group call per batch, or crossing messages of two ranks would hang."""
+        """For NCCL: one group call per batch. Otherwise crossing messages of two ranks would deadlock."""
         kept = [t.tensors if t.receive else _contiguous(t.tensors) for t in batch]
         operations = [
             dist.P2POp(dist.irecv if t.receive else dist.isend, tensor, group=self._group, group_peer=t.peer)
@@ -85,10 +85,10 @@ class TorchTransport:
 
 
 def wait_for(work: dist.Work, timeout: timedelta, *, on_stream: bool) -> None:
-    """Wait for what torch.distributed has under way.
+    """Wait for pending work of torch.distributed.
 
-    on_stream: the device's stream waits, and the host goes on to launch what comes next. With a timeout NCCL would
-        block the host until the device has come this far, and nothing launched later could run beside the collective.
+    timeout: longest wait. on_stream: the device's stream waits without a timeout, and the host launches what comes
+        next. With a timeout NCCL would block the host until the device is here, and no later work could overlap.
     """
     if on_stream:
         work.wait()
@@ -96,8 +96,8 @@ def wait_for(work: dist.Work, timeout: timedelta, *, on_stream: bool) -> None:
         work.wait(timeout)
 
 
-def plainly(error: RuntimeError) -> str:
-    """gloo's text without its place in gloo's source and without its advice."""
+def plain_text(error: RuntimeError) -> str:
+    """gloo's error text without the line of gloo's source and without its advice."""
     return re.sub(r"^\[[^\]]*\] ", "", str(error)).split(" This is typically")[0]
 
 

@@ -1,4 +1,4 @@
-"""Gradients as they travel between ranks: one tensor per dtype, with a mark for every parameter that has one."""
+"""Lays gradients out in one tensor per dtype, with a mark for every parameter that has a gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def by_dtype(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, ...]]:
-    """The trainable ``parameters`` in groups of one dtype, in order: the same on every rank that holds them."""
+    """The trainable ``parameters`` in groups of one dtype, in order: the same groups on every rank."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.requires_grad:
@@ -18,9 +18,10 @@ def by_dtype(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, ...
 
 
 def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients in a row, zeros for a parameter without one (such as an expert that no token came to).
+    """[elements + parameters] the gradients in a row, then a mark per parameter: 1 with a gradient, 0 without.
 
-    Behind them a 1 for every parameter that has one and a 0 for one without: what has none on any rank keeps none.
+    A parameter without a gradient, such as an expert without tokens, has zeros. The marks tell a parameter without a
+    gradient on all ranks, which keeps none.
     """
     first = parameters[0]
     present = torch.tensor([p.grad is not None for p in parameters], dtype=first.dtype, device=first.device)
@@ -28,7 +29,7 @@ def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def unflattened(parameters: Sequence[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """The parts of what `flattened` laid out, of one rank or summed over several, that are gradients."""
+    """(parameter, gradient) of each parameter that has one. flat: result of `flattened`, of one rank or summed."""
     *parts, present = torch.split(flat, [*(p.numel() for p in parameters), len(parameters)])
     for parameter, part, has in zip(parameters, parts, present.tolist(), strict=True):
         if has:

@@ -1,4 +1,4 @@
-"""All ranks in one process: messages are copies between tensors, and blocking means returning to the caller."""
+"""Transport between ranks of one process: messages are copies, and a rank that would block returns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Channel:
-    """One direction between two ranks: what was posted and has not met its counterpart, oldest first."""
+    """One direction between two ranks: transfers without their counterpart, oldest first."""
 
     sends: deque[_Pending] = field(default_factory=deque)
     receives: deque[_Pending] = field(default_factory=deque)
 
 
 class InProcessNetwork:
-    """The channels between ``ranks`` ranks of one process; `transport` gives each rank its end.
+    """The channels between ``ranks`` ranks of one process. `transport` returns the end of each rank.
 
-    The strictest semantics that a real network may have, so that what runs here runs anywhere: a send is complete only
-    when its receive has been posted, and messages of a channel meet in order, without tags. Deterministic: no threads.
-    Also serves several ranks on one GPU, where NCCL refuses to run; copies go to the current stream.
+    It has the strictest semantics of real networks, so that what runs here runs anywhere. A send completes only when
+    its receive has been posted. Messages of a channel meet in order, without tags. There are no threads: runs are
+    deterministic. Several ranks may share one GPU, where NCCL refuses to run; copies go to the current stream.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -52,7 +52,7 @@ class InProcessNetwork:
         return pending
 
     def unmatched(self) -> int:
-        """Number of messages of which only one end has been posted."""
+        """Number of messages with only one end posted."""
         return sum(len(channel.sends) + len(channel.receives) for channel in self._channels.values())
 
 

@@ -1,8 +1,8 @@
-"""Copies beside compute: a stream of a GPU of their own, or nothing at all on a CPU, where work is done when called.
+"""A second GPU stream for copies that overlap with compute; on a CPU the work runs at once.
 
-Collectives between processes bring a stream of their own (NCCL's). This is for ranks that share one process and one
-GPU, whose collectives are copies: on the computing stream they would wait for everything before them, and everything
-behind them for them.
+Collectives between processes have NCCL's own stream. This one serves ranks that share one process and one GPU, whose
+collectives are copies. On the compute stream the copies would wait for all work before them, and all later work would
+wait for the copies.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from torch import Tensor
 
 
 class Ahead(NamedTuple):
-    """Work that a `SideStream` has taken. result: tensors, which may be read after `joined`; done: when they are."""
+    """Work on a `SideStream`.
+
+    result: its tensors, which may be read after `joined`. done: event at the end of the work; None on a CPU.
+    """
 
     result: Any
     done: torch.cuda.Event | None
 
 
 class SideStream:
-    """Where copies run: for every GPU one stream, made when it is first needed."""
+    """Runs copies on one side stream per GPU, made at its first use."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[], Any], taken: Iterable[Tensor]) -> Ahead:
-        """Run ``work``, which reads the tensors ``taken`` as they are now on the current stream; returns at once."""
+        """Start ``work``, which reads the tensors ``taken`` in their present state; returns at once."""
         taken = list(taken)
         device = next((tensor.device for tensor in taken if tensor.is_cuda), None)
         if device is None:
@@ -40,12 +43,12 @@ class SideStream:
         with torch.cuda.stream(side):
             result = work()
         for tensor in taken:
-            tensor.record_stream(side)  # its memory may not be used again before the copies have read it
+            tensor.record_stream(side)  # its memory must not be reused before the copies have read it
         return Ahead(result, side.record_event())
 
 
 def joined(ahead: Ahead, tensors: Iterable[Tensor]) -> None:
-    """Let the current stream wait for work on a side stream, whose results ``tensors`` it is going to use."""
+    """Let the current stream wait for work on a side stream, before it uses the results ``tensors``."""
     if ahead.done is None:
         return
     for tensor in tensors:
