@@ -1,4 +1,4 @@
-"""A layout of layers as cuts: paddings are nothing, so that a stage gets exactly the blocks that the layout names."""
+"""Turns a layout of layers into cuts. Paddings take no blocks: a stage gets exactly the blocks of the layout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from schedc_runtime.errors import PartitionError
 def cuts_of(layout: Layout, names: Sequence[str], stages: int) -> list[int]:
     """[stages - 1] number of blocks before each cut.
 
-    names: [blocks] in the order in which the model runs them: its decoder layers and then, if it has any, its
-    multi-token predictions. Layer n of the layout is block n, under the name that it has without any padding. Embedding
-    and head are what runs before the first block and after the last one.
+    names: [blocks] in the order in which the model runs them: decoder layers, then multi-token predictions if any.
+    Layer n of the layout is block n, under its name without paddings. Embedding and head run before the first block
+    and after the last one.
     """
     if len(layout.stages) != stages:
         raise PartitionError(

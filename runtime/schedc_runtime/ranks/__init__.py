@@ -1,1 +1,1 @@
-"""Who takes part in a step: the ranks of a mesh, their groups, their control values, and how they are."""
+"""The ranks of a mesh: their groups, the exchanges between them, their control values and their states."""

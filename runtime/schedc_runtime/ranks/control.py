@@ -1,7 +1,7 @@
-"""What ranks tell each other beside the messages of the program: agreements, failures, and what a failure means.
+"""Exchanges values beside the messages of the program: agreements and failures, and what a failure means.
 
-Everything is JSON in the store that the processes met at (no pickle). A failure is looked for whenever a rank waits
-here, so that all report its cause and not its echo, "connection closed by peer".
+All values are JSON in the store of the processes (no pickle). A rank that waits here looks for failures of others, so
+that all ranks report the cause and not its echo, "connection closed by peer".
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from schedc_runtime.ranks.presence import Presence
 from schedc_runtime.ranks.progress import Position
 
 _SLICE = 5.0
-"""Seconds between two looks for a failed peer while waiting for an answer: the store warns whenever one ends. Who fails
-answers the next round with `_LOST`, which wakes the others at once; the looks are for those who wait for a third."""
+"""Seconds between two looks for a failed peer while waiting for an answer; the store prints a warning after each. A
+failed rank answers the next round with `_LOST`, which wakes the others at once. The looks serve ranks that wait for a
+third rank."""
 _CAUSE = 1.0
-"""Seconds within which the rank that broke a connection says why, or is seen to be dead."""
+"""Seconds within which the rank that broke a connection publishes a reason, or is seen to be dead."""
 _REPORT = 2.0
-"""Seconds for the one rank that reports, beside those that its looks at other machines take."""
+"""Seconds that the reporting rank may take, besides its looks at other machines."""
 _LOST = "null lost"
-"""What a rank that has failed answers: no JSON."""
+"""The answer of a failed rank, which is no JSON."""
 _Answer = TypeVar("_Answer")
 
 
 class FailureKind(StrEnum):
-    """What stopped a step, the likeliest cause first: an error of a rank, a rank or connection lost, a long wait."""
+    """What stopped a step, the likeliest cause first: an error of a rank, a lost rank or connection, a long wait."""
 
     ERROR = "error"
     PEER = "peer"
@@ -43,7 +44,10 @@ _LIKELIEST = list(FailureKind)
 
 
 class RankFailure(NamedTuple):
-    """One report in the store. rank: who failed. reporter: who says so, and lists where everyone stands."""
+    """One report in the store.
+
+    rank: name of the failed rank. reporter: name of the rank that reports, and lists where every rank stands.
+    """
 
     kind: FailureKind
     rank: str
@@ -52,7 +56,7 @@ class RankFailure(NamedTuple):
 
 
 def as_error(failure: RankFailure, name: str) -> RuntimeFault:
-    """What another rank's report means to rank ``name``; of a connection that broke, the other end is its peer."""
+    """The error of rank ``name`` for another rank's report. For a broken connection it names the other end."""
     if failure.kind is FailureKind.ERROR:
         return PeerFailure(failure.rank, f"{failure.rank} failed, and with it the step:\n{failure.text}")
     text = f"{failure.text}\nthe error of {failure.reporter} lists where every rank stood"
@@ -61,19 +65,19 @@ def as_error(failure: RankFailure, name: str) -> RuntimeFault:
 
 
 class ControlPlane:
-    """One rank's end.
+    """One rank's end of the control plane.
 
-    store: a torch.distributed Store (its type stub lacks half of its methods) for this pipeline alone, or None for a
-        pipeline in one process, where there is nobody to tell.
-    process: which of all this is. names: of all of them, as errors call them (`Mesh.names`).
-    timeout: seconds that `gather` waits for the slowest rank. describe: a rank's position in words.
+    store: a torch.distributed Store for this pipeline alone (its type stub lacks half of its methods); None for a
+        pipeline in one process.
+    process: number of this process. names: names of all processes in errors (`Mesh.names`).
+    timeout: seconds that `gather` waits for the slowest rank. describe: puts a rank's position into words.
     """
 
     def __init__(
         self, store: Any, process: int, names: Sequence[str], timeout: float, describe: Callable[[Position], str]
     ) -> None:
         self.process, self.names, self.timeout = process, names, timeout
-        # A connection of its own: the limit set here is not for others that use the store.
+        # A separate connection: the limit set here must not hold for other users of the store.
         self._store: Any = store.clone() if store is not None else None
         self._round = 0
         self._interval = min(1.0, timeout / 5)
@@ -83,18 +87,19 @@ class ControlPlane:
 
     @property
     def name(self) -> str:
-        """Of this process."""
+        """The name of this process."""
         return self.names[self.process]
 
     def meet(self) -> None:
-        """Learn which processes take part. A collective; until then nobody can be said to be dead."""
+        """Learn which processes take part. A collective; before it no rank can be reported as dead."""
         if self._store is not None:
             self.presence.meet(self.gather("building the pipeline", self.presence.introduction()))
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """The ``value`` (JSON) of every process, in order. ``what`` names the occasion in errors.
+        """[processes] the ``value`` (JSON) of every process, in order. what: the occasion, for errors.
 
-        Raises `PeerFailure` if a rank failed or died instead of coming here, `StepTimeout` if one did not come in time.
+        Raises `PeerFailure` if a rank failed or died before it came here, and `StepTimeout` if a rank did not come in
+        time.
         """
         if self._store is None:
             return [value]
@@ -107,7 +112,7 @@ class ControlPlane:
             view = f"{self.name} lost the store that all ranks meet at, waiting for {what}: {error}"
             raise self.diagnose(view, broken=True) from None
         if self._round > 1:
-            # Everyone is in this round, hence has read the one before.
+            # Every rank is in this round, hence has read the one before.
             self.presence.read.append(f"round/{self._round - 1}/{self.process}")
         if _LOST.encode() in answers:
             lost = self.names[answers.index(_LOST.encode())]
@@ -116,20 +121,20 @@ class ControlPlane:
         return [json.loads(answer) for answer in answers]
 
     def publish(self, text: str) -> None:
-        """Tell the others that this rank has failed by itself."""
+        """Tell the others that this rank failed by itself."""
         self._tell(RankFailure(FailureKind.ERROR, self.name, self.name, text))
 
     def leave(self) -> None:
-        """Wake the ranks that wait for this one's next answer: it will not come."""
+        """Wake the ranks that wait for the next answer of this rank, which will not come."""
         self._ask(lambda store: store.set(f"round/{self._round + 1}/{self.process}", _LOST), None)
 
     def diagnose(self, view: str, *, broken: bool, peer: str = "") -> RuntimeFault:
-        """What a failed wait of this rank means: another rank's failure if there is one, else what can be seen here.
+        """The error for a failed wait of this rank: another rank's failure if there is one, else what this rank sees.
 
-        view: where this rank stood, and the error. broken: a connection broke, rather than a wait that took too long;
-            peer: with whom, if it is known.
+        view: where this rank stood, and the error. broken: a connection broke; otherwise a wait took too long. peer:
+        name of the other end, if known.
 
-        If several ranks come here, one of them looks at all ranks and reports in its error; the others refer to it.
+        If several ranks call this, one of them looks at all ranks and reports in its error. The others refer to it.
         """
         if (failure := self._failure(wait=_CAUSE if broken else 0.0)) is not None:
             return as_error(failure, self.name)
@@ -155,13 +160,13 @@ class ControlPlane:
         self.presence.close()
 
     def _failure(self, wait: float, *, even_if_dead: bool = False) -> RankFailure | None:
-        """The likeliest cause that any rank has published, the first of its kind.
+        """The likeliest cause that any rank has published, the first of its kind; None if there is none.
 
-        Waits for one up to ``wait`` seconds; not ``even_if_dead``, only until a rank is seen to be dead.
+        Waits up to ``wait`` seconds. Without ``even_if_dead`` it stops waiting when a rank is seen to be dead.
         """
         deadline = time.monotonic() + wait
         while True:
-            # Before the look into the store: who is dead has said what it had to say.
+            # Before the look into the store: a dead rank has published all that it will.
             gone = not even_if_dead and bool(self.presence.ended())
             nothing: list[RankFailure] = []
             if failures := self._ask(_published, nothing):
@@ -177,7 +182,7 @@ class ControlPlane:
         self._ask(tell, None)
 
     def _ask(self, ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
-        """What the store answers; ``otherwise`` if there is none, or none any more."""
+        """The answer of the store; ``otherwise`` if there is no store, or no longer one."""
         try:
             return otherwise if self._store is None else ask(self._store)
         except dist.DistError:
@@ -204,7 +209,7 @@ class ControlPlane:
 
 
 def _published(store: Any) -> list[RankFailure]:
-    """All failures in the store, in the order in which they were told."""
+    """All failures in the store, in the order of publication."""
     keys = [f"failure/{number}" for number in range(1, store.add("failures", 0) + 1)]
     texts = [store.get(key) for key in keys if store.check([key])]
     return [RankFailure(FailureKind(kind), *rest) for kind, *rest in map(json.loads, texts)]

@@ -1,4 +1,4 @@
-"""A communication between ranks inside a stage: the base class of every place at which a stage is cut."""
+"""The base class of communications between ranks inside a stage, at which a stage is cut into segments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from schedc_runtime.transport.collectives import Communicator
 
 
 class Pending(NamedTuple):
-    """An exchange under way."""
+    """An exchange in flight."""
 
     communicator: Communicator
     handle: Handle
 
 
 class Exchange(nn.Module, ABC):
-    """A communication at which a stage is cut: those of a MoE layer, or one of your own.
+    """A communication at which a stage is cut: an exchange of a MoE layer, or a class of your own.
 
-    label: what is exchanged, in one word: ``routing``, ``dispatch``, ``combine``, ``hot`` or ``balance`` of a MoE
-    layer. lane: the links it takes, ``rail`` between nodes or ``node`` inside one. differentiable: whether its payload
-    carries gradients back. group: the ranks that take part; set it yourself in an exchange of your own.
+    label: what is exchanged, in one word. MoE layers have ``routing``, ``dispatch``, ``combine``, ``hot`` and
+    ``balance``. lane: the links that it takes, ``rail`` between nodes or ``node`` inside one. differentiable: whether
+    gradients of its payload come back. group: the ranks that take part; set it in an exchange of your own.
 
-    Called as a module it blocks, and is differentiable; `start`, `ready` and `finish` are the same in three steps,
-    `start_backward` and `finish_backward` its gradient. An in-process group of several ranks has only the steps.
+    A call as a module blocks and is differentiable. `start`, `ready` and `finish` are the same in three steps;
+    `start_backward` and `finish_backward` are the gradient. An in-process group of several ranks has only the steps.
     """
 
     label: str
@@ -46,14 +46,14 @@ class Exchange(nn.Module, ABC):
     def start(self, route: Any, *payload: Tensor) -> Pending: ...
 
     def ready(self, pending: Pending) -> bool:
-        """Whether `finish` would not have to wait for another rank of the same process."""
+        """Whether `finish` would return without waiting for another rank of the same process."""
         return pending.communicator.ready(pending.handle)
 
     @abstractmethod
     def finish(self, pending: Pending) -> tuple[Tensor, ...]: ...
 
     def start_backward(self, route: Any, *gradients: Tensor) -> Pending:
-        """Send back the gradients of what `finish` gave: a tensor for each, zeros where there is none."""
+        """Send back the gradients of the tensors that `finish` returned; zeros for a tensor without a gradient."""
         raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
     def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
@@ -65,7 +65,7 @@ class Exchange(nn.Module, ABC):
 
 
 def exchanged(exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
-    """What a differentiable exchange gives, for autograd: waits at once, forward and backward."""
+    """The result of a differentiable exchange, under autograd. Forward and backward wait at once."""
     moved: tuple[Tensor, ...] = _Exchanged.apply(exchange, route, *payload)  # type: ignore[no-untyped-call]
     return moved
 

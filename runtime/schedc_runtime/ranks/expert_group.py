@@ -1,4 +1,4 @@
-"""The ranks that share the experts of a stage, seen as nodes of several ranks each."""
+"""The groups of ranks that share the experts of a stage, as nodes of several ranks each."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from schedc_runtime.transport.process_groups import join_groups
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """One rank's place in its expert group. rank = node * per_node + position.
+    """One rank's end of its expert group. rank = node * per_node + position.
 
-    expert: all ranks of the group. rail: the ranks in the same position of every node, in the order of nodes; what
-    crosses nodes hierarchically goes here. node: the ranks of this rank's node, by position.
+    expert: all ranks of the group. rail: the ranks in the same position of every node, in the order of nodes;
+    hierarchical methods cross nodes here. node: the ranks of this rank's node, by position.
     """
 
     expert: Communicator
@@ -46,21 +46,21 @@ class ExpertGroup:
 
     @staticmethod
     def solo() -> ExpertGroup:
-        """A rank that holds all experts itself."""
+        """The group of a rank that holds all experts itself."""
         return ExpertGroup(SoloCommunicator("expert"), SoloCommunicator("rail"), SoloCommunicator("node"))
 
     @staticmethod
     def of(groups: Sequence[Sequence[int]], per_node: int, timeout: float) -> ExpertGroup:
-        """This process' place in one of ``groups``, processes of the world of which ``per_node`` in a row share a node.
+        """This process's end of its group among ``groups``: processes of the world, ``per_node`` in a row in one node.
 
-        A collective over all processes, which give the same groups: each makes those of rails and nodes, too. A process
-        in none of them is alone.
-        timeout: seconds that a wait for a collective may take.
+        timeout: seconds that a wait for a collective may take. A process in no group gets `solo`.
+
+        A collective over all processes, which pass the same groups. It also makes the groups of rails and nodes.
         """
         process, nodes = dist.get_rank(), nodes_of(len(groups[0]), per_node)
         rails = [ranks[position::per_node] for ranks in groups for position in range(per_node)]
         inside = [ranks[node * per_node : (node + 1) * per_node] for ranks in groups for node in range(nodes)]
-        made = [join_groups(parts, timeout) for parts in (groups, rails, inside)]
+        joined = [join_groups(parts, timeout) for parts in (groups, rails, inside)]
         own = next((ranks for ranks in groups if process in ranks), None)
         if own is None:
             return ExpertGroup.solo()
@@ -68,19 +68,19 @@ class ExpertGroup:
         names = ("expert", f"rail {position}", f"node {node}")
         expert, rail, inner = (
             SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
-            for name, group in zip(names, made, strict=True)
+            for name, group in zip(names, joined, strict=True)
         )
         return ExpertGroup(expert, rail, inner, nodes, per_node, node * per_node + position)
 
     def bytes_leaving_node(self) -> int:
-        """Payload that this rank has sent to ranks of other nodes so far."""
+        """Bytes of payload that this rank has sent to ranks of other nodes so far."""
         mine = self.node_index
         away = sum(count for member, count in enumerate(self.expert.sent) if member // self.per_node != mine)
         return away + sum(count for node, count in enumerate(self.rail.sent) if node != mine)
 
 
 def in_process_expert_groups(size: int, per_node: int) -> list[ExpertGroup]:
-    """The places of all ranks of an expert group in one process; their communicators are cooperative."""
+    """[size] the ends of all ranks of an expert group in one process, with cooperative communicators."""
     nodes = nodes_of(size, per_node)
     everyone = InProcessCommunicators(size, "expert")
     rails = [InProcessCommunicators(nodes, f"rail {position}") for position in range(per_node)]
@@ -99,7 +99,7 @@ def in_process_expert_groups(size: int, per_node: int) -> list[ExpertGroup]:
 
 
 def nodes_of(size: int, per_node: int) -> int:
-    """How many nodes ``size`` ranks fill, ``per_node`` in each."""
+    """Number of nodes that ``size`` ranks fill, ``per_node`` in each."""
     if per_node < 1 or size % per_node:
         raise RuntimeFault(
             f"an expert group of {size} ranks cannot be cut into nodes of {per_node}",

@@ -1,8 +1,8 @@
-"""How processes meet: the process group of a launcher's processes, and a part of the store for one attempt alone.
+"""Joins the processes of a launcher: their process group, and a part of the store for one attempt alone.
 
-torch's elastic agent keeps one store for all attempts of a job, with everything that earlier attempts left in it. Its
-restart count does not tell attempts apart: a restart for a new node is not counted, and each node counts its own
-failures. Ranks therefore agree on a new name each time they meet, and keep everything under it.
+torch's elastic agent keeps one store for all attempts of a job, with all keys of earlier attempts. Its restart count
+does not tell attempts apart: a restart for a new node is not counted, and each node counts its own failures. Ranks
+therefore agree on a new name each time they meet, and keep all keys under this name.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch.distributed.rendezvous import rendezvous
 from schedc_runtime.errors import RuntimeFault, StepTimeout
 
 _FIRST_LOOK, _LAST_LOOK = 0.001, 0.1
-"""Seconds between two looks into the store: at first, and when it takes long."""
+"""Seconds between two looks into the store: at first, and after a long wait."""
 
 
 def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
-    """Join the processes that torchrun (or another launcher) started; the device for this process's model.
+    """Join the processes that torchrun or another launcher started. Returns the device for this process's model.
 
-    Makes torch's default process group, as ``init_process_group`` does. All its keys in the store belong to this
-    attempt alone, so that a restarted job does not meet what the attempt before left there.
+    Makes torch's default process group, as ``init_process_group`` does. Its keys in the store belong to this attempt
+    alone: a restarted job does not read the keys of an earlier attempt.
 
-    backend: default: NCCL where each process of the machine has a GPU of its own, else gloo.
+    backend: default is NCCL if each process of the machine has its own GPU, else gloo.
     timeout: seconds to wait for the other processes.
 
-    Without a launcher nothing is joined. Raises `StepTimeout`, naming who did not come.
+    Without a launcher this joins nothing. Raises `StepTimeout` with the names of missing ranks.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return torch.device("cpu")
@@ -57,12 +57,12 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> torch.device:
 
 
 def meet(store: Any, what: str, process: int, names: Sequence[str], timeout: float) -> Any:
-    """The part of ``store`` for this meeting of all ``names`` and no other: ``schedc/<run>/<what>/<attempt>``.
+    """The part of ``store`` for this meeting of all ``names`` alone: ``schedc/<run>/<what>/<attempt>``.
 
-    store: a torch Store, perhaps with what earlier attempts left. what: the occasion, the same on all ranks.
+    store: a torch Store, which may hold keys of earlier attempts. what: the occasion, the same on all ranks.
     process: this rank's number among ``names``. timeout: seconds to wait for the others.
 
-    Every process that takes part must come; each may come again, when a new meeting begins.
+    Every process that takes part must call this. A second call begins a new meeting.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID") or "run"
     table = PrefixStore(f"schedc/{run}/{what}", store)
@@ -70,10 +70,10 @@ def meet(store: Any, what: str, process: int, names: Sequence[str], timeout: flo
 
 
 def _agree(table: Any, process: int, names: Sequence[str], timeout: float) -> str:
-    """A name that all ranks of this meeting share, and that no earlier one had.
+    """A name that all ranks of this meeting share and that no earlier meeting had.
 
-    Process 0 proposes one. The others answer each proposal that they see, with a number of their own; a proposal holds
-    when process 0 has confirmed these very numbers. Whoever answers an old proposal finds no confirmation.
+    Process 0 proposes a name. The other ranks answer each proposal that they see with a random number. A proposal holds
+    when process 0 has confirmed these numbers. A rank that answers an old proposal finds no confirmation.
     """
     deadline = time.monotonic() + timeout
     mine = token_hex(8)
@@ -108,7 +108,7 @@ def _agree(table: Any, process: int, names: Sequence[str], timeout: float) -> st
 
 
 def _looks(deadline: float) -> Iterator[bool]:
-    """True again and again, with longer and longer pauses; False once, at last, behind the deadline."""
+    """Yields True after longer and longer pauses until the deadline, then False once."""
     pause = _FIRST_LOOK
     while time.monotonic() < deadline:
         yield True

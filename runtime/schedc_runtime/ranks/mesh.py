@@ -1,4 +1,4 @@
-"""How processes are arranged: which form a pipeline, which share the experts of its layers, which are its replicas."""
+"""The arrangement of processes: which form a pipeline, share the experts of its layers, or are replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schedc_runtime.transport.process_groups import join_groups
 
 
 class Coordinate(NamedTuple):
-    """Where a process sits: its rank in its pipeline, and which replica of the pipeline that is."""
+    """The position of a process in the mesh: its rank in its pipeline, and the number of the replica."""
 
     pipeline: int
     replica: int
@@ -27,18 +27,18 @@ class Coordinate(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """Pipelines of ``pipeline`` ranks, ``experts * data`` of them side by side, each with a batch of its own.
+    """``experts * data`` pipelines of ``pipeline`` ranks each, every pipeline with its own batch.
 
-    The ranks that hold the same stages are replicas: what is not an expert lies on each of them, and its gradients are
-    summed over all. Of those, ``experts`` neighbours share the experts of their layers, each holding its part of them:
-    an expert's gradients are summed over the ``data`` ranks that hold the same part.
+    The ranks that hold the same stages are replicas. Parameters outside of experts lie on each replica, and their
+    gradients are summed over all replicas. Groups of ``experts`` neighbouring replicas share the experts of their
+    layers; each rank holds its part. An expert's gradients are summed over the ``data`` ranks with the same part.
 
-    Process ``pipeline rank * replicas + replica`` of the world, so that an expert group lies on neighbouring processes;
-    replica ``d * experts + e``.
+    Process ``pipeline rank * replicas + replica`` of the world has replica ``d * experts + e``. An expert group
+    therefore lies on neighbouring processes.
 
-    per_node: how many ranks of an expert group lie in one node; 0: all of them.
-    shard_dense: spread what is not an expert over the replicas with FSDP2. Parameters, their gradients and so the
-        optimizer's state are DTensors between steps, gathered while their stage works.
+    per_node: number of ranks of an expert group in one node; 0: all of them.
+    shard_dense: shard parameters outside of experts over the replicas with FSDP2. Between steps parameters, gradients
+        and the optimizer's state are DTensors. They are gathered while their stage works.
     """
 
     pipeline: int
@@ -58,10 +58,10 @@ class Mesh:
 
     @classmethod
     def of_environment(cls, pipeline: int, experts: int = 1) -> Mesh:
-        """The mesh of all processes that torchrun started; replicas fill what the other two axes leave.
+        """The mesh of all processes that torchrun started. Data parallelism takes what the other two axes leave.
 
-        Neighbouring processes share a node, ``LOCAL_WORLD_SIZE`` of them. Raises `RuntimeFault` if the sizes do not
-        divide the number of processes.
+        ``LOCAL_WORLD_SIZE`` neighbouring processes share a node. Raises `RuntimeFault` if the sizes do not divide the
+        number of processes.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
@@ -81,50 +81,50 @@ class Mesh:
         """Number of processes."""
         return self.pipeline * self.replicas
 
-    def process(self, place: Coordinate) -> int:
-        """The rank in the world of the process that sits there."""
-        return place.pipeline * self.replicas + place.replica
+    def process(self, coordinate: Coordinate) -> int:
+        """The rank in the world of the process at ``coordinate``."""
+        return coordinate.pipeline * self.replicas + coordinate.replica
 
     def coordinate(self, process: int) -> Coordinate:
-        """Where a process of the world sits."""
+        """The coordinate of a process of the world."""
         return Coordinate(*divmod(process, self.replicas))
 
-    def name(self, place: Coordinate) -> str:
-        """What errors call the rank that sits there: ``rank 0``, and with replicas ``rank 0 of replica 1``."""
-        return f"rank {place.pipeline}" + (f" of replica {place.replica}" if self.replicas > 1 else "")
+    def name(self, coordinate: Coordinate) -> str:
+        """The name of a rank in errors: ``rank 0``, or with replicas ``rank 0 of replica 1``."""
+        return f"rank {coordinate.pipeline}" + (f" of replica {coordinate.replica}" if self.replicas > 1 else "")
 
     @property
     def names(self) -> list[str]:
-        """Of its processes, in order."""
+        """[size] the names of all processes, in order."""
         return [self.name(self.coordinate(process)) for process in range(self.size)]
 
     def pipelines(self) -> Iterator[list[int]]:
-        """The processes of each pipeline, by replica."""
+        """[replicas][pipeline] the processes of each pipeline."""
         return (
             [self.process(Coordinate(rank, replica)) for rank in range(self.pipeline)]
             for replica in range(self.replicas)
         )
 
-    def replicas_of(self, place: Coordinate) -> list[int]:
-        """The processes that hold the same stages, in order of replica: ``place`` among them."""
-        return [self.process(Coordinate(place.pipeline, replica)) for replica in range(self.replicas)]
+    def replicas_of(self, coordinate: Coordinate) -> list[int]:
+        """[replicas] the processes that hold the same stages, in order of replica, ``coordinate`` included."""
+        return [self.process(Coordinate(coordinate.pipeline, replica)) for replica in range(self.replicas)]
 
-    def sharing(self, place: Coordinate) -> list[int]:
-        """The processes that share the experts of ``place``, in order."""
-        first = place.replica - place.replica % self.experts
-        return self.replicas_of(place)[first : first + self.experts]
+    def sharing(self, coordinate: Coordinate) -> list[int]:
+        """[experts] the processes that share experts with ``coordinate``, in order."""
+        first = coordinate.replica - coordinate.replica % self.experts
+        return self.replicas_of(coordinate)[first : first + self.experts]
 
-    def holding_the_same(self, place: Coordinate) -> list[int]:
-        """The processes that hold the same part of the experts as ``place``, in order."""
-        return self.replicas_of(place)[place.replica % self.experts :: self.experts]
+    def holding_the_same(self, coordinate: Coordinate) -> list[int]:
+        """[data] the processes that hold the same part of the experts as ``coordinate``, in order."""
+        return self.replicas_of(coordinate)[coordinate.replica % self.experts :: self.experts]
 
 
 @dataclass(frozen=True)
 class PeerGroups:
-    """Whom the stages of one place speak to beside their pipeline.
+    """The groups with which a rank communicates besides its pipeline.
 
-    experts: those that share its experts. replicas: all that hold the same stages; same_experts: those of them that
-    hold the same part of the experts.
+    experts: the ranks that share its experts. replicas: all ranks with the same stages. same_experts: the replicas with
+    the same part of the experts.
     """
 
     experts: ExpertGroup
@@ -132,22 +132,25 @@ class PeerGroups:
     same_experts: Communicator
 
     def close(self) -> None:
-        """Give up what is under way with them, which wakes those that wait for this rank."""
+        """Give up the collectives in flight, which wakes the ranks that wait for this one."""
         group = self.experts
         for communicator in (group.expert, group.rail, group.node, self.replicas, self.same_experts):
             communicator.close()
 
 
 def no_peers() -> PeerGroups:
-    """The neighbours of a pipeline without replicas: none."""
+    """The groups in a mesh without replicas: each holds one rank."""
     return PeerGroups(ExpertGroup.solo(), SoloCommunicator("replicas"), SoloCommunicator("same experts"))
 
 
-def peer_groups(mesh: Mesh, place: Coordinate, timeout: float) -> PeerGroups:
-    """The neighbours of this process, over torch.distributed. A collective over all processes of the mesh."""
-    places = [mesh.coordinate(process) for process in range(mesh.size)]
+def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroups:
+    """The groups of this process, over torch.distributed. A collective over all processes of the mesh.
+
+    timeout: seconds that a wait in a group may take.
+    """
+    coordinates = [mesh.coordinate(process) for process in range(mesh.size)]
     sharing, replicas, same = (
-        list(dict.fromkeys(tuple(among(each)) for each in places))
+        list(dict.fromkeys(tuple(among(each)) for each in coordinates))
         for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
     )
     per_node = mesh.per_node or mesh.experts
@@ -163,15 +166,15 @@ def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float) -> 
 
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
-    """The neighbours of every place, all in this process."""
-    found: dict[Coordinate, PeerGroups] = {}
+    """The groups of every coordinate, all in this process."""
+    groups: dict[Coordinate, PeerGroups] = {}
     for rank in range(mesh.pipeline):
-        places = [Coordinate(rank, replica) for replica in range(mesh.replicas)]
+        coordinates = [Coordinate(rank, replica) for replica in range(mesh.replicas)]
         everyone = InProcessCommunicators(mesh.replicas, "replicas")
         same = [InProcessCommunicators(mesh.data, "same experts") for _ in range(mesh.experts)]
         for first in range(0, mesh.replicas, mesh.experts):
             sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts)
-            for place, group in zip(places[first : first + mesh.experts], sharing, strict=True):
-                part = same[place.replica % mesh.experts].member(place.replica // mesh.experts)
-                found[place] = PeerGroups(group, everyone.member(place.replica), part)
-    return found
+            for coordinate, group in zip(coordinates[first : first + mesh.experts], sharing, strict=True):
+                part = same[coordinate.replica % mesh.experts].member(coordinate.replica // mesh.experts)
+                groups[coordinate] = PeerGroups(group, everyone.member(coordinate.replica), part)
+    return groups

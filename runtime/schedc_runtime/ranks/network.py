@@ -1,4 +1,4 @@
-"""Which places of the mesh are in this process, and what connects them to the others."""
+"""Connects the ranks of the mesh that are in this process with the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transfer,
 
 
 class Network:
-    """The places of the mesh that are in this process, their transports and their neighbours.
+    """The ranks of the mesh that are in this process, their transports and their groups.
 
-    local: the places here: one of them, or with ``in_process`` all. names: of the processes that take part, as
-        errors call them; process: which of them this is. store: where they exchange small values; None for one.
+    local: coordinates of the ranks in this process: one, or all with ``in_process``. names: names of all processes in
+        errors. process: number of this process. store: where processes exchange small values; None for one process.
 
-    Without a ``group`` a new one is made for each pipeline, so that its messages mix with no others; it is given up
-    when the pipeline fails, which wakes the ranks that wait for this one. A given group stays the caller's.
+    Without a ``group`` each pipeline gets a new one, so that its messages mix with no others. It is closed when the
+    pipeline fails, which wakes the ranks that wait for this one. A group of the caller stays open.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Network:
         self.names = mesh.names
         place = Coordinate(dist.get_rank(group), 0) if mesh.replicas == 1 else mesh.coordinate(dist.get_rank())
         self.local, self.process = [place], mesh.process(place)
-        # Groups of other ranks may bear the same name.
+        # Groups of other ranks may have the same name.
         among = "everyone" if group is None else f"{group.group_name}/{dist.get_global_rank(group, 0)}"
         self.store = meet(dist.distributed_c10d._get_default_store(), among, self.process, self.names, timeout)
         if group is None:
@@ -88,20 +88,20 @@ class Network:
             )
 
     def reconnect(self) -> None:
-        """In one process: new channels, without the messages of a step that failed."""
+        """Make new channels in one process, without the messages of a failed step."""
         for each in self.peer_groups.values():
             each.close()
         networks = [InProcessNetwork(self.ranks) for _ in range(self.mesh.replicas)]
         self.transports = {place: networks[place.replica].transport(place.pipeline) for place in self.local}
 
     def abort(self) -> None:
-        """Give the connections up: ranks that wait for this one fail at once instead of after their timeout."""
+        """Close the connections: ranks that wait for this one fail at once instead of after their timeout."""
         if self.in_process:
             self.reconnect()
         self.close()
 
     def close(self) -> None:
-        """Leave the groups made for this pipeline."""
+        """Leave the groups that were made for this pipeline."""
         if not self.in_process:
             for each in self.peer_groups.values():
                 each.close()
@@ -117,7 +117,10 @@ class Network:
         mine: Mapping[str, Tensor],
         device: torch.device,
     ) -> dict[str, Tensor]:
-        """``wanted`` (name -> owning rank, shape, dtype) on the CPU of rank 0 of each pipeline; {} on its others."""
+        """Gather tensors on the CPU of rank 0 of each pipeline; {} on other ranks.
+
+        wanted: name -> (owning rank, shape, dtype). mine: the tensors of this rank by name.
+        """
         place = self.local[0]
         rank, transport = place.pipeline, self.transports[place]
         gathered: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
-"""Who else takes part, and how each of them is: where it stands, and whether it runs, is stopped or dead.
+"""The other ranks and their states: where each stands, and whether it runs, is stopped or dead.
 
-Ranks of this machine are looked up in /proc, and their pages read. Other ranks are known by their reports in the store.
+Ranks of this machine are looked up in /proc and by their pages in memory. Ranks of other machines report to the store.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from schedc_runtime.ranks.processes import Condition, Process, condition, this_p
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
 
 _END = 2.0
-"""Seconds to wait, when a pipeline ends, for the thread that reports to the store."""
+"""Seconds to wait at the end of a pipeline for the thread that reports to the store."""
 
 
 class _Peer(NamedTuple):
-    """process: None as long as it has not been heard of. here: whether it is a process of this machine."""
+    """Another rank. process: None before `meet`. here: whether it is on this machine. page: its page, if readable."""
 
     process: Process | None
     here: bool
@@ -32,8 +32,8 @@ class _Peer(NamedTuple):
 class Presence:
     """All ranks of a pipeline, as one of them sees the others.
 
-    store: as `ControlPlane`'s; a thread reports there every ``interval`` seconds where this rank stands.
-    process: which of ``names`` this rank is. describe: a position in words.
+    store: that of `ControlPlane`; a thread reports there every ``interval`` seconds where this rank stands.
+    process: number of this rank in ``names``. describe: puts a position into words.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Presence:
         self.names, self.process = names, process
         self.progress = Progress(shared=store is not None)
         self.read: deque[str] = deque()
-        """Keys of the store that everyone has read; the thread deletes them, off the step's path."""
+        """Keys of the store that all ranks have read. The thread deletes them outside of the step."""
         self._store, self._interval, self._describe = store, interval, describe
         self._me = this_process()
         self._peers = [_Peer(None, False, None) for _ in names]
@@ -55,31 +55,30 @@ class Presence:
             )  # fmt: skip
             watchdog.start()
             threads.append(watchdog)
-        # Also when the interpreter exits: a thread that comes back from the store after that aborts the process.
+        # Also at the interpreter's exit: a thread that returns from the store afterwards aborts the process.
         self._end = weakref.finalize(self, _end, stop, threads, self.progress)
 
     def introduction(self) -> list[Any]:
-        """What the others need to know of this rank, as JSON."""
+        """The process and page of this rank, as JSON for the others."""
         return [*self._me, self.progress.descriptor]
 
     def meet(self, everyone: Sequence[Sequence[Any]]) -> None:
-        """Take the `introduction` of every rank, in their order."""
-        self._peers = [self._peer(Process(*known), descriptor) for *known, descriptor in everyone]
+        """Take the `introduction` of every rank, in order of ranks."""
+        self._peers = [self._peer(Process(*fields), descriptor) for *fields, descriptor in everyone]
 
     def ended(self) -> list[int]:
-        """The ranks whose processes are known to have ended."""
+        """Numbers of the ranks whose processes have ended."""
         return [process for process in range(len(self.names)) if self._condition(process).ended]
 
     def troubles(self) -> list[str]:
-        """A line for each rank of this machine that is dead or stopped: what became of it, and where."""
+        """A line for each rank of this machine that is dead or stopped: how, and where it stood."""
         conditions = ((process, self._condition(process)) for process in range(len(self.names)))
-        return [self._line(process, known, None) for process, known in conditions if known.ended or known.stopped]
+        return [self._line(process, state, None) for process, state in conditions if state.ended or state.stopped]
 
     def lines(self) -> list[str]:
-        """A line per rank: where it stands, and what keeps it from running.
+        """[ranks] a line per rank: where it stands, and what keeps it from running.
 
-        For ranks of other machines it takes two looks at their reports, far enough apart that a live rank has reported
-        again in between.
+        For ranks of other machines this looks at their reports twice. A live rank reports in between.
         """
         away = [process for process, peer in enumerate(self._peers) if peer.page is None and process != self.process]
         before = self._reports(away)
@@ -90,7 +89,7 @@ class Presence:
         return [self._line(each, self._condition(each), seen.get(each)) for each in range(len(self.names))]
 
     def close(self) -> None:
-        """Stop reporting; others that ask read that this rank is done."""
+        """Stop reporting. Other ranks then read that this rank is done."""
         self.progress.say("done: its pipeline is closed")
         self._end()
 
@@ -101,7 +100,7 @@ class Presence:
         try:
             return _Peer(process, here, PeerProgress(process.pid, descriptor))
         except (OSError, ValueError):
-            return _Peer(process, here, None)  # no right to look; the store still tells
+            return _Peer(process, here, None)  # no permission; the reports in the store remain
 
     def _condition(self, process: int) -> Condition:
         peer = self._peers[process]
@@ -109,37 +108,37 @@ class Presence:
             return Condition(False, False, "")
         return condition(peer.process)
 
-    def _line(self, process: int, known: Condition, seen: tuple[Any, Any] | None) -> str:
-        """What is known of a rank. seen: its two last reports, where they are all that tells where it stands."""
+    def _line(self, process: int, state: Condition, seen: tuple[Any, Any] | None) -> str:
+        """What is known of a rank, in words. seen: its last two reports, if they alone say where it stands."""
         peer = self._peers[process]
         who = self.names[process]
-        if peer.process is not None and known.why:
+        if peer.process is not None and state.why:
             who += f" (pid {peer.process.pid})"
         elif peer.process is not None and not peer.here and process != self.process:
             who += f" on {peer.process.host}"
         if process == self.process or peer.page is not None:
             at = self._report() if peer.page is None else self._describe(peer.page.read())
-            then = f"; it {'was' if known.ended else 'is'} {at}"
+            then = f"; it {'was' if state.ended else 'is'} {at}"
         else:
             old, new = seen or (None, None)
             at = new["at"] if new else ""
             then = f"; its last report was: {at}" if new else ""
-            if not known.why and (new is None or new == old):
+            if not state.why and (new is None or new == old):
                 return f"{who} {'no longer reports: dead, stopped, or cut off' if new else 'has never reported'}{then}"
-        return f"{who} is {'dead: ' * known.ended}{known.why}{then}" if known.why else f"{who} is {at}"
+        return f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {at}"
 
     def _report(self) -> str:
         return self._describe(self.progress.read())
 
     def _reports(self, processes: Sequence[int]) -> dict[int, Any]:
-        """The newest report of each; None where there is none, or no store any more."""
+        """The newest report of each rank; None without a report, or if the store is gone."""
         reports: dict[int, Any] = dict.fromkeys(processes)
         try:
             for process in processes:
                 if self._store.check([key := f"position/{process}"]):
                     reports[process] = json.loads(self._store.get(key))
         except RuntimeError:
-            pass  # the store has gone with the process that held it
+            pass  # the store ended with the process that held it
         return reports
 
 
@@ -152,7 +151,7 @@ def _end(stop: threading.Event, threads: list[threading.Thread], progress: Progr
 
 
 def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
-    """``position`` (a bound method) without keeping its object alive, which a thread would do for ever."""
+    """A function that calls ``position``, a bound method, without keeping its object alive; None once that is gone."""
     reference = weakref.WeakMethod(position)
 
     def call() -> str | None:
@@ -170,9 +169,9 @@ def _watch(
     read: deque[str],
     stop: threading.Event,
 ) -> None:
-    """The watchdog: reports where the rank stands, also while its main thread is stuck in Python or in a wait.
+    """Run the watchdog: report where the rank stands, also while its main thread is stuck in Python or in a wait.
 
-    Deletes the answers that all ranks have ``read``, so that the store does not grow.
+    It also deletes the answers that all ranks have ``read``, so that the store does not grow.
     """
     for number in count():
         if (at := position()) is None:
@@ -182,6 +181,6 @@ def _watch(
             while read:
                 store.delete_key(read.popleft())
         except RuntimeError:
-            return  # the store is gone: the process that holds it has ended
+            return  # the store is gone with the process that held it
         if stop.wait(interval):
             return

@@ -1,4 +1,4 @@
-"""What this machine knows of a rank's process, from /proc: it runs, it is stopped, it has ended."""
+"""Reads the state of a rank's process from /proc: whether it runs, is stopped or has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _STATE, _STARTED, _EXIT_CODE = 0, 19, 49
-"""Fields of /proc/PID/stat (proc(5)), counted behind the command's name."""
+"""Indices of fields in /proc/PID/stat (proc(5)), counted behind the command's name."""
 _ENDED = "ZXx"
 _STOPPED = "Tt"
 _HELD = {
@@ -22,10 +22,11 @@ _HELD = {
 
 
 class Process(NamedTuple):
-    """A process, as others may look it up. host: its machine's name, for messages.
+    """A process, as other processes look it up.
 
-    machine: process ids mean the same wherever this is equal, which excludes other containers; "" if unknown.
-    started: clock ticks from the machine's start to its own, which tell it from a later process of the same id.
+    machine: identifies the space of process ids, so that containers differ; "" if unknown. host: name of the machine,
+    for messages. started: clock ticks from the machine's start to the start of the process, which tell it from a later
+    process with the same id.
     """
 
     machine: str
@@ -35,8 +36,11 @@ class Process(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """ended: whether the process is gone. stopped: whether it waits to be let go on. why: what keeps it from running,
-    in words; "" while nothing does."""
+    """The state of a process.
+
+    ended: the process is gone. stopped: it waits to be continued. why: what keeps it from running, in words; "" if
+    nothing does.
+    """
 
     ended: bool
     stopped: bool
@@ -44,7 +48,7 @@ class Condition(NamedTuple):
 
 
 def this_process() -> Process:
-    """The process that asks."""
+    """The calling process."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
@@ -55,7 +59,7 @@ def this_process() -> Process:
 
 
 def condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Condition:
-    """How a process of this machine is; ask of no other machine's."""
+    """The state of a process, which must be of this machine."""
     try:
         stat = _stat(process.pid, proc)
     except (FileNotFoundError, ProcessLookupError):
@@ -79,19 +83,19 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid: int, proc: Path) -> list[str]:
-    """The fields behind the command's name, which may hold spaces and brackets."""
+    """The fields behind the command's name; the name itself may hold spaces and brackets."""
     return (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def _ending(code: int) -> str:
-    """How a process ended, from its wait status; the kernel shows 0 to those who may not know."""
+    """How a process ended, from its wait status; the kernel shows 0 to readers without permission."""
     if number := code & 0x7F:
         return f"killed by {signal_name(number)}"
     return f"its process has ended with status {code >> 8}" if code else "its process has ended"
 
 
 def signal_name(number: int) -> str:
-    """Such as SIGKILL; ``signal 40`` for one without a name."""
+    """The name of a signal, such as SIGKILL; ``signal 40`` for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""Where a rank stands, in memory that other processes of its machine read, too, also after its death.
+"""Publishes where a rank stands, in memory that other processes of its machine read, also after its death.
 
-A rank writes one word per instruction into a page of its own. The others map that page while the pipeline is built, so
-that what they read is never older than the instruction, whatever became of its process.
+A rank writes one word per instruction into its page. The other ranks map the page while the pipeline is built. Their
+view is therefore never older than the instruction, whatever happens to the process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import NamedTuple
 
 _SIZE = 1 << 16
 _WORD, _PROGRAM, _LENGTHS, _ACTIVITY, _PARTS = 0, 1, 2, 64, 512
-"""Words: the mark of the instruction, the index of its program, the length of the table of parts. Bytes where the
-activity begins, and the table."""
+"""Indices of words: mark of the instruction, index of its program, length of the table of parts. Then offsets in bytes:
+of the activity, and of the table."""
 _MARKS = 1 << 12
-"""Parts that a mark can tell apart."""
+"""Number of parts that a mark can tell apart."""
 
 
 class Position(NamedTuple):
-    """activity: what the rank is about, such as ``in step 3``. program: which of its programs; row: of the running
-    instruction there, or -1; part: which micro-step of it, if it has such."""
+    """Where a rank stands.
+
+    activity: such as ``in step 3``. program: number of its program. row: row of the running instruction in the program,
+    or -1. part: the micro-step of the instruction, or "".
+    """
 
     activity: str
     program: int
@@ -30,14 +33,14 @@ class Position(NamedTuple):
 
 
 def mark(row: int, part: int) -> int:
-    """The word for an instruction: its row and which of the stream's parts it is at; the last stands for all above."""
+    """The word for an instruction: its row, and its part in the stream's table. The last part includes all above."""
     return row * _MARKS + min(part, _MARKS - 1)
 
 
 class Progress:
-    """This rank's page. ``word[0]`` is the `mark` of the instruction that runs, or -1.
+    """This rank's page. ``word[0]`` is the `mark` of the running instruction, or -1.
 
-    shared: whether others are to read it. descriptor: of the page, for them to map; -1 where nobody can.
+    shared: whether other processes may read the page. descriptor: file descriptor of the page; -1 if it is not shared.
     """
 
     def __init__(self, shared: bool = True) -> None:
@@ -48,32 +51,32 @@ class Progress:
         self.say("building the pipeline")
 
     def say(self, activity: str, *, keep: bool = False) -> None:
-        """What this rank is about now. keep: leave the instruction where it is."""
+        """Set the activity of this rank. keep: leave the instruction as it is."""
         if not keep:
             self.word[0] = -1
         text = activity.encode()[: _PARTS - _ACTIVITY]
         self._memory[_ACTIVITY:_PARTS] = text.ljust(_PARTS - _ACTIVITY, b"\0")
 
     def begin(self, program: int, parts: list[str]) -> None:
-        """A stream of ``program`` begins, whose marks count in ``parts``."""
+        """Begin an instruction stream of ``program``, whose marks refer to ``parts``."""
         table = json.dumps(parts).encode()
         table = table if len(table) <= _SIZE - _PARTS else b"[]"
         self._words[_PROGRAM], self._words[_LENGTHS] = program, len(table)
         self._memory[_PARTS : _PARTS + len(table)] = table
 
     def read(self) -> Position:
-        """As the others read it."""
+        """The position, as other ranks read it."""
         return _read(self._memory)
 
     def close(self) -> None:
-        """Nobody maps the page any more; whoever has goes on to read it."""
+        """Close the descriptor: no further process can map the page, and present readers go on."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class PeerProgress:
-    """Another rank's page, read only. Raises OSError if it cannot be had."""
+    """Another rank's page, read only. Raises OSError if it cannot be mapped."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         with open(f"/proc/{pid}/fd/{descriptor}", "rb") as page:
