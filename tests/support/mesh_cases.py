@@ -112,7 +112,7 @@ def same(mine: Any, wanted: Tensor) -> bool:
 
 
 def disagreements(rank: int, world_size: int) -> list[str]:
-    """What replicas are told that were built, or called, differently."""
+    """Errors of replicas that were built or called differently."""
     found = []
     program = compile_schedule("1f1b", P=2, M=2)
     mesh = Mesh(2, 1, 2)
@@ -136,7 +136,7 @@ def disagreements(rank: int, world_size: int) -> list[str]:
 
 
 def a_replica_fails(rank: int, world_size: int) -> list[str]:
-    """What every rank is told when the loss function of one replica raises, and whether it was told soon."""
+    """Every rank's error when the loss function of one replica raises, and whether it came soon."""
     mesh = Mesh(2, 2)
 
     def loss_fn(output: Tensor, targets: Tensor) -> Tensor:

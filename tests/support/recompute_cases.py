@@ -105,8 +105,10 @@ def ahead_parity(
     dense: list[tuple[str, dict[str, int], bool]],
     experts: list[tuple[str, dict[str, int], str, list[str]]],
 ) -> list[list[str]]:
-    """What differs where there are Rs: from the serial reference, from the same program with none and dropout, and of
-    plans with experts, whatever they recompute, from one that recomputes nothing."""
+    """Differences of programs with Rs: from the serial reference, and from the same program without Rs with dropout.
+
+    Plans with experts, at each level, are compared with a plan that recomputes nothing.
+    """
     found = []
     for schedule, sizes, overlap in dense:
         program = with_rs(compile_schedule(schedule, **sizes))
@@ -159,7 +161,7 @@ def block_stage(blocks: list[nn.Module], tokens: int, width: int, plan: Recomput
 
 
 class Steered(nn.Module):
-    """Two layers of experts that are chosen by the first columns of a token, whatever has been learnt."""
+    """Two layers of experts that are chosen by the first columns of a token, independently of the weights."""
 
     def __init__(self, width: int, inner: int, experts: int, top: int) -> None:
         super().__init__()

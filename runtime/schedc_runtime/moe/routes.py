@@ -244,19 +244,20 @@ def _plan_hierarchical(routing: Choices, shape: Shape) -> Route:
     passing = routing[position::per_node]
     targets = _owners(passing, local) == np.arange(node * per_node, (node + 1) * per_node)[:, None, None, None]
     inside: Flags = np.any(targets, axis=0)
-    at, sizes = _landings(_masks(inside, passing, shape), 1, on_rail)
-    relaying, onward = _forks((np.any(targets, axis=-1), targets), 2, at, on_node, tuple(int(x.sum()) for x in sizes))
+    indices, sizes = _landings(_masks(inside, passing, shape), 1, on_rail)
+    small = tuple(int(x.sum()) for x in sizes)
+    relaying, onward = _forks((np.any(targets, axis=-1), targets), 2, indices, on_node, small)
     rail = HopSplits(send[0], _sums(sizes[0], nodes), send[1], _sums(sizes[1], nodes))
 
     # From each rank of the node and every node behind it, for the experts of this rank:
     mine = np.ascontiguousarray(_held(routing, shape).reshape(nodes, per_node, count, top).swapaxes(0, 1))
     rows: Flags = np.any(mine, axis=-1)
-    at, sizes = _landings((rows, mine), 2, on_node)
+    indices, sizes = _landings((rows, mine), 2, on_node)
     passer, source, token, slot = np.nonzero(mine)
     rank = source * per_node + passer
     expert = routing[rank, token, slot].astype(np.int64) % local
     order, grouped = _grouped(expert, rank, token, shape)
-    row, pair = at[0][passer, source, token][order], at[1][passer, source, token, slot][order]
+    row, pair = indices[0][passer, source, token][order], indices[1][passer, source, token, slot][order]
     arriving = (
         simple_tree(row, grouped, bounds(expert[order], local), int(sizes[0].sum())),
         simple_tree(pair, grouped, (0, len(order)), int(sizes[1].sum())),
@@ -300,17 +301,17 @@ def _masks(pairs: Flags, routing: Choices, shape: Shape) -> tuple[Flags, Flags]:
 def _forks(
     masks: tuple[Flags, Flags],
     lead: int,
-    at: tuple[Int64, Int64],
+    indices: tuple[Int64, Int64],
     capacity: tuple[int | None, int | None],
     small: tuple[int, ...],
 ) -> tuple[tuple[Tree, Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
     """(trees, splits) of the copies to each target, for rows and for gate weights.
 
-    lead: number of leading axes of a mask that give the block of an entry; the first axis is the target. at: index of
-    the row that an entry copies. small: number of rows to copy.
+    lead: number of leading axes of a mask that give the block of an entry; the first axis is the target. indices:
+    index of the row that an entry copies. small: number of rows to copy.
     """
     trees, splits = [], []
-    for mask, source, bound, size in zip(masks, at, capacity, small, strict=True):
+    for mask, source, bound, size in zip(masks, indices, capacity, small, strict=True):
         layout, where = _laid_out(mask, lead, bound)
         of = np.broadcast_to(source, mask.shape)[where]
         trees.append(simple_tree(of, layout, bounds(where[0], mask.shape[0]), size))
@@ -322,14 +323,14 @@ def _landings(
     masks: tuple[Flags, Flags], lead: int, capacity: tuple[int | None, int | None]
 ) -> tuple[tuple[Int64, Int64], tuple[Int64, Int64]]:
     """(indices, sizes): where each entry of a mask lies after it arrived, and the sizes of the blocks."""
-    at, sizes = [], []
+    indices, sizes = [], []
     for mask, bound in zip(masks, capacity, strict=True):
         layout, where = _laid_out(mask, lead, bound)
         table = np.zeros(mask.shape, dtype=np.int64)
         table[where] = layout.at
-        at.append(table)
+        indices.append(table)
         sizes.append(layout.sizes)
-    return (at[0], at[1]), (sizes[0], sizes[1])
+    return (indices[0], indices[1]), (sizes[0], sizes[1])
 
 
 def _laid_out(mask: Flags, lead: int, capacity: int | None) -> tuple[Places, tuple[Int64, ...]]:

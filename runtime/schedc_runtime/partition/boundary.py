@@ -167,7 +167,7 @@ def _fake(leaf: Any, device: torch.device) -> Any:
 
 
 def _device(modules: Sequence[nn.Module]) -> torch.device:
-    """The device of the parameters that are not on the meta device; the CPU if there are none."""
+    """The device of the parameters that are not on the meta device; the CPU if all are."""
     real = (p.device for module in modules for p in module.parameters() if p.device.type != "meta")
     return next(real, torch.device("cpu"))
 

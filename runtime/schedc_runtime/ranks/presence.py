@@ -117,15 +117,15 @@ class Presence:
         elif peer.process is not None and not peer.here and process != self.process:
             who += f" on {peer.process.host}"
         if process == self.process or peer.page is not None:
-            at = self._report() if peer.page is None else self._describe(peer.page.read())
-            then = f"; it {'was' if state.ended else 'is'} {at}"
+            place = self._report() if peer.page is None else self._describe(peer.page.read())
+            then = f"; it {'was' if state.ended else 'is'} {place}"
         else:
             old, new = seen or (None, None)
-            at = new["at"] if new else ""
-            then = f"; its last report was: {at}" if new else ""
+            place = new["at"] if new else ""
+            then = f"; its last report was: {place}" if new else ""
             if not state.why and (new is None or new == old):
                 return f"{who} {'no longer reports: dead, stopped, or cut off' if new else 'has never reported'}{then}"
-        return f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {at}"
+        return f"{who} is {'dead: ' * state.ended}{state.why}{then}" if state.why else f"{who} is {place}"
 
     def _report(self) -> str:
         return self._describe(self.progress.read())
@@ -174,10 +174,10 @@ def _watch(
     It also deletes the answers that all ranks have ``read``, so that the store does not grow.
     """
     for number in count():
-        if (at := position()) is None:
+        if (place := position()) is None:
             return
         try:
-            store.set(f"position/{process}", json.dumps({"count": number, "at": at}))
+            store.set(f"position/{process}", json.dumps({"count": number, "at": place}))
             while read:
                 store.delete_key(read.popleft())
         except RuntimeError:

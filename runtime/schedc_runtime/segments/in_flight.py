@@ -65,7 +65,7 @@ class MicrobatchState:
     device: torch.device
     done: dict[int, SegmentRecord | ExchangeRecord] = field(default_factory=dict)
     pending: dict[int, Any] = field(default_factory=dict)
-    """Exchanges under way by node, of the forward or of the backward."""
+    """Exchanges in flight by node, of the forward or of the backward."""
     gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
     """Parts of the gradients, by value and by the node that took the value."""
     leaving: list[tuple[int, Tensors]] = field(default_factory=list)

@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Data:
-    """Of each rank: inputs and gradients [N, H], gate weights and experts [N, k]; of all: matrices [E, H, H]."""
+    """Inputs and gradients [N, H], gate weights and experts [N, k] of each rank; matrices [E, H, H] of all experts."""
 
     x: list[Tensor]
     weights: list[Tensor]
@@ -63,7 +63,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one rank: output, gradients of x, gate weights and local experts, the route, bytes that left its node."""
+    """One rank's output, gradients of x, gate weights and local experts, its route, and bytes that left its node."""
 
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
     route: Route

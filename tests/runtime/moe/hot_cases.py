@@ -20,7 +20,7 @@ from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import small_moe
 
 ROWS = 4
-"""Of a microbatch, 6 tokens each."""
+"""Rows of a microbatch, 6 tokens each."""
 
 
 def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2) -> Any:
@@ -39,7 +39,7 @@ def _prefer(layer: MoELayer, strength: float, seed: int) -> None:
 
 
 def layers_of(pipe: Pipeline) -> list[MoELayer]:
-    """Of all places."""
+    """The layers of all coordinates."""
     return [layer for held in pipe._stages.values() for s in held.values() for _, layer in moe_layers(s.module)]
 
 

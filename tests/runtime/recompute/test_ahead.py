@@ -1,4 +1,4 @@
-"""R, working out again ahead of the backward: bits, bytes and random numbers as without it, and what is refused."""
+"""R, recomputation ahead of the backward: bits, bytes and random numbers as without R, and what is refused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def moe_stage(level: Level, ahead: bool = True) -> SegmentedStage:
 
 @pytest.mark.parametrize("level", [Level.NONE, Level.LIGHT, Level.MEDIUM, Level.FULL])
 def test_stages_with_experts(level: Level) -> None:
-    """Of two microbatches in flight one has an R: the other is worked out again in its backward, as ever.
+    """One of two microbatches in flight has an R. The other recomputes in its backward.
 
     Where no level is said, the first one lets go of what `full` lets go of.
     """
@@ -199,7 +199,7 @@ def test_a_backward_comes_behind_its_r(segmented: bool) -> None:
 
 
 def test_a_stage_that_changes_its_mode_still_finds_its_buffers() -> None:
-    """In evaluation mode a batch norm writes nothing; what was learnt of that does not hold for training."""
+    """In evaluation mode a batch norm writes nothing. This must not be assumed for training."""
     stage, _ = dense_stages(False, Level.NONE)
     batch = tokens(1)[:1]
 

@@ -1,4 +1,4 @@
-"""An R on stages with exchanges of a user's own: their names, bits, random numbers, and bytes as they are counted."""
+"""An R on stages with a user's own exchanges: their names, bits, random numbers, and counted bytes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_bytes_are_those_that_check_counts_after_every_op() -> None:
 
 @pytest.mark.parametrize("cells", [serial, shuffled(1)])
 def test_bits_on_ranks_that_exchange(cells: CellSource) -> None:
-    """Two pipeline ranks times two that exchange: as the same program without Rs, in which nothing is sent again."""
+    """Two pipeline ranks times two that exchange give the same bits as the program without Rs."""
     program = recomputing(3)
 
     def step(program: Program, cells: CellSource) -> dict[Any, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Adaptive recomputation: what is decided, by whom, and that no rank ever holds more than the memory check counts."""
+"""Adaptive recomputation: its decisions, who makes them, and that no rank holds more than the memory check counts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_decisions_stay_until_they_are_clearly_wrong() -> None:
 
 
 def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
-    """Of two ranks with two experts each: hot experts stay where their tokens are, padding is rows, absence is not."""
+    """Two ranks have two experts each. Rows of hot experts stay, padding counts as rows, absent rows do not."""
     everyone = torch.tensor([[[0], [0], [1], [-2]], [[0], [0], [3], [2]]])
     assert arrivals(everyone, 4) == ((5, 2), 3.5)
     lent = Lending((0,), 2, 0, 2)
@@ -96,8 +96,10 @@ def test_rows_are_those_of_the_experts_that_a_rank_computes() -> None:
 
 @cache
 def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
-    """Per step the microbatches that each rank recomputes, of two; routing is balanced from the second step on. And the
-    gradients of the third step, and its FLOPs."""
+    """Microbatches of two that each rank recomputes, per step; then gradients and FLOPs of the third step.
+
+    Routing is balanced from the second step on.
+    """
     torch.manual_seed(0)
     pipe = Pipeline(
         moe(0.0), schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, in_process=True, plan=plan,

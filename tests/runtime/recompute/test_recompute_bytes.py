@@ -48,5 +48,5 @@ def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     bytes_held, kept, after = measured(Recompute(level))
     expected = saving(SIZES, "fp32", level)
     assert none - bytes_held == expected.bytes + BESIDE[level]
-    assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is worked out again
+    assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is recomputed
     assert (after - before) // TOKENS // 2 == expected.flops
