@@ -6,9 +6,10 @@ Network namespaces emulate four nodes of two ranks. Every node has one virtual i
 namespace; a token bucket limits the interface in both directions. Ranks of a node reach each other through the
 loopback, which is not limited. The namespaces have names of their own and are removed at the end.
 
-Instrument: wall clock of the slowest rank. It covers the way of the rows from the ranks of the tokens to the experts'
-ordered rows, and of the results back until they are summed, by the modules that training uses, over gloo. The routing,
-which all methods exchange in the same way, is known before. Tokens choose experts uniformly. Methods take turns.
+Instrument: wall clock of the slowest rank, over gloo, with the modules that training uses. It begins with the tokens'
+rows on their ranks, continues with the ordered rows of the experts, and ends with the summed results on the tokens'
+ranks. The routing, which all methods exchange in the same way, is known before. Tokens choose experts uniformly.
+Methods take turns.
 
 Printed: the median time and the bytes sent by a node, for each top-k and method, and the method that `auto` takes.
 Bytes are those that the kernel counts on the nodes' interfaces, headers included. The predicted ratio of bytes is the

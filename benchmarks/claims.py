@@ -9,9 +9,9 @@ Printed for one size: ``ms_per_claim``, the mean over all claims at P=8 M=32, an
 ``s_per_claim``, the largest at P=64 M=512. The last one leaves out schedules that a policy orders, since they take long
 to elaborate there. Other sizes are at their defaults.
 
-Printed for every size: ``sweep_cpu_s``, the time of elaborating all schedules at all legal sizes with 2 <= P <= 16 and
-M <= 64 and of deciding all their claims, in one process; ``statuses``, the number of decisions by status. The command
-fails if a claim is refuted or cannot be decided. ``--ranks`` and ``--microbatches`` set the range.
+Printed for every size: ``sweep_cpu_s``, the time of elaborating all schedules and deciding all their claims, in one
+process; ``statuses``, the number of decisions by status. Sizes are all legal ones with 2 <= P <= 16 and M <= 64. The
+command fails if a claim is refuted or cannot be decided. ``--ranks`` and ``--microbatches`` set the range.
 """
 
 from __future__ import annotations

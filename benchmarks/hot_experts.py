@@ -13,8 +13,8 @@ Instrument: emulated device time (see `schedc_runtime.measure.emulated_device`) 
     exchanges  take the bytes of the rank that sends or gets most, over a link speed. At equal routing a dispatch takes
                `BALANCED` ms
 
-Printed, for each routing and policy: the shortest of several steps, taken in turns; the gain, which is the step time
-without hot experts over the step time with them, less one; bytes; and experts lent. Policies:
+Printed, for each routing and policy: the shortest of several steps, taken in turns, its gain, bytes, and experts lent.
+A gain is the step time without hot experts over the step time with them, less one. Policies:
 
     0          no hot experts
     fixed      `hot 2 until imbalance < 1.2`

@@ -6,9 +6,9 @@ Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Seg
 table. The collectives that run underneath are real and asynchronous, over gloo.
 
 A step: four processes, a pipeline of two ranks, each an expert group of two, DualPipeV, a MoE transformer with a shared
-expert. The table has the proportions of DeepSeek-V3's layer (attention 20, shared expert 6, experts 20; backward:
-experts 20 and their weights 26, attention 20 and its weights 18, shared expert 6). A ratio is the time of all exchanges
-over the time of all segments. Printed for each ratio:
+expert. The table has the proportions of DeepSeek-V3's layer. Forward: attention 20, shared expert 6, experts 20.
+Backward: experts 20 and their weights 26, attention 20 and its weights 18, shared expert 6. A ratio is the time of all
+exchanges over the time of all segments. Printed for each ratio:
 
     hidden         1 - exposed / carried, over all ranks. exposed: seconds in which devices waited for exchanges.
                    carried: seconds that the exchanges took
@@ -20,9 +20,9 @@ over the time of all segments. Printed for each ratio:
 An instruction counts with the step, of several, in which it waited least. Other load on the machine delays a real
 collective in some steps; the order of a cell delays it in every step.
 
-One block alone, without pairs: two processes, an expert group, one MoE block with a shared expert, F and then B = I + W
-of every microbatch (`1f1b` on one rank). The shared expert and the weight gradients of the experts take as long as an
-exchange or a little longer (`BLOCK`). Printed:
+One block alone, without pairs: two processes, an expert group, one MoE block with a shared expert. Every microbatch has
+an F and then a B = I + W (`1f1b` on one rank). The shared expert and the weight gradients of the experts take as long
+as an exchange or a little longer (`BLOCK`). Printed:
 
     block_hidden           hidden over F and B of both ranks; block_hidden_forward, block_hidden_backward: of one alone
     block_split_hidden*    the same with I and W apart (`zbh1`): W runs when no exchange is in flight

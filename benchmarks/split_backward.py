@@ -8,8 +8,8 @@ take turns within one run, and use one thread. Printed, beside the least times a
 
     time_ratio   I + W over plain B, the median over the repetitions. Instrument: processor time of the one thread, so
                  that waiting for a busy machine does not count. Freed memory stays with the process (mallopt), as it
-                 does with a device's caching allocator. --default-malloc adds glibc's page faults: it gives back, and
-                 takes again, the memory that I keeps until W.
+                 does with a device's caching allocator. --default-malloc adds glibc's page faults: it returns,
+                 and takes anew, the memory that I keeps until W.
     held_ratio   bytes held after I over bytes held before it (after F), both beyond the bytes held before F.
                  Instrument: bytes in use by glibc's mallinfo2, which counts every tensor of torch on a CPU.
 """

@@ -78,6 +78,7 @@ class CellChart:
 
     @property
     def makespan(self) -> float:
+        """Time units: the time of the longer order."""
         return max(panel.played.duration for panel in self.panels)
 
     @cached_property

@@ -106,7 +106,7 @@ class CellColumns:
 
 
 def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> CellColumns:
-    """The cells of a schedule with their times, and with the memory while they run and after them."""
+    """[cells] The cells of a schedule with their times, and with the memory while they run and after them."""
     dependencies = timeline.dependencies
     first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
     placement = schedule.placement

@@ -14,7 +14,10 @@ from schedc.ir.schedule import Schedule
 
 
 def figures(schedule: Schedule, timeline: Timeline, memory: Memory) -> dict[str, str]:
-    """The figures by which schedules are compared, by name, in the order in which views show them."""
+    """The figures by which schedules are compared, by name, in the order in which views show them.
+
+    Times are in time units of the costs, memory in their unit of memory.
+    """
     pipes = schedule.placement.pipes
     facts = {
         "ranks": str(schedule.ranks),

@@ -29,9 +29,10 @@ class Steps:
 
 
 def in_steps(*columns: Values) -> list[Steps]:
-    """Columns as multiples of one step, the coarsest power of ten that keeps `_DIGITS` digits of the largest number.
+    """[count] columns as multiples of one step.
 
-    Rounding is monotonic: equal numbers stay equal, across columns, too.
+    The step is the coarsest power of ten that keeps `_DIGITS` digits of the largest number of all columns. Rounding is
+    monotonic: equal numbers stay equal, across columns, too.
     """
     if all(np.issubdtype(column.dtype, np.integer) for column in columns):
         return [Steps(column.astype(np.int64)) for column in columns]

@@ -45,7 +45,7 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def memory(curve: Curve, top: float, rank: int, layout: DrawingLayout) -> list[str]:
-    """The memory curve of one rank. top: memory at the full height, the same on every rank."""
+    """The memory curve of one rank. top: memory at the full height, in the costs' unit, the same on every rank."""
     base, room = layout.memory_y(rank) + layout.rows.memory, layout.rows.memory - 5
     if not curve.held.size:
         return []

@@ -53,16 +53,16 @@ def fit(text: str, size: float, width: float) -> str:
 
 
 def label(x: float, y: float, text: str, style: str, **attributes: str) -> str:
-    """A ``text`` element with its base line at ``y``."""
+    """A ``text`` element with its base line at ``y`` px."""
     extra = "".join(f" {name.replace('_', '-')}={attribute(value)}" for name, value in attributes.items())
     return f'<text x="{number(x)}" y="{number(y)}" class="{style}"{extra}>{content(text)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, style: str) -> str:
-    """A ``rect`` element."""
+    """A ``rect`` element; lengths in px."""
     return f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" class="{style}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    """A ``line`` element."""
+    """A ``line`` element; coordinates in px."""
     return f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="{style}"/>'

@@ -21,7 +21,7 @@ weight gradient blue. Those figures have no recomputation, which is purple here.
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colours of numerals by chunk: even chunks stand on the pale shade, odd chunks on the deep shade. The fifth chunk has
-the first ink again, since no reader tells five inks apart at a glance. The hover text always names the stage."""
+the ink of the first, since no reader tells five inks apart at a glance. The hover text always names the stage."""
 
 
 @dataclass(frozen=True)

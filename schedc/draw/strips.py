@@ -73,7 +73,10 @@ def _phases(cells: CellColumns, rank: int, layout: DrawingLayout) -> list[str]:
 
 
 def memory(curve: Curve, makespan: float, highest: float, rank: int, layout: DrawingLayout) -> list[str]:
-    """The memory of one rank, as one path of short relative moves. highest: memory at the full height."""
+    """The memory of one rank, as one path of short relative moves.
+
+    makespan: time units. highest: memory at the full height, in the costs' unit.
+    """
     shown = coarse(curve, makespan, layout)
     if not shown.held.size:
         return []

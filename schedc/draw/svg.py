@@ -33,7 +33,7 @@ class Picture(NamedTuple):
 def draw_svg(
     schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
 ) -> str:
-    """The text of `picture`."""
+    """The text of `picture`. width: px."""
     return picture(schedule, timeline, memory, title=title, width=width).text
 
 

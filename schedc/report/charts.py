@@ -1,4 +1,4 @@
-"""Charts of schedules by name: what `show`, `watch` and `report` draw or tell, compiled and priced at one size."""
+"""Charts and cell prices of schedules by name, compiled and priced at one size, for `show` and `report`."""
 
 from __future__ import annotations
 
