@@ -1,1 +1,1 @@
-"""A schedule in the formats of others."""
+"""Writes and reads schedules in the formats of other tools."""

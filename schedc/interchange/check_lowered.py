@@ -1,7 +1,7 @@
-"""Whether a lowered CSV can run: messages have both ends in time, parameters are there, and no rank waits for ever.
+"""Checks that a lowered CSV can run: messages match and are in time, parameters are gathered, and no ranks deadlock.
 
-Run on the cells of a file whose computation `schedc.analysis.legality.check_schedule` has found legal. Each group of
-checks relies on the ones before it.
+The computation of the file must already be legal by `schedc.analysis.legality.check_schedule`. Each group of checks
+relies on the groups before it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SHOWN = 3
 
 
 def check_lowered(cells: TorchCells, schedule: Schedule) -> list[Diagnostic]:
-    """Everything wrong with the cells beyond their computation, which is ``schedule``; empty for a compute-level file.
+    """All findings about a lowered file besides its computation, which is ``schedule``. A compute-level file has none.
 
-    Codes: S604 messages, S605 parameters and reductions; S310 and S313 from `schedc.ir.verify_program`, which runs
-    the messages where a send completes only with its receive and each rank's messages in the order of their cells.
+    Codes: S604 messages, S605 parameters and reductions. `schedc.ir.verify_program` adds S310 and S313: it simulates
+    the messages so that a send completes only with its receive, and a rank's messages in the order of their cells.
     """
     if not cells.lowered:
         return []
@@ -38,8 +38,8 @@ def _first(rows: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _ends(values: LoweredValues) -> list[Diagnostic]:
-    """S604: each value that one rank makes and another takes is sent once and received once, and no other."""
-    cells, found = values.cells, []
+    """S604: each value that one rank computes and another needs is sent once and received once, and no other value."""
+    cells, findings = values.cells, []
     for rows, home, verb in ((values.sends, values.made, "sends"), (values.receives, values.taken, "receives")):
         slot = values.slot[rows]
         owner = np.where(slot >= 0, home[slot], -1)
@@ -48,58 +48,58 @@ def _ends(values: LoweredValues) -> list[Diagnostic]:
             message = f"{cells.text(row)} {verb} what rank {cells.rank[row]} does not " + (
                 "have to give away" if verb == "sends" else "need from another rank"
             )
-            found.append(cells.finding("S604", row, message, help="remove it"))
+            findings.append(cells.finding("S604", row, message, help="remove it"))
         good = rows[~np.isin(rows, needless)]
         first = (values.sent if verb == "sends" else values.received)[values.slot[good]]
         for row in _first(good[first != good]):
             earlier = int((values.sent if verb == "sends" else values.received)[values.slot[row]])
-            found.append(
+            findings.append(
                 cells.finding("S604", row, f"{cells.text(row)} stands here twice", other=(earlier, "first here"))
             )
     needed = values.made >= 0
-    for at, home, receive in ((values.sent, values.made, False), (values.received, values.taken, True)):
-        for slot in np.flatnonzero(needed & (at < 0))[:SHOWN].tolist():
+    for message_row, home, receive in ((values.sent, values.made, False), (values.received, values.taken, True)):
+        for slot in np.flatnonzero(needed & (message_row < 0))[:SHOWN].tolist():
             row, word = int(home[slot]), values.word(slot, receive)
             message = f"{cells.text(row)} has no {word}"
             help = f"write {word} {'before' if receive else 'behind'} it"
-            found.append(cells.finding("S604", row, message, help=help))
-    return found
+            findings.append(cells.finding("S604", row, message, help=help))
+    return findings
 
 
 def _times(values: LoweredValues) -> list[Diagnostic]:
-    """S604: a value is sent after it is made, and received before it is taken."""
-    cells, found = values.cells, []
+    """S604: a value is sent after it is computed, and received before it is used."""
+    cells, findings = values.cells, []
     needed = np.flatnonzero(values.made >= 0)
     sent, made = values.sent[needed], values.made[needed]
     for slot in needed[sent < made][:SHOWN].tolist():
         row = int(values.sent[slot])
         other = (int(values.made[slot]), "it is computed here")
-        found.append(cells.finding("S604", row, f"{cells.text(row)} comes before what it sends", other=other))
+        findings.append(cells.finding("S604", row, f"{cells.text(row)} comes before what it sends", other=other))
     received, taken = values.received[needed], values.taken[needed]
     for slot in needed[received > taken][:SHOWN].tolist():
         row = int(values.taken[slot])
         other = (int(values.received[slot]), "it is received here")
         message = f"{cells.text(row)} runs before {cells.text(other[0])}"
-        found.append(cells.finding("S604", row, message, other=other))
-    return found
+        findings.append(cells.finding("S604", row, message, other=other))
+    return findings
 
 
 def _stages(cells: TorchCells) -> list[Diagnostic]:
-    """S605: gradients are reduced once, after the last weight gradient; stages compute while their weights are there.
+    """S605: gradients are reduced once, after the last weight gradient; stages compute with gathered weights.
 
-    A file without any UNSHARD and RESHARD is one for training without FSDP.
+    A file without UNSHARD and RESHARD is for training without FSDP.
     """
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     sharded = bool(np.isin(cells.kind, (TorchCellKind.UNSHARD, TorchCellKind.RESHARD)).any())
     for start, stop in pairwise(cells.rank_start.tolist()):
         for stage in np.unique(cells.stage[start:stop]).tolist():
             rows = start + np.flatnonzero(cells.stage[start:stop] == stage)
-            found += _reduced(cells, rows) + (_gathered(cells, rows) if sharded else [])
-    return sorted(found, key=lambda finding: finding.primary.span)[: 2 * SHOWN]
+            findings += _reduced(cells, rows) + (_gathered(cells, rows) if sharded else [])
+    return sorted(findings, key=lambda finding: finding.primary.span)[: 2 * SHOWN]
 
 
 def _reduced(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
-    """rows: of one stage on one rank, in order."""
+    """Findings about the REDUCE_GRAD of one stage on one rank. rows: its cells in order."""
     reductions = rows[cells.kind[rows] == TorchCellKind.REDUCE_GRAD]
     weights = rows[np.isin(cells.kind[rows], (TorchCellKind.B, TorchCellKind.W))]
     if not weights.size:
@@ -112,19 +112,19 @@ def _reduced(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
         message = f"the gradients of stage {cells.stage[last]} are never reduced"
         help = f"write {cells.stage[last]}REDUCE_GRAD behind it"
         return [cells.finding("S605", last, message, "its last weight gradient", help)]
-    found = []
+    findings = []
     for row in reductions[1:].tolist():
         other = (int(reductions[0]), "first here")
-        found.append(cells.finding("S605", row, f"{cells.text(row)} stands here twice", other=other))
+        findings.append(cells.finding("S605", row, f"{cells.text(row)} stands here twice", other=other))
     if reductions[0] < last:
         row, other = int(reductions[0]), (last, "this one comes later")
         message = f"{cells.text(row)} comes before the last weight gradient of its stage"
-        found.append(cells.finding("S605", row, message, other=other))
-    return found
+        findings.append(cells.finding("S605", row, message, other=other))
+    return findings
 
 
 def _gathered(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
-    """rows: of one stage on one rank, in order."""
+    """Findings about UNSHARD and RESHARD of one stage on one rank. rows: its cells in order."""
     rows = rows[~np.isin(cells.kind[rows], MESSAGES)]
     kind = cells.kind[rows]
     step = (kind == TorchCellKind.UNSHARD).astype(np.int64) - (kind == TorchCellKind.RESHARD)

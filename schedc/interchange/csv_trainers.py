@@ -1,6 +1,6 @@
-"""Settings with which torchtitan and NeMo AutoModel train in the order of a schedule CSV.
+"""Writes settings with which torchtitan and NeMo AutoModel train in the order of a schedule CSV.
 
-Both place the stages by the *name* of one of torch's schedules and then load the order from the CSV at compute level
+Both place the stages by the *name* of one of torch's schedules, and then load the order from the CSV at compute level
 (torchtitan: distributed/pipeline_parallel.py; NeMo AutoModel: components/distributed/pipelining/functional.py). The
 name must be one whose placement is that of the order.
 """
@@ -19,13 +19,15 @@ from schedc.ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class Trainer:
-    """What differs between the two trainers."""
+    """The differences between the two trainers.
+
+    version: the release whose code the tests run with these settings.
+    v_schedule: the schedule of torch that the trainer places on a V of two stages per rank.
+    """
 
     name: str
     version: str
-    """The release whose own code the tests run on these settings."""
     v_schedule: str
-    """The schedule of torch that it places on a V of two stages per rank."""
 
 
 TORCHTITAN = Trainer("torchtitan", "0.3.0", "DualPipeV")
@@ -89,7 +91,7 @@ def to_nemo_automodel(schedule: Schedule) -> str:
 
 
 def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
-    """The schedule of torch that the trainer places as this one lies, and the stages per rank; or raises."""
+    """The schedule of torch that has this placement, and the stages per rank. Raises `DiagnosticError` if none has."""
     one_copy(schedule.placement, trainer.name, schedule.source)
     only_exported_kinds(schedule, trainer.name)
     if schedule.ranks == 1:
@@ -106,7 +108,7 @@ def _placed(schedule: Schedule, trainer: Trainer) -> tuple[str, int]:
 
 
 def _heading(schedule: Schedule, trainer: Trainer, use: str) -> list[str]:
-    """Comments: which order, for which release, and where the order itself is written."""
+    """Comments that name the order, the release of the trainer, and the file of the order."""
     sizes = ", ".join(f"{name} = {value}" for name, value in schedule.sizes.items())
     return [
         f"# {_one_line(schedule.name)}: {sizes}",
@@ -118,9 +120,9 @@ def _heading(schedule: Schedule, trainer: Trainer, use: str) -> list[str]:
 
 
 def _split(chunks: int, option: str, layers: str, stages: int) -> list[str]:
-    """A comment where the number of stages follows from the layers of the model alone.
+    """A comment about the option that sets the number of stages, if a rank has more than two.
 
-    Without the option both trainers make one stage per rank (1F1B), or two.
+    Without the option, both trainers make one stage per rank (1F1B), or two.
     """
     if chunks <= 2:
         return []
@@ -132,7 +134,7 @@ def _csv(schedule: Schedule) -> str:
 
 
 def _one_line(name: str) -> str:
-    """The name of a file may hold line breaks; comments end at them."""
+    """The name without line breaks, at which a comment would end."""
     return " ".join(name.split())
 
 

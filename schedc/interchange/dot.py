@@ -1,7 +1,7 @@
-"""The dependency graph of a small schedule, for graphviz, the critical path marked.
+"""Draws the dependency graph of a small schedule with graphviz, and marks the critical path.
 
-A node is a cell: an op, or the two ops of an overlapped pair. A dashed edge is the order of a rank, a solid one a
-value that is handed over.
+A node is an op, or the two ops of an overlapped pair. A dashed edge is the order of a rank, a solid edge a value that
+one op computes and another uses.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:
 
 
 def _node(schedule: Schedule, timeline: Timeline, cell: int) -> dict[str, str]:
-    """Attributes of a cell: its ops over its times, in the pale shades of the drawings, a pair half and half."""
-    ops = timeline.dependencies.first[cell], timeline.dependencies.second[cell]
-    named = [schedule.op(int(row)) for row in ops if row >= 0]
+    """Attributes of a node: its ops above its times, in the pale shades of the drawings; a pair has two shades."""
+    rows = timeline.dependencies.first[cell], timeline.dependencies.second[cell]
+    ops = [schedule.op(int(row)) for row in rows if row >= 0]
     when = f"{quantity(float(timeline.start[cell]))} – {quantity(float(timeline.end[cell]))}"
-    words = " & ".join(map(str, named))
-    fill = ";0.5:".join(FILLS[op.kind][0] for op in named)
+    words = " & ".join(map(str, ops))
+    fill = ";0.5:".join(FILLS[op.kind][0] for op in ops)
     return {"label": lines([words, when], "n"), "tooltip": text(f"{words}, {when}"), "fillcolor": fill}
 
 
 def _edges(timeline: Timeline) -> Iterator[tuple[int, int, dict[str, str]]]:
-    """Order of the ranks, then values handed over; where one goes the way of another only the value is drawn."""
-    known = timeline.dependencies
-    values = {(int(made), int(taken)) for taken, made in _pairs(known.producers)}
-    order = {(int(before), cell) for cell, before in enumerate(known.previous.tolist()) if before >= 0}
+    """Edges (before, after, style): order of ranks, then values. If both join two nodes, only the value is drawn."""
+    dependencies = timeline.dependencies
+    values = {(int(producer), int(consumer)) for consumer, producer in _pairs(dependencies.producers)}
+    order = {(int(before), cell) for cell, before in enumerate(dependencies.previous.tolist()) if before >= 0}
     for style, edges in ((ORDER, order - values), (VALUE, values)):
         yield from ((*edge, style) for edge in sorted(edges))
 
 
 def _pairs(producers: Int32) -> list[tuple[int, int]]:
-    row, taken = np.nonzero(producers >= 0)
-    return list(zip(taken.tolist(), producers[row, taken].tolist(), strict=True))
+    """Pairs (consumer, producer) of cells. producers: [2, cells]."""
+    row, consumer = np.nonzero(producers >= 0)
+    return list(zip(consumer.tolist(), producers[row, consumer].tolist(), strict=True))

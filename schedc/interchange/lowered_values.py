@@ -1,4 +1,4 @@
-"""What the messages of a lowered CSV carry, and the file as a Program that can be run."""
+"""Finds what the messages of a lowered CSV carry, and makes the file a Program that can be simulated."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ _CHANNELS = {
     TorchCellKind.SEND_B: (Channel.GRADIENT, 0),
     TorchCellKind.RECV_B: (Channel.GRADIENT, +1),
 }
-"""What a message cell carries, and the stage that produced it, from the one that the cell names."""
+"""By kind of a message cell: its channel, and the stage that produced the value minus the stage that the cell names."""
 
 _RECEIVES = (TorchCellKind.RECV_F, TorchCellKind.RECV_B)
 
 
 class LoweredValues:
-    """The values that stages hand over, by slot (channel, producing stage, microbatch), and what the cells do to them.
+    """The values that one rank computes and another uses, by slot: channel, producing stage and microbatch.
 
-    made, taken, sent, received: [slots] row of the cell, -1 where there is none or where no value is needed.
-    sends, receives: rows of message cells; slot: [rows] slot of each message cell, -1 outside the table.
+    made, taken, sent, received: [slots] row of the cell that computes, uses, sends or receives the value; -1 if the
+        file has no such cell, or no message is needed.
+    sends, receives: [n] rows of message cells. slot: [rows] slot of each message cell; -1 for others, and for messages
+        outside of the table.
     """
 
     def __init__(self, cells: TorchCells, schedule: Schedule) -> None:
@@ -59,21 +61,22 @@ class LoweredValues:
         self.sent, self.received = self._rows(self.sends), self._rows(self.receives)
 
     def _rows(self, rows: Int64) -> Int64:
-        at = np.full(self.made.size, -1, np.int64)
-        known = rows[self.slot[rows] >= 0][::-1]  # of several the first
-        at[self.slot[known]] = known
-        return at
+        """[slots] the first of these message cells that carries each value."""
+        row_of = np.full(self.made.size, -1, np.int64)
+        inside = rows[self.slot[rows] >= 0][::-1]  # backwards, so the first of several remains
+        row_of[self.slot[inside]] = inside
+        return row_of
 
     def word(self, slot: int, receive: bool) -> str:
-        """The cell that a slot needs: ``3RECV_B0``."""
+        """The text of the message cell that a slot needs: ``3RECV_B0``."""
         channel, stage, microbatch = np.unravel_index(slot, self.shape)
         letter, step = ("F", 1) if channel == Channel.ACTIVATION else ("B", -1)
         return f"{stage + step * receive}{'RECV' if receive else 'SEND'}_{letter}{microbatch}"
 
 
 def program_of(values: LoweredValues) -> Program:
-    """The file as a Program, to be run: torch waits for a received message at the cell that takes it, and for all sent
-    ones at the end of a step."""
+    """The file as a Program. torch waits for a received message at the cell that uses it, and for all sent messages at
+    the end of a step."""
     cells, place = values.cells, values.place
     second = np.zeros(cells.kind.size, bool)
     second[1:] = (cells.pair[1:] >= 0) & (cells.pair[1:] == cells.pair[:-1])
@@ -99,7 +102,7 @@ def program_of(values: LoweredValues) -> Program:
         },
         _post(InstructionKind.SEND, 4 * sent, sent, cells.rank[received], number[made]) | both,
         _post(InstructionKind.RECV, 4 * received, received, cells.rank[sent], number[taken]) | both,
-        # A WAIT stands just before the cell that takes the message (its first op), or behind the whole rank.
+        # A WAIT comes just before the cell that uses the message (before the first op of a pair), or at the rank's end.
         _post(InstructionKind.WAIT, 4 * (taken - second[taken]) - 1, received, cells.rank[sent], number[taken]) | both,
         _post(InstructionKind.WAIT, 4 * end - 2, sent, cells.rank[received], number[made]) | both,
     ]  # fmt: skip

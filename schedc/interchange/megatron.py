@@ -1,7 +1,7 @@
-"""The command-line flags with which Megatron-LM runs a schedule, for those that it has.
+"""Writes the command-line flags with which Megatron-LM runs a schedule, if it has the schedule.
 
-Megatron generates its order itself (megatron/core/pipeline_parallel/schedules.py): what it can run is decided by
-comparing ours with the orders that it makes, op for op.
+Megatron generates its orders itself (megatron/core/pipeline_parallel/schedules.py). A schedule is compared with these
+orders, op for op.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ Flags = tuple[str, ...]
 
 @dataclass(frozen=True)
 class _MegatronMode:
-    """A way in which Megatron runs: the library schedule that has its order, and the flags that choose it."""
+    """An order that Megatron can run.
+
+    schedule: the library schedule with this order. needs: whether Megatron has the order at these ranks, microbatches
+    and chunks. flags: the flags that choose it, from the same numbers.
+    """
 
     schedule: str
     needs: Callable[[int, int, int], bool]
-    """Of ranks, microbatches and chunks."""
     flags: Callable[[int, int, int], Flags]
 
 
 def _group(ranks: int, microbatches: int) -> int:
-    """Microbatches that a chunk takes in one go, as `interleaved_1f1b` has them: P where P divides M."""
+    """Number of consecutive microbatches of a chunk, as in `interleaved_1f1b`: P if P divides M."""
     return microbatches // max(1, microbatches // ranks)
 
 
@@ -69,9 +72,9 @@ def export(schedule: Schedule, _costs: Costs) -> str:
 
 
 def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
-    """The flags, one per line, under comments that say what else must hold; ends with a newline.
+    """The flags, one per line, under comments that say what else must hold. The text ends with a newline.
 
-    layout: which stage holds which layers; its paddings, which hold nothing, are left out.
+    layout: the layers of each stage. Its paddings are left out, because they hold nothing.
     Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs, S607 for one that Megatron
     does not make and for a layout that is not one of these stages.
     """
@@ -85,15 +88,16 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     chunks = form[1]
     modes = [mode for mode in _MODES if mode.schedule in names() and mode.needs(ranks, microbatches, chunks)]
     for mode in modes:
-        if (made := _made(mode, ranks, microbatches, chunks)) is not None and _same(schedule, made):
+        theirs = _megatron_order(mode, ranks, microbatches, chunks)
+        if theirs is not None and _same(schedule, theirs):
             flags = mode.flags(ranks, microbatches, chunks)
-            return _text(schedule, flags if layout is None else _laid_out(schedule, layout, flags))
+            return _text(schedule, flags if layout is None else _with_layout(schedule, layout, flags))
     nearest = modes[0].schedule if modes else "1f1b"
     raise _refusal(schedule, _reason(schedule, modes[0] if modes else None, chunks), nearest)
 
 
-def _made(mode: _MegatronMode, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
-    """Megatron's order at these sizes, if it has one."""
+def _megatron_order(mode: _MegatronMode, ranks: int, microbatches: int, chunks: int) -> Schedule | None:
+    """Megatron's order at these sizes; None if it has none."""
     tree = open_schedule(mode.schedule)
     values = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
     try:
@@ -107,8 +111,8 @@ def _same(one: Schedule, other: Schedule) -> bool:
     return columns and np.array_equal(one.pair >= 0, other.pair >= 0)
 
 
-def _laid_out(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
-    """The flags with a layout, from which Megatron takes the number of chunks itself."""
+def _with_layout(schedule: Schedule, layout: Layout, flags: Flags) -> Flags:
+    """The flags with a layout, which replaces the flag for the number of chunks."""
     if len(layout.stages) != schedule.stages:
         message = f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages}"
         why = "Megatron's layout names every stage of every rank, chunk after chunk"
@@ -135,14 +139,14 @@ def _text(schedule: Schedule, flags: Flags) -> str:
 
 
 def _reason(schedule: Schedule, mode: _MegatronMode | None, chunks: int) -> str:
-    """Why no mode fits: the first op that Megatron would not run there."""
-    made = _made(mode, schedule.ranks, schedule.microbatches, chunks) if mode else None
-    if mode is None or made is None:
+    """The reason why no mode fits: the first op at which Megatron's order differs."""
+    order = _megatron_order(mode, schedule.ranks, schedule.microbatches, chunks) if mode else None
+    if mode is None or order is None:
         return (
             f"Megatron interleaves only with 2 ranks or more and no more ranks than microbatches ({chunks} chunks here)"
         )
     for rank in range(schedule.ranks):
-        ours, theirs = ([str(op) for op in order.ops(rank)] for order in (schedule, made))
+        ours, theirs = [str(op) for op in schedule.ops(rank)], [str(op) for op in order.ops(rank)]
         for place, (own, other) in enumerate(zip(ours, theirs, strict=False)):
             if own != other:
                 return f"op {place} of rank {rank} is {own}, where Megatron runs {other}"

@@ -1,4 +1,4 @@
-"""What other trainers cannot express, said in one way: what, why, and the nearest that they can."""
+"""Refuses what other trainers cannot express: each finding says what, why, and the nearest that they can."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from schedc.syntax.tree import SizeParameter
 
 
 def cannot(code: str, message: str, why: str, nearest: str, source: Source | None) -> DiagnosticError:
-    """The S6 error of a target: raise it."""
+    """The error (codes S6) for a target. The caller raises it."""
     notes = (why,) if why else ()
     return DiagnosticError([Diagnostic(code, message, Label(NOWHERE), notes=notes, help=nearest, source=source)])
 
 
 def one_copy(placement: Placement, target: str, source: Source | None) -> None:
-    """Raises S603 for a schedule with two pipes: a stage then lives on two ranks, where there are two."""
+    """Raise S603 for a schedule with two pipes on different ranks: a stage is then on two ranks."""
     apart = np.flatnonzero((placement.rank_of_stage != placement.rank_of_stage[0]).any(0))
     if not apart.size:
         return
@@ -38,7 +38,7 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
 
 
 def only_exported_kinds(order: Schedule | Program, target: str) -> None:
-    """Raises S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`)."""
+    """Raise S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`)."""
     kind = next((kind for kind in FACTS if not FACTS[kind].exported and (order.kind == kind).any()), None)
     if kind is None:
         return
@@ -53,11 +53,11 @@ _NO_SUCH_OP = {
         "leave the Rs out, as `recompute` of a plan without `in bubbles` does",
     ),
 }
-"""Why other trainers have no such op, and the nearest that they have, by kind."""
+"""By kind of op: why other trainers have no such op, and the nearest that they have."""
 
 
 def no_segments(parameters: Iterable[SizeParameter], schedule: Schedule, target: str) -> None:
-    """Raises S607 for sequences cut into segments: there they would be microbatches that know nothing of each other.
+    """Raise S607 for sequences cut into segments. Other trainers would run them as independent microbatches.
 
     parameters: the size parameters of the schedule.
     """
@@ -68,7 +68,7 @@ def no_segments(parameters: Iterable[SizeParameter], schedule: Schedule, target:
 
 
 def placement_form(placement: Placement) -> tuple[str, int] | None:
-    """How one pipe lies: ("loop", chunks), ("v", 2), or None for anything else. Linear is a loop of one chunk."""
+    """The placement of the first pipe: ("loop", chunks), ("v", 2), or None if other. Linear is a loop of one chunk."""
     home, ranks = placement.rank_of_stage[0], placement.ranks
     stages = np.arange(placement.stages)
     if placement.stages % ranks == 0 and (home == stages % ranks).all():

@@ -1,8 +1,8 @@
-"""The trace of a run, read back: when every op ran, and the timeline of a schedule as it was measured.
+"""Reads the trace of a run: when every op ran, and the measured timeline of a schedule.
 
-`schedc run --trace` and `Pipeline.trace` write it (Trace Event Format, JSON object form): a process per rank, a slice
-per instruction, named in torch's notation, `0F3` or `(0F3;3B1)OVERLAP_F_B`, a cell in micro-steps as several slices
-that have the step behind its name. Messages and reductions are skipped.
+`schedc run --trace` and `Pipeline.trace` write traces (Trace Event Format, JSON object form). A trace has a process per
+rank and a slice per instruction, named in torch's notation: `0F3` or `(0F3;3B1)OVERLAP_F_B`. A pair that ran in
+micro-steps has one slice per step, with the step after its name. Messages and reductions are skipped.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ _MILLISECOND = 1000.0
 """Microseconds, the format's unit, in a millisecond."""
 
 _RANKS = 1 << 20
+"""Most ranks of a trace."""
 _CLOCK = 1e-6
-"""Milliseconds by which slices of one rank may seem to overlap: what rounding makes of nanoseconds."""
+"""Milliseconds by which slices of one rank may overlap, because times are rounded."""
 
 Op = tuple[int, int, int]
-"""kind, stage, microbatch."""
+"""Kind, stage and microbatch of an op."""
 
 
 @dataclass(frozen=True)
 class TraceSlice:
-    """One compute instruction of a run, or a micro-step of it: its op, or the two of a pair; times in ms."""
+    """One compute instruction of a run, or one micro-step of it.
+
+    ops: its op, or the two ops of a pair. part: the micro-step, or "". start, end: milliseconds.
+    """
 
     rank: int
     ops: tuple[Op, ...]
@@ -54,7 +58,7 @@ class TraceSlice:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The compute of a run, in the order of the file; of which schedule, and its sizes, as far as the trace says."""
+    """The compute of a run. schedule, sizes: as the trace names them. slices: in the order of the file."""
 
     source: Source
     schedule: str
@@ -63,7 +67,7 @@ class MeasuredRun:
 
 
 def read_run(text: str, name: str) -> MeasuredRun:
-    """The run that a trace tells of; ``name`` is the file's. Raises `DiagnosticError` (S611) for any other text."""
+    """The run in a trace. name: name of the file. Raises `DiagnosticError` (S611) for any other text."""
     source = Source(name, "")
     try:
         document = json.loads(text)
@@ -105,10 +109,10 @@ def _slice(source: Source, number: int, event: Any) -> TraceSlice | None:
 
 
 def measured(run: MeasuredRun, dependencies: Dependencies) -> Timeline:
-    """The timeline of a run of this schedule, in ms from the start of the first cell.
+    """The timeline of a run of this schedule, in milliseconds from the start of the first op.
 
-    A cell in micro-steps runs from the start of its first to the end of its last. Raises `DiagnosticError` (S610)
-    where the run had other ranks, ops, pairs or another order.
+    A pair in micro-steps lasts from the start of its first step to the end of its last. Raises `DiagnosticError`
+    (S610) if the run had other ranks, ops or pairs, or another order.
     """
     cell = _cells(run, dependencies)
     start, end = np.full(len(dependencies), np.inf), np.full(len(dependencies), -np.inf)
@@ -132,7 +136,7 @@ def measured(run: MeasuredRun, dependencies: Dependencies) -> Timeline:
 
 
 def _cells(run: MeasuredRun, dependencies: Dependencies) -> npt.NDArray[np.int64]:
-    """[slices] the cell that each slice is, or is a step of."""
+    """[slices] the cell to which each slice belongs."""
     schedule = dependencies.schedule
     row_of = np.full((len(LETTERS), schedule.stages, schedule.microbatches), -1)
     row_of[schedule.kind, schedule.stage, schedule.microbatch] = np.arange(len(schedule))
@@ -175,7 +179,7 @@ def _cell_name(dependencies: Dependencies, cell: int) -> str:
 
 
 def _rows(dependencies: Dependencies, cell: int) -> list[int]:
-    """The op of a cell, or the two of a pair."""
+    """The row of an op, or the two rows of a pair."""
     return [int(row) for row in (dependencies.first[cell], dependencies.second[cell]) if row >= 0]
 
 

@@ -1,4 +1,4 @@
-"""The cells of a schedule CSV as torch writes it, both levels, with the place of each in the text."""
+"""Reads the cells of a schedule CSV of torch, of both levels, with the place of each in the text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FINDINGS = 20
 
 
 class TorchCellKind(IntEnum):
-    """What one cell of a CSV does. The compute kinds have the values of `OpKind`; the others are torch's names."""
+    """The kind of a cell of a CSV. Compute kinds have the values of `OpKind`; the other names are torch's."""
 
     F = OpKind.F
     I = OpKind.I  # noqa: E741
@@ -35,7 +35,7 @@ class TorchCellKind(IntEnum):
 
 MESSAGES = (TorchCellKind.SEND_F, TorchCellKind.RECV_F, TorchCellKind.SEND_B, TorchCellKind.RECV_B)
 OF_STAGE = (TorchCellKind.UNSHARD, TorchCellKind.RESHARD, TorchCellKind.REDUCE_GRAD)
-"""Kinds that concern a stage and no microbatch."""
+"""Kinds of cells that have a stage, but no microbatch."""
 
 _COMPUTE = "".join(kind.name for kind in TorchCellKind if len(kind.name) == 1)
 _WORDS = "|".join(kind.name for kind in MESSAGES)
@@ -49,15 +49,16 @@ _SHAPE = "an op is written 0F3, 5I2, 5W2 or 2B1, a pair (3F4;2B1)OVERLAP_F_B"
 _NUMBERS = "stage and microbatch numbers are below 65536"
 
 Row = tuple[int, int, int, int, int]
-"""kind, stage, microbatch, pair, span"""
+"""Kind, stage, microbatch, pair and span of an op."""
 
 
 @dataclass(frozen=True, eq=False)
 class TorchCells:
-    """Everything that a CSV says, row by row; the two ops of a pair are two rows with one pair number.
+    """The contents of a CSV, row by row. The two ops of a pair are two rows with the same pair number.
 
-    rank_start: [ranks + 1]; rank, kind (`TorchCellKind`), stage, microbatch (-1 where there is none), pair (-1 for
-    none), span (index into ``spans``): [rows].
+    rank_start: [ranks + 1] first row of each rank. rank: [rows]. kind: [rows] of `TorchCellKind`. stage: [rows].
+    microbatch: [rows], -1 for a cell without one. pair: [rows], -1 for a cell that is no pair.
+    span: [rows] index into ``spans``.
     """
 
     source: Source
@@ -72,12 +73,12 @@ class TorchCells:
 
     @property
     def lowered(self) -> bool:
-        """Whether the file has more than computation in it."""
+        """Whether the file has cells besides computation."""
         return bool((self.kind > TorchCellKind.B).any())
 
     def finding(self, code: str, row: int, message: str, label: str = "this cell", help: str = "",
                 other: tuple[int, str] | None = None) -> Diagnostic:  # fmt: skip
-        """A diagnostic at the cell of ``row``; ``other``: a second row and what to say about it."""
+        """A diagnostic at the cell of ``row``. other: a second row, and the text of its label."""
         where = f"{label} (rank {self.rank[row]})"
         secondary = (Label(self.spans[self.span[other[0]]], other[1]),) if other else ()
         return Diagnostic(
@@ -93,7 +94,7 @@ class TorchCells:
 def read_cells(source: Source) -> TorchCells:
     """The cells of a CSV. Empty cells (idle slots) and empty lines at the end are skipped.
 
-    Raises DiagnosticError (S601) with every cell that is not one, and for a rank without any.
+    Raises `DiagnosticError` (S601) with every cell that cannot be read, and for a rank without cells.
     """
     lines = [line.rstrip("\r") for line in source.text.removeprefix("\ufeff").rstrip("\r\n").split("\n")]
     if len(lines) > MOST_RANKS:
@@ -104,10 +105,10 @@ def read_cells(source: Source) -> TorchCells:
     counts: list[int] = []
     findings: list[Diagnostic] = []
     for number, line in enumerate(lines, 1):
-        before, found = len(rows), len(findings)
+        rows_before, findings_before = len(rows), len(findings)
         _read_line(source, number, line, rows, spans, findings)
-        counts.append(len(rows) - before)
-        if not counts[-1] and len(findings) == found:
+        counts.append(len(rows) - rows_before)
+        if not counts[-1] and len(findings) == findings_before:
             here = Span(number, 1, number, 2)
             findings.append(_error(source, here, f"rank {number - 1} has no op: its line is empty"))
     if findings:
@@ -120,14 +121,15 @@ def read_cells(source: Source) -> TorchCells:
 def _read_line(
     source: Source, number: int, line: str, rows: list[Row], spans: list[Span], findings: list[Diagnostic]
 ) -> None:
+    """Add the rows, spans and findings of one line. number: of the line, from 1."""
     column = 1
     for cell in line.split(","):
         token = cell.strip()
-        at = column + len(cell) - len(cell.lstrip())
+        start = column + len(cell) - len(cell.lstrip())
         column += len(cell) + 1
         if not token:
             continue
-        span = Span(number, at, number, at + len(token))
+        span = Span(number, start, number, start + len(token))
         ops = _token(token)
         if isinstance(ops, str):
             findings.append(_error(source, span, ops))
@@ -138,7 +140,7 @@ def _read_line(
 
 
 def _token(token: str) -> list[tuple[int, int, int]] | str:
-    """(kind, stage, microbatch) of the one or two ops of a cell, or what is wrong with it."""
+    """Kind, stage and microbatch of the one or two ops of a cell; or the message of a fault."""
     match = _TOKEN.fullmatch(token)
     if match is None:
         return f"`{token[:40]}` is not an op"
@@ -163,7 +165,7 @@ def _error(source: Source, span: Span, message: str) -> Diagnostic:
 
 
 def _help(message: str) -> str:
-    """The shape of an op, or the word that a misspelt one comes near."""
+    """A hint for a misspelt word, or else the form of an op."""
     word = re.match(r"`\d+([A-Z_]{4,})", message)
     near = did_you_mean(word[1], [kind.name for kind in (*MESSAGES, *OF_STAGE)]) if word else ""
     return near if near.startswith("did") else _SHAPE

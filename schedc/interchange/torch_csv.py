@@ -1,8 +1,8 @@
-"""Schedules in the notation of torch's schedule CSV (compute level), written and read.
+"""Writes and reads torch's schedule CSV (compute level).
 
-One line per rank, ops separated by commas: ``0F3``, ``5I2``, ``5W2``, ``2B1``, and for an overlapped pair
-``(3F4;2B1)OVERLAP_F_B``. With two pipes the microbatches of the second follow those of the first. The notation
-is that of torch.distributed.pipelining 2.13; phases, names and claims have no place in it.
+It has one line per rank, with ops separated by commas: ``0F3``, ``5I2``, ``5W2``, ``2B1``, and for an overlapped pair
+``(3F4;2B1)OVERLAP_F_B``. With two pipes, the microbatches of the second follow those of the first. The notation is
+that of torch.distributed.pipelining 2.13. It does not express phases, names and claims.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def export(schedule: Schedule, _costs: Costs) -> str:
 def to_torch_csv(schedule: Schedule) -> str:
     """The compute order of every rank; ends with a newline. Raises `DiagnosticError` (S609) for one with Rs."""
     only_exported_kinds(schedule, "torch's schedule CSV")
-    # strings are made once for each stage and kind and for each microbatch: a schedule has far more ops than these
+    # one string per stage and kind, and one per microbatch: far fewer than ops
     ops = np.array([f"{stage}{letter}" for stage in range(schedule.stages) for letter in LETTERS], object)
     numbers = np.array([str(microbatch) for microbatch in range(schedule.microbatches)], object)
     texts = (
@@ -43,7 +43,7 @@ def to_torch_csv(schedule: Schedule) -> str:
 
 
 def _starts_pair(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[n] true on the forward row of each overlapped pair."""
+    """[ops] whether an op is the forward of an overlapped pair."""
     pair = schedule.pair
     starts = np.zeros(pair.size, bool)
     starts[:-1] = (pair[:-1] >= 0) & (pair[:-1] == pair[1:])
@@ -53,25 +53,24 @@ def _starts_pair(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_
 def from_torch_csv(
     text: str, placement: Placement | None = None, *, name: str = "imported", file: str = "<csv>"
 ) -> Schedule:
-    """The computation that a CSV of either level describes; every op points at its place in the text.
+    """The computation that a CSV of either level describes. Every op has its place in the text.
 
-    Without ``placement`` it follows from the forwards (`infer_placement`). Nothing is checked beyond the notation
-    and the placement: `schedc.ir.verify` judges the order, `schedc.interchange.check_lowered` the rest of a
-    lowered file.
+    placement: None if it follows from the forwards (`infer_placement`). Only the notation and the placement are checked
+    here: `schedc.ir.verify` checks the order, `schedc.interchange.check_lowered` the rest of a lowered file.
 
-    Raises DiagnosticError: S601 for text that is not the notation, S602 where no placement follows from it.
+    Raises `DiagnosticError`: S601 if the text is not in this notation, S602 if no placement follows from it.
     """
     return schedule_of(read_cells(Source(file, text)), placement, name=name)
 
 
 def schedule_of(cells: TorchCells, placement: Placement | None = None, *, name: str = "imported") -> Schedule:
-    """What the cells compute. Raises DiagnosticError (S602) where no placement follows from them."""
-    place = placement or infer_placement(cells)
+    """The computation of the cells. Raises `DiagnosticError` (S602) if no placement follows from them."""
+    placement = placement or infer_placement(cells)
     ops = np.flatnonzero(cells.kind <= TorchCellKind.B)
     return Schedule(
         name=name,
-        sizes={"P": place.ranks, "M": place.microbatches},
-        placement=place,
+        sizes={"P": placement.ranks, "M": placement.microbatches},
+        placement=placement,
         rank_start=np.searchsorted(ops, cells.rank_start).astype(np.int64),
         kind=cells.kind[ops].astype(np.int8),
         stage=cells.stage[ops].astype(np.int32),

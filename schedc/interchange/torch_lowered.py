@@ -1,8 +1,8 @@
-"""A schedule as torch's lowered CSV: computation, messages, and when parameters are gathered and gradients reduced.
+"""Writes torch's lowered CSV: computation, messages, gathers of parameters and reductions of gradients.
 
-What `torch.distributed.pipelining`'s _PipelineScheduleRuntime reads with ``format="compute_comms"``. A line is what
-one rank does in order: ``0UNSHARD,0F0,0SEND_F0,…,1RECV_B0,0B0,…,0REDUCE_GRAD,0RESHARD``. The messages are those of
-our own `Program`, in its one global order, so that the file also runs where a send completes only with its receive.
+`torch.distributed.pipelining`'s _PipelineScheduleRuntime reads it with ``format="compute_comms"``. A line has the
+actions of one rank in order: ``0UNSHARD,0F0,0SEND_F0,…,1RECV_B0,0B0,…,0REDUCE_GRAD,0RESHARD``. The messages are those
+of our `Program`, in its one global order. So the file also runs if a send completes only with its receive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schedc.ir.schedule import Schedule
 from schedc.passes.insert_communication import insert_communication
 
 GATHERED = 3
-"""Stages whose parameters a rank holds whole at one time: the one that computes and the next two, as in torch."""
+"""Most stages whose gathered parameters a rank holds at one time: the current one and the next two, as in torch."""
 
 _WORDS = {
     (InstructionKind.SEND, Channel.ACTIVATION): "SEND_F",
@@ -30,7 +30,7 @@ _WORDS = {
     (InstructionKind.RECV, Channel.GRADIENT): "RECV_B",
 }
 _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
-"""From the stage that produces a message, which is how a Program names it, to the one that receives it."""
+"""By channel: the stage that receives a message minus the stage that produces it, which a Program names."""
 
 
 def export(schedule: Schedule, costs: Costs) -> str:
@@ -65,7 +65,7 @@ def to_lowered_csv(program: Program) -> str:
 
 
 def _texts(program: Program) -> list[str]:
-    """[n] the cell of each instruction; empty for those that torch does by itself (WAIT)."""
+    """[instructions] the cell of each instruction; empty for WAIT, which torch does by itself."""
     texts = [""] * len(program)
     for kind in (*map(InstructionKind, OpKind), InstructionKind.CELL):
         for at in np.flatnonzero(program.kind == kind).tolist():
@@ -88,9 +88,9 @@ def _compute(program: Program, at: int) -> str:
 
 
 def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
-    """The cells that concern whole stages: before and after which row of the program.
+    """The cells for whole stages: by row of the program, those before it and those after it.
 
-    row: [ops] row of the program that runs each op; two ops of a pair share one.
+    row: [ops] row of the program that runs each op; the two ops of a pair have the same row.
     """
     before: dict[int, list[str]] = {}
     after: dict[int, list[str]] = {}
@@ -114,12 +114,12 @@ def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], di
 
 
 def _windows(rows: list[int], stages: list[int]) -> list[tuple[int, list[int]]]:
-    """For every cell its row and the stages that it and the next cells use, at most GATHERED of them, soonest first."""
+    """For every cell: its row, and at most `GATHERED` stages that it and the next cells use, soonest first."""
     soonest: list[int] = []  # all stages of the rank, the one used next in front
-    found: list[tuple[int, list[int]]] = []
-    for at, stage in zip(reversed(rows), reversed(stages), strict=True):
+    windows: list[tuple[int, list[int]]] = []
+    for row, stage in zip(reversed(rows), reversed(stages), strict=True):
         soonest = [stage, *(other for other in soonest if other != stage)]
-        if found and found[-1][0] == at:
-            found.pop()
-        found.append((at, soonest[:GATHERED]))
-    return found[::-1]
+        if windows and windows[-1][0] == row:
+            windows.pop()
+        windows.append((row, soonest[:GATHERED]))
+    return windows[::-1]

@@ -1,4 +1,4 @@
-"""Which rank holds which stage in an imported order: it follows from where the forwards run."""
+"""Infers the placement of an imported order: a stage is on the rank that runs its forwards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HELP = "write all forwards, each on the rank that holds its stage"
 def infer_placement(cells: TorchCells) -> Placement:
     """The placement of an order that names none.
 
-    A stage lives on the rank that runs its forwards. A new pipe begins where the stages of a microbatch all lie on
-    other ranks than those of the microbatch before, or mirrored (DualPipe with an odd number of ranks).
+    A stage is on the rank that runs its forwards. A new pipe begins at a microbatch whose stages are all on other ranks
+    than those of the microbatch before it, or on mirrored ranks (DualPipe with an odd number of ranks).
 
-    Raises DiagnosticError (S602) where no placement follows, at the cell that speaks against one.
+    Raises `DiagnosticError` (S602) at the cell that contradicts every placement.
     """
     ops = np.flatnonzero(cells.kind <= TorchCellKind.B)
     if not ops.size:
@@ -29,7 +29,7 @@ def infer_placement(cells: TorchCells) -> Placement:
     stages, microbatches = int(cells.stage[ops].max()) + 1, int(cells.microbatch[ops].max()) + 1
     forward = ops[cells.kind[ops] == TorchCellKind.F]
     slots = np.unique(cells.stage[forward] * microbatches + cells.microbatch[forward])
-    if slots.size < stages * microbatches:  # before a table of that size is made
+    if slots.size < stages * microbatches:  # checked before a table of this size needs memory
         missing = int(np.flatnonzero(np.append(slots, -1) != np.arange(slots.size + 1))[0])
         raise DiagnosticError([_unplaced(cells, ops, *divmod(missing, microbatches))])
     home = np.empty((stages, microbatches), np.int32)
@@ -42,18 +42,18 @@ def infer_placement(cells: TorchCells) -> Placement:
 
 
 def _check_numbers(cells: TorchCells, ops: npt.NDArray[np.int64], noun: str, column: npt.NDArray[np.int64]) -> None:
-    """Refuse numbers that skip some: before a table of that size is made, and because nothing else says how many."""
-    known, first = np.unique(column[ops], return_index=True)
-    gap = np.flatnonzero(known != np.arange(known.size))
+    """Refuse numbers with gaps. The numbers alone say how many there are, and tables of this size need memory."""
+    numbers, first = np.unique(column[ops], return_index=True)
+    gap = np.flatnonzero(numbers != np.arange(numbers.size))
     if not gap.size:
         return
-    at, row = int(gap[0]), int(ops[first[gap[0]]])
-    message = f"{noun} {known[at]} is out of range: there is no {noun} {at} in the file"
+    missing, row = int(gap[0]), int(ops[first[gap[0]]])
+    message = f"{noun} {numbers[missing]} is out of range: there is no {noun} {missing} in the file"
     raise DiagnosticError([cells.finding("S602", row, message, help=f"{noun}s are numbered from 0 without a gap")])
 
 
 def _are_pipes(home: Int32, ranks: int) -> bool:
-    """home: [stages, pipes]. One pipe, or pipes that share no place or mirror one another."""
+    """Whether these are one pipe, pipes that share no place, or two mirrored pipes. home: [stages, pipes] ranks."""
     pipes = home.shape[1]
     if pipes == 2 and (home[:, 1] == ranks - 1 - home[:, 0]).all():
         return True
@@ -61,7 +61,7 @@ def _are_pipes(home: Int32, ranks: int) -> bool:
 
 
 def _unplaced(cells: TorchCells, ops: npt.NDArray[np.int64], stage: int, microbatch: int) -> Diagnostic:
-    """A forward is missing: at an op of that stage and microbatch, else at the stage's last forward."""
+    """The finding for a missing forward, at an op of its stage and microbatch, or else at the stage's last forward."""
     message = f"no rank runs the forward of microbatch {microbatch} on stage {stage}, so its place is unknown"
     of_stage = ops[cells.stage[ops] == stage]
     exact = of_stage[cells.microbatch[of_stage] == microbatch]
@@ -73,7 +73,7 @@ def _unplaced(cells: TorchCells, ops: npt.NDArray[np.int64], stage: int, microba
 
 
 def _astray(cells: TorchCells, forward: npt.NDArray[np.int64], home: Int32) -> Diagnostic:
-    """A stage on several ranks, but no second pipe: at its first forward that is not where most are."""
+    """The finding for a stage on several ranks without a second pipe, at its first forward on an unusual rank."""
     ranks = cells.rank_start.size - 1
     stages = home.shape[0]
     counts = np.zeros((stages, ranks), np.int64)

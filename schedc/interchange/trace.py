@@ -1,8 +1,9 @@
-"""The predicted timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Writes the predicted timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-The format: "Trace Event Format", Google, JSON object form. One process per rank with a track for forwards and one for
-backwards and weight gradients, so that the two halves of an overlapped pair lie one above the other, and a counter of
-what the rank holds. One unit of cost is one millisecond. An arrow leads from what a rank sends to what waits for it.
+The format: "Trace Event Format", Google, JSON object form. Each rank is a process with two tracks, one for forwards and
+one for backwards and weight gradients. So the two halves of an overlapped pair are one above the other. A counter shows
+the activations that the rank holds. One unit of cost is one millisecond. An arrow leads from the op that sends a
+message to the op that waits for it.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ def to_trace(schedule: Schedule, timeline: Timeline, memory: Memory) -> str:
 
 
 def _headers(ranks: int) -> list[Event]:
-    found: list[Event] = []
+    """The events that name the processes and the tracks."""
+    events: list[Event] = []
     for rank in range(ranks):
-        found.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-        found.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
-        found += [
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
+        events += [
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
             for track, name in enumerate(_TRACKS)
         ]
-    return found
+    return events
 
 
 def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
-    """One complete event per op; the two of a pair begin and end together."""
+    """One complete event per op. The two ops of a pair begin and end together."""
     cell = timeline.dependencies.cell_of
     start = (timeline.start[cell] * _UNIT).round(_DIGITS).tolist()
     length = ((timeline.end - timeline.start)[cell] * _UNIT).round(_DIGITS).tolist()
@@ -92,37 +94,37 @@ def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
 
 
 def _counters(timeline: Timeline, memory: Memory) -> list[Event]:
-    """What a rank holds, in chunks: at most inside a cell, from its start, and after it, from its end."""
-    known = timeline.dependencies
-    cells = np.arange(len(known))
+    """Counter events of held activations, in chunks: the peak during an op at its start, the rest at its end."""
+    dependencies = timeline.dependencies
+    cells = np.arange(len(dependencies))
     between = memory.activations - memory.pending_weight
     inside = memory.activations_inside - np.minimum(memory.pending_weight, memory.activations_inside)
     waiting = memory.activations_inside - inside
-    found = []
+    events = []
     for times, held, pending in (
         (timeline.start, inside, waiting),
         (timeline.end, between, memory.pending_weight),
     ):
-        columns = (known.rank[cells].tolist(), (times * _UNIT).round(_DIGITS).tolist(), held.tolist(), pending.tolist())
-        found += [
-            {"ph": "C", "name": "held (chunks)", "pid": rank, "ts": at, "args": {"activations": a, "pending W": w}}
-            for rank, at, a, w in zip(*columns, strict=True)
+        ranks, microseconds = dependencies.rank[cells].tolist(), (times * _UNIT).round(_DIGITS).tolist()
+        events += [
+            {"ph": "C", "name": "held (chunks)", "pid": rank, "ts": time, "args": {"activations": a, "pending W": w}}
+            for rank, time, a, w in zip(ranks, microseconds, held.tolist(), pending.tolist(), strict=True)
         ]
-    return sorted(found, key=lambda event: (event["pid"], event["ts"]))
+    return sorted(events, key=lambda event: (event["pid"], event["ts"]))
 
 
 def _arrows(timeline: Timeline) -> list[Event]:
-    """A flow event at both ends of every message, inside the ops that make and take it."""
-    known = timeline.dependencies
-    row, consumer = np.nonzero(known.remote)
-    producer = known.producers[row, consumer]
-    found: list[Event] = []
-    ends = (known.rank, (timeline.end * _UNIT).round(_DIGITS), (timeline.start * _UNIT).round(_DIGITS))
+    """A flow event at both ends of every message, inside the op that sends and the op that needs it."""
+    dependencies = timeline.dependencies
+    row, consumer = np.nonzero(dependencies.remote)
+    producer = dependencies.producers[row, consumer]
+    events: list[Event] = []
+    ends = (dependencies.rank, (timeline.end * _UNIT).round(_DIGITS), (timeline.start * _UNIT).round(_DIGITS))
     rank, end, start = (column.tolist() for column in ends)
     for number, (channel, made, taken) in enumerate(
         zip(row.tolist(), producer.tolist(), consumer.tolist(), strict=True)
     ):
         what = {"name": _TRACKS[channel], "cat": "message", "id": number, "tid": channel}
-        found.append({"ph": "s", **what, "pid": rank[made], "ts": end[made]})
-        found.append({"ph": "f", "bp": "e", **what, "pid": rank[taken], "ts": start[taken]})
-    return found
+        events.append({"ph": "s", **what, "pid": rank[made], "ts": end[made]})
+        events.append({"ph": "f", "bp": "e", **what, "pid": rank[taken], "ts": start[taken]})
+    return events
