@@ -1,4 +1,4 @@
-"""The public entry of the compiler: from a schedule's name or file to its Program, or to all that is known of it."""
+"""The public entry of the compiler: from a schedule's name or file to its Program, or to its analysis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A legal schedule at one size and under one set of costs, with everything the compiler tells about it."""
+    """A legal schedule at one size under one set of costs, measured.
+
+    tree: what was opened. costs: those of the stages. claims: the verdict on each claim of the schedule.
+    """
 
     tree: Input
     schedule: Schedule
@@ -44,13 +47,16 @@ class Analysis:
     memory: Memory
     claims: tuple[ClaimResult, ...]
     inside: CellPricing | None = None
-    """The schedule priced by what happens inside of cells, where the costs know of it."""
+    """The schedule priced by what happens inside its cells; None where the costs have no table of cells."""
     unplaced: Timeline | None = None
-    """Of the schedule without the Rs that the compiler placed, where a plan asks for them: all inside of backwards."""
+    """The timeline without the Rs that the compiler placed for a plan; None where it placed none.
+
+    Backwards then recompute inside themselves.
+    """
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """The findings of a legal schedule: its claims that do not hold."""
+        """The findings of a legal schedule: one for each claim that does not hold."""
         return tuple(claim.diagnostic for claim in self.claims if claim.diagnostic is not None)
 
 
@@ -59,49 +65,48 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
 
     source: the name of a library schedule (``"dualpipev"``) or the path of a ``.sched`` file, a torch schedule CSV or
         a text form; ``"file.sched:name"`` is one of several schedules, or a plan; or a `schedc.load.library.Text`.
-    costs: what orders the messages (of a plan: the costs of a layer); the order of compute depends on it only where
-        the file says `policy`.
-        Default: unit costs.
+    costs: times that order the messages; for a plan, those of one layer. The order of compute depends on them only
+        where the file says `policy`. Default: unit costs.
     sizes: values of the schedule's size parameters (``P=4, M=16``); the others take their defaults.
 
-    The schedule is checked for completeness, order and deadlock. Its claims are not: that is `analyse`
-    and ``schedc check``. Raises `DiagnosticError` with every finding.
+    The schedule is checked for completeness, order and deadlock. Claims are not checked here; `analyse` and
+    ``schedc check`` do that. Raises `DiagnosticError` with every finding.
     """
     return compile_at(source, sizes, costs)
 
 
 def compile_at(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
-    """`compile` with the sizes as a mapping: they may have any name."""
-    found = _priced(open_input(source), sizes, costs)
-    return insert_communication(found.known.schedule, found.costs, found.known)
+    """`compile` with the sizes as a mapping, so that they may have any name."""
+    result = _priced(open_input(source), sizes, costs)
+    return insert_communication(result.dependencies.schedule, result.costs, result.dependencies)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
-    """Elaborate and verify; raises `DiagnosticError` if any rank's order is incomplete, illegal or deadlocks.
+    """Elaborates and verifies a schedule. Raises `DiagnosticError` if its order is incomplete, illegal or deadlocks.
 
-    costs: those that a `policy` orders by, if its order is not frozen; default: unit costs. Of a plan they are the
-    costs of a layer, see `priced`.
+    costs: times that a `policy` orders by, unless its order is frozen; for a plan, those of one layer (see `priced`).
+    Default: unit costs.
     """
-    return _priced(tree, sizes, costs).known.schedule
+    return _priced(tree, sizes, costs).dependencies.schedule
 
 
 def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> tuple[Schedule, Costs]:
-    """`legal_schedule` and what its stages cost: the given costs, but where a plan says which layers a stage holds.
+    """`legal_schedule` with the costs of its stages: for a plan those of its layers, else ``costs``.
 
-    The order is that of the schedule alone, unless a `policy` follows costs: it follows those of the plan's stages.
+    A plan does not change the order of its schedule, unless a `policy` orders by the costs of the plan's stages.
     """
-    found = _priced(tree, sizes, costs)
-    return found.known.schedule, found.costs
+    result = _priced(tree, sizes, costs)
+    return result.dependencies.schedule, result.costs
 
 
 @dataclass(frozen=True, eq=False)
 class _Priced:
-    """A legal schedule's dependencies, and what its stages cost.
+    """The dependencies of a legal schedule, and the costs of its stages.
 
-    written: those of the schedule before the compiler placed Rs in it, where a plan asks for that; else None.
+    written: dependencies before the compiler placed Rs for a plan; None where it placed none.
     """
 
-    known: Dependencies
+    dependencies: Dependencies
     costs: Costs
     written: Dependencies | None = None
 
@@ -110,9 +115,9 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
-    known = _legal(tree, sizes, costs)
-    check_given(costs, known.schedule)
-    return _Priced(known, costs)
+    dependencies = _legal(tree, sizes, costs)
+    check_given(costs, dependencies.schedule)
+    return _Priced(dependencies, costs)
 
 
 def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
@@ -124,29 +129,31 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     from schedc.plan.resolve import resolve
     from schedc.plan.writer import write_plan
 
-    known = _legal(tree.schedule, sizes, costs)
-    check_given(costs, known.schedule)
-    layout = place_layers(tree.directives, known.schedule)
-    plan = resolve(tree.directives, known.schedule, layout)
+    dependencies = _legal(tree.schedule, sizes, costs)
+    check_given(costs, dependencies.schedule)
+    layout = place_layers(tree.directives, dependencies.schedule)
+    plan = resolve(tree.directives, dependencies.schedule, layout)
     of_stages = stage_costs(tree.directives, layout, costs, plan)
     if has_policy(tree.schedule):
-        known = _legal(tree.schedule, sizes, of_stages)
+        dependencies = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
-    schedule = replace(known.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan))
-    known = replace(known, schedule=schedule)
+    schedule = replace(
+        dependencies.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan)
+    )
+    dependencies = replace(dependencies, schedule=schedule)
     bubbles = [level.bubbles for level in plan.recompute]
     if costs.cell is not None:
         of_stages = _from_inside(of_stages, costs.cell, layout, schedule, any(bubbles))
-    written = known if any(bubbles) else None
+    written = dependencies if any(bubbles) else None
     if written is not None:
         of_stages = recompute_in_backwards(of_stages, bubbles)
-        known = place_recomputations(written, of_stages, bubbles)
-    check_memory(tree.tree, plan, layout, layer_costs(tree.directives), known, of_stages)
-    return _Priced(known, of_stages, written)
+        dependencies = place_recomputations(written, of_stages, bubbles)
+    check_memory(tree.tree, plan, layout, layer_costs(tree.directives), dependencies, of_stages)
+    return _Priced(dependencies, of_stages, written)
 
 
 def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedule, bubbles: bool) -> Costs:
-    """The costs of stages with the table of their blocks; where there are Rs, or are to be, with their time by it."""
+    """The costs of stages with the table of their blocks; the time of an R follows from it where the costs say none."""
     from schedc.plan.price_cells import with_layout, with_recomputation
 
     costs = replace(costs, cell=with_layout(cell, layout))
@@ -155,23 +162,26 @@ def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedu
 
 
 def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
-    """The dependencies of a legal schedule, which the check for deadlocks has found already."""
+    """The dependencies of a legal schedule, as the check for deadlocks computed them."""
     if isinstance(tree, Order):
         return Dependencies.of(tree.at(sizes))  # judged when it was read
     if (frozen := thaw(tree, sizes)) is not None:
         return Dependencies.of(frozen)
-    known, findings = check_dependencies(elaborate(tree, sizes, costs))
-    if known is None or findings:
+    dependencies, findings = check_dependencies(elaborate(tree, sizes, costs))
+    if dependencies is None or findings:
         raise DiagnosticError(findings)
-    return known
+    return dependencies
 
 
 def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Analysis:
-    """Check a schedule and measure it: timeline, memory and claims. Raises `DiagnosticError` if it is not legal."""
+    """Checks a schedule and measures its timeline, memory and claims. Raises `DiagnosticError` if it is not legal.
+
+    sizes, costs: as for `compile`.
+    """
     tree = open_input(source)
-    found = _priced(tree, sizes, costs)
-    dependencies, costs = found.known, found.costs
-    written = dependencies if found.written is None else found.written
+    result = _priced(tree, sizes, costs)
+    dependencies, costs = result.dependencies, result.costs
+    written = dependencies if result.written is None else result.written
     schedule = dependencies.schedule
     memory = measure_memory(schedule, costs, dependencies)
     claims = check_claims(
@@ -191,12 +201,12 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         memory,
         tuple(claims),
         _inside(dependencies, costs),
-        None if found.written is None else simulate(written.schedule, costs, written),
+        None if result.written is None else simulate(written.schedule, costs, written),
     )
 
 
 def _follows_costs(tree: Input, sizes: Mapping[str, int]) -> bool:
-    """Whether the order was chosen by the costs: by a `policy`, unless the choice is kept beside the file."""
+    """Whether the costs chose the order: by a `policy` whose order is not frozen."""
     if isinstance(tree, Order):
         return False
     schedule = tree.schedule if isinstance(tree, Plan) else tree

@@ -1,4 +1,4 @@
-"""Schedules in whatever form they are given: a name or .sched file, a torch schedule CSV, or our text form."""
+"""Opens schedules in every form: a library name, a .sched file, a torch schedule CSV, or the text form of an order."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _TEXT_FORM = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*schedule[ \t]+\d{1,9}[ \t]*\r?\n")
 _CSV_FORM = re.compile(r"[\s,]*\d+[A-Z]")
-"""How torch's schedule CSV begins, and no .sched file does."""
+"""The begin of a torch schedule CSV; no .sched file begins so."""
 _CSV, _TEXT = ".csv", ".schedule"
 
 MAX_ORDER = 1 << 28
-"""Bytes of the largest order that is read."""
+"""The most bytes of an order."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule that was made elsewhere: one order at one size. It claims nothing.
+    """A schedule that was made elsewhere: one order at one size, without claims.
 
-    ``parameters`` are its sizes, so that it can stand where a `ScheduleTree` does.
+    It has the properties of a `ScheduleTree` that commands read; its parameters are its sizes.
     """
 
     schedule: Schedule
@@ -57,12 +57,12 @@ class Order:
         return tuple(SizeParameter(n, roles.get(n, "count"), v, NOWHERE) for n, v in self.schedule.sizes.items())
 
     def at(self, sizes: Mapping[str, int]) -> Schedule:
-        """The schedule, if it is one for these sizes. Raises `DiagnosticError` (S606) for any other."""
-        known = self.schedule.sizes
-        wrong = {name: value for name, value in sizes.items() if known.get(name) != value}
+        """The schedule. Raises `DiagnosticError` (S606) for sizes that it is not an order for."""
+        own = self.schedule.sizes
+        wrong = {name: value for name, value in sizes.items() if own.get(name) != value}
         if not wrong:
             return self.schedule
-        message = f"{_sizes(wrong)} was asked for, but this order is one for {_sizes(known)}"
+        message = f"{_sizes(wrong)} was asked for, but this order is one for {_sizes(own)}"
         help = "leave -D out; a .sched file describes a schedule at every size"
         raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help, source=self.source)])
 
@@ -71,19 +71,19 @@ Input: TypeAlias = "ScheduleTree | ReadPlan | Order"
 
 
 def open_input(given: Given) -> Input:
-    """What a SCHEDULE argument stands for: the checked schedule or plan of a file or library name, or a legal order.
+    """Opens a SCHEDULE argument: the checked schedule or plan of a file or library name, or a legal order.
 
-    Raises `DiagnosticError`: that of `open_schedule`; for an order, everything that is wrong with it, down to what
-    only a lowered CSV has (S2xx, S3xx, S390, S601, S602, S604, S605).
+    Raises `DiagnosticError`: that of `open_schedule`; for a plan, the findings of its lines; for an order, everything
+    that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605).
     """
     if is_order(given):
         return open_order(given)
-    found = open_named(given)
-    return _checked(found) if isinstance(found, Plan) else found
+    tree = open_named(given)
+    return _checked(tree) if isinstance(tree, Plan) else tree
 
 
 def open_family(given: Given) -> ScheduleTree:
-    """The tree of a schedule that has many sizes; of a plan, that of its schedule (see `plan_at`).
+    """Opens a schedule that has many sizes; for a plan, its schedule (see `plan_at`).
 
     Raises `DiagnosticError` (S606) for an order, which has one size.
     """
@@ -96,15 +96,15 @@ def open_family(given: Given) -> ScheduleTree:
 
 
 def plan_at(given: Given) -> str:
-    """What a plan leaves aside where only its schedule is spoken of, as one line; empty where it is no plan."""
-    found = None if is_order(given) else open_named(given)
-    if not isinstance(found, Plan):
+    """A note that a plan's layers are left aside where only its schedule counts; empty for anything but a plan."""
+    tree = None if is_order(given) else open_named(given)
+    if not isinstance(tree, Plan):
         return ""
-    return f"{found.name} is a plan: what follows is said of its schedule `{found.schedule.name}`, without its layers"
+    return f"{tree.name} is a plan: what follows is said of its schedule `{tree.schedule.name}`, without its layers"
 
 
 def open_order(given: Given) -> Order:
-    """The legal order in a CSV or text form; see `open_input`."""
+    """Opens a legal order in a CSV or text form; raises as `open_input`."""
     source = given.source if isinstance(given, Text) else load_text(Path(given))
     suffix = Path(source.name).suffix.lower()
     csv = suffix == _CSV or (suffix != _TEXT and _CSV_FORM.match(source.text) is not None)
@@ -112,7 +112,7 @@ def open_order(given: Given) -> Order:
 
 
 def is_order(given: Given) -> bool:
-    """Whether it is an order: by the suffix of its path, or because the text begins as one does."""
+    """Whether an argument names an order: by the suffix of its path, or by the begin of its text."""
     if isinstance(given, Text):
         return not given.wanted and _begins_as_order(given.source.text)
     path = Path(given)
@@ -128,7 +128,7 @@ def _begins_as_order(text: str) -> bool:
 
 
 def load_text(path: Path) -> Source:
-    """The text of an order or a schedule; see `read`."""
+    """The text of the file at a path; raises as `read`."""
     try:
         with path.open("rb") as file:
             return read(file, str(path))
@@ -137,9 +137,9 @@ def load_text(path: Path) -> Source:
 
 
 def read(file: BinaryIO, name: str) -> Source:
-    """The text of an order or a schedule. An order may be much larger than a .sched file: it has a word per op.
+    """The text of an order or a schedule. Orders may be much larger than .sched files: they have a word per op.
 
-    Raises `RequestError` (S122) for one that is larger than `MAX_ORDER` or no UTF-8 text.
+    Raises `RequestError` (S122) for a file above `MAX_ORDER` bytes, or one that is no UTF-8 text.
     """
     raw = file.read(MAX_ORDER + 1)
     if len(raw) > MAX_ORDER:
@@ -162,7 +162,7 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _checked(plan: Plan) -> ReadPlan:
-    """The plan with its directives, which nobody reads a second time. Raises `DiagnosticError` for wrong lines."""
+    """The plan with its directives, read once. Raises `DiagnosticError` with the findings of its lines."""
     from schedc.plan.check_lines import check_plan_lines
     from schedc.plan.read import read_plan_lines
 
@@ -185,7 +185,7 @@ def _read_csv(source: Source) -> Schedule:
 
 
 def _read_text(source: Source) -> Schedule:
-    """Spans in a text form point into the file that it was made from, which is not at hand: they are left out."""
+    """The schedule of a text form, without spans: they point into the file that the form was made from."""
     from schedc.ir.text import parse_schedule
 
     schedule = replace(without_places(parse_schedule(source.text, source.name)), source=source)

@@ -1,7 +1,7 @@
-"""The layout with the least loaded largest rank, and among these the least largest stage: exact, not a guess.
+"""Balances layers exactly: the least load of the largest rank, and with it the least load of the largest stage.
 
-Loads are sums of whole parts, so only finitely many can be the largest: the least of them that `exact.fits` is found by
-bisection, first for ranks, then for stages. That the one before it does not fit is the proof that none is better.
+Loads are sums of whole parts, so only finitely many can be the largest. Bisection finds the least of them for which
+`exact.fits`, first for ranks, then for stages. The next smaller load does not fit: that proves that none is better.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from schedc.layout.exact import Counts, FittingProblem, Limits, fits, place
 from schedc.layout.parts import LARGEST, WORK, Layout, Model, ModelPart, PartKind, refusal
 
 _EXACT = 1 << 50
-"""Larger integers than this are rounded, to 12 digits: float costs have no more to say."""
+"""Larger integers than this are rounded, to 12 digits: costs are floats, and no more exact."""
 
 
 @dataclass(frozen=True)
 class Balanced:
     """A layout of which none is better.
 
-    largest_rank, largest_stage: time of one microbatch on the rank and in the stage with most, in the costs' unit.
-    refuted_rank, refuted_stage: the next smaller loads that layers could add up to: no layout keeps every rank within
-        the first, and none with this largest rank every stage within the second. None where there is no smaller one.
-    within: what has been asked of every stage before its ranks were balanced; None: nothing (see `frontier`).
+    largest_rank, largest_stage: time of one microbatch on the largest rank and in the largest stage, in the costs'
+    unit. refuted_rank: the next smaller sum of layers; no layout keeps every rank within it. refuted_stage: the next
+    smaller sum of layers; no layout with this largest rank keeps every stage within it. Both are None where no smaller
+    sum exists. within: limit of every stage under which the ranks were balanced; None for no limit (see `frontier`).
     """
 
     layout: Layout
@@ -53,16 +53,17 @@ def balance(
     memory: float | None = None,
     in_flight: Sequence[int] | None = None,
 ) -> Balanced:
-    """Place a model's layers on the stages of a placement, in order, so that the largest rank has least to do.
+    """Places a model's layers on the stages of a placement, in order, with the least load of the largest rank.
 
-    The load of a rank is the sum of its chunks; of the layouts that are best by that, one with the least largest stage
-    is taken. Embedding and head are in the first and the last stage; where there are predictions, the head is alone in
-    the last one. pad: fill the stages up to equally many places with so many paddings: no stage then has more layers
-    than places. memory: the most that a rank may hold, parameters and activations, in the unit of the costs;
-    in_flight: [stages] microbatches that each stage holds at its peak (`schedc.layout.compare.peak_in_flight`). Peaks
-    of the chunks of a rank are added, as if they came at one time.
+    The load of a rank is the sum of its chunks. Among the best layouts, one with the least largest stage is taken.
+    Embedding and head are in the first and the last stage. With predictions, the head is alone in the last stage.
 
-    Raises `DiagnosticError`: S143 where layers and stages do not go together, S406 where no layout keeps within memory.
+    pad: number of paddings that fill the stages up to equally many places; no stage has more layers than places.
+    memory: the most that a rank may hold of parameters and activations, in the unit of the costs. in_flight: [stages]
+    microbatches that each stage holds at its peak (`schedc.layout.compare.peak_in_flight`). The peaks of a rank's
+    chunks are added, as if they came at one time.
+
+    Raises `DiagnosticError`: S143 where the model does not fit the stages, S406 where no layout keeps within memory.
     """
     return next(frontier(model, placement, costs, pad=pad, memory=memory, in_flight=in_flight))
 
@@ -76,10 +77,10 @@ def frontier(
     memory: float | None = None,
     in_flight: Sequence[int] | None = None,
 ) -> Iterator[Balanced]:
-    """`balance`'s layout, then those with ever smaller stages, each with the least largest rank that they allow.
+    """`balance`'s layout, then layouts with smaller and smaller stages, each with the least largest rank they allow.
 
-    Every layout is matched by one of these in both its largest rank and its largest stage. A rank's load alone does
-    not make a step short: a stage much larger than the others is waited for by all of them.
+    No layout is better than all of these in both its largest rank and its largest stage. The load of ranks alone does
+    not make a step short: all others wait for a stage that is much larger than they are.
     """
     costs = costs or LayerCosts()
     problem, unit, memory_unit = _problem(model, placement, costs, pad, in_flight)
@@ -109,7 +110,7 @@ def _within(problem: FittingProblem, limits: Limits, which: str, load: int) -> b
 
 
 def groups_of(placement: Placement) -> dict[tuple[int, ...], list[int]]:
-    """The stages of a rank -> the ranks that have them. Raises `DiagnosticError` (S143) if two sets overlap."""
+    """The stages of a rank -> the ranks with these stages. Raises `DiagnosticError` (S143) where two sets overlap."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(placement.ranks):
         stages = np.unique(np.nonzero(placement.rank_of_stage == rank)[1])
@@ -125,7 +126,7 @@ def groups_of(placement: Placement) -> dict[tuple[int, ...], list[int]]:
 def _problem(
     model: Model, placement: Placement, costs: LayerCosts, pad: int | None, in_flight: Sequence[int] | None
 ) -> tuple[FittingProblem, int, int]:
-    """The problem in integers, and how many of them are one unit of time and of memory."""
+    """The problem in integers, and the integers per unit of time and per unit of memory."""
     stages, last = placement.stages, placement.stages - 1
     if model.mtp and stages == 1:
         raise refusal("predictions and head in one stage", "with multi-token prediction there are at least two stages")
@@ -160,7 +161,7 @@ def _problem(
 
 
 def _runs(model: Model) -> tuple[Counts, tuple[PartKind, PartKind, PartKind]]:
-    """How many parts each run has, and of which kind: all layers are run 2 where there is one kind of them."""
+    """The number of parts of each run, and its kind. Layers of a single kind are run 2."""
     dense = model.layers if model.dense is None else model.dense
     if 0 < dense < model.layers:
         return (dense, model.layers - dense, model.mtp), (PartKind.DENSE, PartKind.MOE, PartKind.MTP)
@@ -173,7 +174,7 @@ def _three(values: Iterable[int]) -> Counts:
 
 
 def _integers(values: Sequence[float]) -> tuple[list[int], int]:
-    """The values in a unit in which all are integers, as their decimals say, and how many of it make one."""
+    """The values as integers, exact for their decimals, and the integer that 1 becomes."""
     exact = [Fraction(repr(float(value))) for value in values]
     unit = lcm(*(value.denominator for value in exact))
     largest = max(exact) * unit
@@ -183,7 +184,7 @@ def _integers(values: Sequence[float]) -> tuple[list[int], int]:
 
 
 def _roof(problem: FittingProblem) -> Limits:
-    """Limits that hold nothing back."""
+    """Limits that every layout keeps."""
     runs = range(3)
     time = sum(problem.fixed_time) + sum(problem.runs[run] * problem.time[run] for run in runs)
     memory = sum(problem.fixed_memory)
@@ -192,13 +193,13 @@ def _roof(problem: FittingProblem) -> Limits:
 
 
 def _rank_loads(problem: FittingProblem) -> npt.NDArray[np.int64]:
-    """Every load that the largest rank may have, ascending: sums of whole parts, no less than the mean."""
+    """Every load that the largest rank may have, ascending: sums of whole parts from the mean on."""
     fixed = [sum(problem.fixed_time[stage] for stage in group) for group in problem.groups]
     return _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
 
 
 def _stage_loads(problem: FittingProblem, rank: int) -> npt.NDArray[np.int64]:
-    """Every load that the largest stage may have where no rank has more than ``rank``, ascending."""
+    """Every load that the largest stage may have, ascending, while no rank has more than ``rank``."""
     fixed = list(problem.fixed_time)
     loads = _sums(problem, fixed, max(-(-_roof(problem).rank // len(fixed)), *fixed))
     return loads[loads <= rank]
@@ -212,9 +213,9 @@ def _sums(problem: FittingProblem, fixed: Sequence[int], least: int) -> npt.NDAr
 
 
 def _least(loads: npt.NDArray[np.int64], possible: Callable[[int], bool]) -> tuple[int, int | None]:
-    """The least load that is possible, and the one before it; the largest is known to be possible.
+    """The least possible load of ``loads`` (ascending), and the load before it; the last is known to be possible.
 
-    It is seldom far from the first, so that is where the search begins, in steps that double.
+    It is seldom far from the first, so the search begins there, in steps that double.
     """
     low, high, step = 0, 0, 1
     while high < len(loads) - 1 and not possible(int(loads[high])):
@@ -226,7 +227,7 @@ def _least(loads: npt.NDArray[np.int64], possible: Callable[[int], bool]) -> tup
 
 
 def _layout(model: Model, placed: Sequence[Counts], width: int) -> Layout:
-    """The parts with their numbers; stages are filled up to ``width`` places with paddings."""
+    """The layout of the counts; paddings fill each stage up to ``width`` places."""
     layers, predictions = iter(model.decoder), iter(model.predictions)
     stages = []
     for stage, (first, second, third) in enumerate(placed):
@@ -247,7 +248,7 @@ def _does_not_fit(
     memory_unit: int,
     in_flight: Sequence[int] | None,
 ) -> DiagnosticError:
-    """Why there is no layout: too few places, or too little memory, then with the least that does."""
+    """The error for a model without a layout: too few places, or too little memory, with the least that suffices."""
     roof = _roof(problem)
     if not fits(problem, roof):
         free = placement.stages - 1
@@ -280,16 +281,19 @@ def _does_not_fit(
 def contributors(
     layout: Layout, stages: Iterable[int], costs: LayerCosts, in_flight: Sequence[int]
 ) -> list[tuple[float, str]]:
-    """(memory, what it is for) of each thing that a rank with these stages holds, the largest first."""
-    found = []
+    """(memory, what it is for) of everything that a rank with these stages holds, largest first.
+
+    in_flight: [stages] microbatches. Memory is in the unit of the costs.
+    """
+    items = []
     for stage in stages:
         for column, kind in enumerate(WORK):
             number = int(layout.counts[stage, column])
             name = f"{_counted(number, _NAMES[kind])} of stage {stage}"
-            found.append((number * getattr(costs.parameters, kind), f"the parameters of {name}"))
+            items.append((number * getattr(costs.parameters, kind), f"the parameters of {name}"))
             held = number * in_flight[stage] * getattr(costs.activations, kind)
-            found.append((held, f"the activations of {_counted(in_flight[stage], 'microbatch', 'es')} in {name}"))
-    return sorted((item for item in found if item[0]), key=lambda item: -item[0])
+            items.append((held, f"the activations of {_counted(in_flight[stage], 'microbatch', 'es')} in {name}"))
+    return sorted((item for item in items if item[0]), key=lambda item: -item[0])
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

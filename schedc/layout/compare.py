@@ -1,4 +1,4 @@
-"""What a layout gains: its makespan under a schedule beside those of the same layers laid out by number."""
+"""Compares the makespan of a layout under a schedule with that of the same layers laid out by number."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from schedc.layout.writer import write_layout
 
 
 def peak_in_flight(schedule: Schedule) -> Int64:
-    """[stages] microbatches that a stage holds at its peak, from their F (or R) to their B or W, inside pairs.
+    """[stages] the most microbatches in flight: from their F (or R) to their B or W, pairs counted inside.
 
-    Where a stage has two copies, that of the copy which holds more.
+    A stage with two copies counts the copy that holds more.
     """
     change = HELD[recomputed_ops(schedule).astype(np.int8), schedule.kind]
     order = np.lexsort((np.arange(len(schedule)), schedule.rank, schedule.stage))
@@ -39,8 +39,8 @@ def peak_in_flight(schedule: Schedule) -> Int64:
 class MeasuredLayout:
     """A layout under a schedule, in the units of the layer costs.
 
-    load: [P] time of one microbatch on each rank, the sum of its chunks. memory: [P] parameters and the peak of the
-    activations. makespan: of a step. work: [P] what each rank computes in a step.
+    load: [P] time of one microbatch on each rank, summed over its chunks. memory: [P] parameters plus peak activations.
+    makespan: time of a step. work: [P] time that each rank computes in a step.
     """
 
     layout: Layout
@@ -52,16 +52,16 @@ class MeasuredLayout:
 
 
 def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> MeasuredLayout:
-    """Simulate. Raises `DiagnosticError` (S143) for a layout with another number of stages than the schedule."""
+    """Simulates a layout. Raises `DiagnosticError` (S143) where the schedule has another number of stages."""
     if len(layout.stages) != schedule.stages:
         raise refusal(
             f"the layout has {len(layout.stages)} stages, {schedule.name} has {schedule.stages} at these sizes",
             f"{schedule.ranks} ranks with {schedule.placement.chunks} chunks each",
         )
     of_stages = costs.of(layout)
-    known = Dependencies.of(schedule)
-    timeline = simulate(schedule, of_stages, known)
-    peak = measure_memory(schedule, of_stages, known).peak_memory
+    dependencies = Dependencies.of(schedule)
+    timeline = simulate(schedule, of_stages, dependencies)
+    peak = measure_memory(schedule, of_stages, dependencies).peak_memory
     return MeasuredLayout(
         layout,
         schedule,
@@ -73,20 +73,20 @@ def measure(layout: Layout, schedule: Schedule, costs: LayerCosts) -> MeasuredLa
 
 
 def load_per_rank(placement: Placement, per_stage: Floats) -> Floats:
-    """[P] the sum over the chunks of each rank."""
+    """[P] sum of ``per_stage`` [stages] over the chunks of each rank."""
     ranks = placement.rank_of_stage
     return bincount(ranks.ravel(), np.broadcast_to(per_stage, ranks.shape).ravel(), placement.ranks).astype(float)
 
 
 @dataclass(frozen=True)
 class LayoutComparison:
-    """A layout and others of the same model. ``others``: what each is, and its figures."""
+    """A layout beside others of the same model. others: (what it is, its figures) of each."""
 
     chosen: MeasuredLayout
     others: tuple[tuple[str, MeasuredLayout], ...]
 
     def gain(self, other: MeasuredLayout) -> float:
-        """How much longer a step takes with the other, as a share of that with the chosen layout."""
+        """How much longer a step takes with the other layout, as a share of the chosen layout's makespan."""
         return other.makespan / self.chosen.makespan - 1 if self.chosen.makespan else 0.0
 
 
@@ -97,10 +97,10 @@ def compare(
     one_chunk: Schedule | None = None,
     balanced: Sequence[Balanced] = (),
 ) -> LayoutComparison:
-    """Set a layout beside the even ones, on the same stages and on one stage per rank, and beside other balanced ones.
+    """Compares a layout with even ones, on the same stages and on one stage per rank, and with other balanced ones.
 
-    one_chunk: a schedule of one stage per rank, at the same ranks and microbatches: what is left to run layers that do
-    not divide by the stages where stages of different sizes are not allowed.
+    one_chunk: a schedule of one stage per rank, with the same ranks and microbatches. Without layouts, it is the way to
+    run layers that the stages do not divide.
     """
     model = layout.model
     others = [("by number, same stages", measure(even(model, schedule.stages), schedule, costs))]
@@ -114,12 +114,12 @@ def compare(
 
 
 def shortest(balanced: Sequence[Balanced], schedule: Schedule, costs: LayerCosts) -> Balanced:
-    """The one whose step is shortest under the schedule; of several the first."""
-    return min(balanced, key=lambda one: measure(one.layout, schedule, costs).makespan)
+    """The balanced layout with the shortest makespan under the schedule; of equal ones the first."""
+    return min(balanced, key=lambda candidate: measure(candidate.layout, schedule, costs).makespan)
 
 
 def measured_json(measured: MeasuredLayout) -> dict[str, Any]:
-    """The figures as JSON."""
+    """The figures of a layout as JSON; units as in `MeasuredLayout`."""
     return {
         "layout": write_layout(measured.layout),
         "schedule": measured.schedule.name,

@@ -1,4 +1,4 @@
-"""What the parts of a model cost: time, parameters and activations of each kind, and the costs of stages from them."""
+"""Costs of a model's parts (time, parameters, activations by kind), and the costs of stages that follow."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ _NOTHING = PerKind(dense=0.0, moe=0.0, mtp=0.0)
 class LayerCosts:
     """Costs of the parts of a model.
 
-    time: of one microbatch, by kind, in any one unit. A stage's F takes the sum over its parts times ``F``, its I and
-    W likewise: with the defaults a part's time is that of its forward, and I and W take as long.
-    p2p: latency of a message between two ranks, in the same unit.
-    parameters: memory that a part holds all the time; activations: memory that one microbatch holds from F to its
-    backward, both in any one unit.
+    time: per microbatch and kind, in any one unit. F, I, W: factors; a stage's F takes the sum of its parts' times
+    multiplied by ``F``, and so for I and W. p2p: latency of a message between two ranks, in the same unit.
+    parameters: memory that a part holds all the time. activations: memory that a microbatch holds in a part from F to
+    its backward. Both are in any one unit.
     """
 
     time: PerKind = _LAYERS
@@ -59,30 +58,31 @@ class LayerCosts:
         every wrong option (S401, S402, S403).
         """
         costs = base or cls()
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         for option in options:
             source = Source(f"--cost {option}", option)
             key, equals, text = (part.strip() for part in option.partition("="))
             if not equals:
-                found.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=NUMBER, as moe=1.5"))
+                help = "write KEY=NUMBER, as moe=1.5"
+                findings.append(problem("S403", f"`{option}` is not a cost", source, help=help))
                 continue
             table, _, kind = key.rpartition(".")
             table = table or ("ops" if kind in _OPS else "time")
             if table not in TABLES:
-                found.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(table, TABLES)))
+                findings.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(table, TABLES)))
                 continue
             costs, wrong = _with(costs, table, {kind: _number(text)}, source)
-            found += wrong
-        if found:
-            raise DiagnosticError(found)
+            findings += wrong
+        if findings:
+            raise DiagnosticError(findings)
         return costs
 
     def per_stage(self, layout: Layout, name: str = "time") -> Floats:
-        """[stages] the sum of ``time``, ``parameters`` or ``activations`` over the parts of each stage."""
+        """[stages] sum of ``time``, ``parameters`` or ``activations`` over the parts of each stage, in its unit."""
         return np.asarray(layout.counts[:, : len(WORK)] @ np.array(getattr(self, name), np.float64))
 
     def of(self, layout: Layout) -> Costs:
-        """The costs of the stages of a layout, for the timeline and the memory of a schedule."""
+        """The costs of the stages of a layout, which timelines and memory are computed from."""
         time, activation = self.per_stage(layout), tuple(self.per_stage(layout, "activations").tolist())
         F, I, W = (tuple((time * factor).tolist()) for factor in (self.F, self.I, self.W))  # noqa: E741
         return Costs(F=F, I=I, W=W, p2p=self.p2p, activation=activation, pending_weight=activation)
@@ -94,7 +94,7 @@ TABLES = {"time": PerKind._fields, "parameters": PerKind._fields, "activations":
 
 
 def load_layer_costs(path: str | Path) -> LayerCosts:
-    """The costs of a file; raises `DiagnosticError` for one that cannot be read (S405) or is wrong."""
+    """The costs of a file. Raises `DiagnosticError` for one that cannot be read (S405) or is wrong (S401, S402)."""
     try:
         text = Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,43 +105,43 @@ def load_layer_costs(path: str | Path) -> LayerCosts:
 def parse_layer_costs(source: Source) -> LayerCosts:
     """The costs of a TOML text: ``schema``, tables [time], [parameters], [activations] by kind, and [ops] F, I, W, p2p.
 
-    All but the schema may be left out. Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
+    Everything but the schema is optional. Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
     values = parse_toml(source)
     schema = values.pop("schema", None)
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     if schema != SCHEMA:
-        said = "no schema" if schema is None else f"schema {schema!r}"
+        wrong_schema = "no schema" if schema is None else f"schema {schema!r}"
         help = f'write schema = "{SCHEMA}"'
-        found.append(problem("S405", f"a file of layer costs with {said}", source, "schema", help=help))
+        findings.append(problem("S405", f"a file of layer costs with {wrong_schema}", source, "schema", help=help))
     costs = LayerCosts(source=source)
     for name, table in values.items():
         if name not in TABLES:
             help = did_you_mean(name, TABLES)
-            found.append(problem("S401", f"`{name}` is no part of a file of layer costs", source, name, help=help))
+            findings.append(problem("S401", f"`{name}` is no part of a file of layer costs", source, name, help=help))
         elif not isinstance(table, dict):
-            found.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
+            findings.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
         else:
             costs, wrong = _with(costs, name, table, source)
-            found += wrong
-    if found:
-        raise DiagnosticError(found)
+            findings += wrong
+    if findings:
+        raise DiagnosticError(findings)
     return costs
 
 
 def _with(
     costs: LayerCosts, table: str, values: Mapping[str, object], source: Source
 ) -> tuple[LayerCosts, list[Diagnostic]]:
-    """The costs with those of one table set, and what is wrong with the others."""
-    good, found = validated(values, TABLES[table], source)
+    """The costs with the good values of one table, and findings about its other values."""
+    good, findings = validated(values, TABLES[table], source)
     numbers: dict[str, Any] = {}
     for key, value in good.items():
         if isinstance(value, tuple):
-            found.append(problem("S402", f"`{key}` is a list: one number for all layers of a kind", source, key))
+            findings.append(problem("S402", f"`{key}` is a list: one number for all layers of a kind", source, key))
         else:
             numbers[key] = value
     changed = numbers if table == "ops" else {table: getattr(costs, table)._replace(**numbers)}
-    return replace(costs, **changed), found
+    return replace(costs, **changed), findings
 
 
 def _number(text: str) -> object:

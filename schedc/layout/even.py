@@ -1,4 +1,4 @@
-"""Layouts by number of layers: as even as they go, or made even by paddings at given places."""
+"""Layouts by number of layers: as even as possible, or made even by paddings at chosen places."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from schedc.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, ref
 
 
 def even(model: Model, stages: int) -> Layout:
-    """Layers in order, as many in each stage as in the next; the first stages take what is left over.
+    """A layout with equally many layers per stage, in order; the first stages take one more of the remainder each.
 
-    Predictions and head are in the last stage, as where nothing else is asked for. Raises `DiagnosticError` (S143).
+    Predictions and head are in the last stage. Raises `DiagnosticError` (S143).
     """
     _check_stages(stages)
     less, more = divmod(model.layers, stages)
@@ -19,11 +19,10 @@ def even(model: Model, stages: int) -> Layout:
 
 
 def padded(model: Model, stages: int, pad: int, at: str | Sequence[int] = "last") -> Layout:
-    """Stages of equally many places, ``pad`` of them empty.
+    """A layout with equally many places per stage, ``pad`` of them empty. Layers keep their numbers.
 
-    at: "last" or "first" for the end or the beginning of the row of places, or the numbers of the empty places, from
-    0. For paddings where they balance best, see `schedc.layout.balance`. The layers keep their numbers.
-    Raises `DiagnosticError` (S143) where places and stages do not go together.
+    at: where the empty places are: "last" or "first" of all, or their numbers from 0. `schedc.layout.balance` puts them
+    where they balance best. Raises `DiagnosticError` (S143) where the stages do not divide the places.
     """
     width = places_per_stage(model, stages, pad)
     empty = positions_at(model.layers + pad, pad, at)
@@ -33,7 +32,7 @@ def padded(model: Model, stages: int, pad: int, at: str | Sequence[int] = "last"
 
 
 def places_per_stage(model: Model, stages: int, pad: int) -> int:
-    """How many decoder layers and paddings each stage has; raises `DiagnosticError` (S143) if they do not divide."""
+    """Decoder layers and paddings per stage. Raises `DiagnosticError` (S143) where the stages do not divide them."""
     _check_stages(stages)
     places = model.layers + pad
     if pad < 0 or places > LARGEST:
@@ -48,7 +47,7 @@ def places_per_stage(model: Model, stages: int, pad: int) -> int:
 
 
 def positions_at(places: int, pad: int, at: str | Sequence[int]) -> frozenset[int]:
-    """The numbers of the empty ones among ``places``; raises `DiagnosticError` (S143)."""
+    """The numbers of the empty places among ``places``; ``at`` as for `padded`. Raises `DiagnosticError` (S143)."""
     if at == "last":
         return frozenset(range(places - pad, places))
     if at == "first":
@@ -65,7 +64,7 @@ def positions_at(places: int, pad: int, at: str | Sequence[int]) -> frozenset[in
 
 
 def _with_ends(model: Model, stages: list[list[ModelPart]]) -> Layout:
-    """The decoder's stages with embedding, predictions and head."""
+    """The layout of the decoder's stages with embedding, predictions and head added."""
     stages[0].insert(0, ModelPart(PartKind.EMBEDDING))
     stages[-1] += [*model.predictions, ModelPart(PartKind.HEAD)]
     return Layout(tuple(map(tuple, stages)))

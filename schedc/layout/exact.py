@@ -1,4 +1,4 @@
-"""Whether layers fit on stages under given limits: decided exactly, for any placement of stages on ranks.
+"""Decides exactly whether layers fit on stages within limits, for any placement of stages on ranks.
 
 The decoder layers and predictions of a model are at most three *runs* of equal parts: dense layers, MoE layers,
 predictions. In a contiguous layout run 1 ends in some stage x, and run 3 begins in some stage y >= x:
@@ -7,10 +7,14 @@ predictions. In a contiguous layout run 1 ends in some stage x, and run 3 begins
     may hold   run 1        runs 1, 2   run 2        runs 2, 3    run 3
 
 Any counts per stage that respect this table are a contiguous layout, and every contiguous layout is one of these. For
-one (x, y) ranks are independent but for the sums over ranks. So: for every rank and every (p, t), the number of parts
-of runs 1 and 3 on it, the largest number of parts of run 2 that its limits leave room for; then a dynamic program over
-the ranks, whose state is how many parts of runs 1 and 3 are placed and whose value the most of run 2. Layers fit if for
-some (x, y) it reaches all of run 2. Less of run 2 than a maximum always fits too, since costs are not negative.
+one (x, y), ranks are independent except for the sums over ranks. The decision has two steps:
+
+1. For every rank and every (p, t), parts of runs 1 and 3 on it: the most parts of run 2 within the rank's limits.
+2. A dynamic program over the ranks. Its state is the number of parts of runs 1 and 3 placed so far, its value the most
+   parts of run 2.
+
+Layers fit if for some (x, y) the program reaches all of run 2. Fewer parts of run 2 than the maximum always fit, since
+costs are not negative.
 """
 
 from __future__ import annotations
@@ -26,15 +30,15 @@ import numpy as np
 from schedc.ir.arrays import Int64
 
 Counts = tuple[int, int, int]
-"""Parts of the three runs."""
+"""(run 1, run 2, run 3): a number of parts each."""
 
 _NONE = -(1 << 40)
 _TRIED = 64
-"""Splits that are worked out to choose the evenest."""
+"""Splits that are completed to choose the evenest."""
 
 
 class Limits(NamedTuple):
-    """The most that a rank computes, a stage computes, and a rank holds, in the units of a `FittingProblem`."""
+    """The most time of a rank, time of a stage and memory of a rank, in the units of a `FittingProblem`."""
 
     rank: int
     stage: int
@@ -43,12 +47,12 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FittingProblem:
-    """Layers to place, in integers.
+    """Layers to place. Times and memory are integers, each in any one unit.
 
     groups: the stages of each rank; ranks with the same stages are one group, and no stage is in two groups.
-    runs: number of parts of each run; time: of one part of each.
-    fixed_time, fixed_memory: [stages] what embedding and head add. memory: [stages, 3] what one part of each run adds.
-    weight: [stages] puts the stages of a rank in ascending order of ``memory``, alike for each run.
+    runs: number of parts of each run. time: time of one part of each run.
+    fixed_time, fixed_memory: [stages] time and memory of embedding and head. memory: [stages, 3] memory of one part of
+    each run. weight: [stages] orders the stages of a rank by ascending ``memory``, for every run.
     width: the most parts of runs 1 and 2 in a stage. last: the last stage that may hold parts of run 3.
     """
 
@@ -64,6 +68,7 @@ class FittingProblem:
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.fixed_time)
 
     @cached_property
@@ -76,7 +81,10 @@ class FittingProblem:
 
     @cached_property
     def patterns(self) -> tuple[tuple[Int64, Int64], ...]:
-        """Per group: the distinct role tables [patterns, stages of the group, 3], and [splits] which a split has."""
+        """Per group: its distinct role tables [patterns, stages of the group, 3], and [splits] the table of each split.
+
+        A role table says which runs each stage may hold.
+        """
         x, y = self.splits[:, :1], self.splits[:, 1:]
         tables = []
         for group in self.groups:
@@ -87,14 +95,15 @@ class FittingProblem:
         return tuple(tables)
 
     def load(self, group: int, placed: Sequence[Counts]) -> int:
-        """What a rank of a group computes, for the counts of every stage."""
+        """Time of a rank of a group; placed: [stages] counts."""
         return sum(self.stage_load(stage, placed[stage]) for stage in self.groups[group])
 
     def stage_load(self, stage: int, counts: Counts) -> int:
+        """Time of a stage with these counts."""
         return self.fixed_time[stage] + sum(c * n for c, n in zip(self.time, counts, strict=True))
 
     def held(self, group: int, placed: Sequence[Counts]) -> int:
-        """What a rank of a group holds at its peak."""
+        """Peak memory of a rank of a group; placed: [stages] counts."""
         return sum(
             self.fixed_memory[s] + sum(m * n for m, n in zip(self.memory[s], placed[s], strict=True))
             for s in self.groups[group]
@@ -107,10 +116,10 @@ def fits(problem: FittingProblem, limits: Limits) -> bool:
 
 
 def place(problem: FittingProblem, limits: Limits) -> list[Counts] | None:
-    """[stages] counts of a layout within the limits, or None if there is none.
+    """[stages] counts of a layout within the limits; None where no layout fits.
 
-    The limits decide little about the other ranks and stages: what they leave free is used to make loads even, and of
-    the splits that fit, at most `_TRIED` of them, the one with the least sum of squares of the stages' loads is taken.
+    The freedom within the limits is used to make loads even. Of the splits that fit, up to `_TRIED` are completed, and
+    the one with the least sum of squares of the stages' loads is taken.
     """
     reached = _reached(problem, limits)
     final = reached[-1][:, -1, -1]
@@ -123,7 +132,7 @@ def place(problem: FittingProblem, limits: Limits) -> list[Counts] | None:
 
 
 def _traced(problem: FittingProblem, limits: Limits, reached: Sequence[Int64], split: int) -> list[Counts]:
-    """The counts behind the last state of the dynamic program, for one split: no fewer than there are of run 2."""
+    """[stages] counts behind the last state of the dynamic program for one split; run 2 may have surplus parts."""
     p, t = problem.runs[0], problem.runs[2]
     placed: list[Counts] = [(0, 0, 0)] * problem.stages
     for group in reversed(range(len(problem.groups))):
@@ -134,16 +143,16 @@ def _traced(problem: FittingProblem, limits: Limits, reached: Sequence[Int64], s
             most, counts = rank.best(dp, dt)
             if most >= 0 and before[p - dp, t - dt] + most == want:
                 break
-        for stage, found in counts.items():
-            placed[stage] = found
+        for stage, parts in counts.items():
+            placed[stage] = parts
         p, t = p - dp, t - dt
     return placed
 
 
 def _evened(problem: FittingProblem, limits: Limits, placed: list[Counts], split: int) -> list[Counts]:
-    """The counts without what is too much of run 2, and with what is left of it spread over the stages of its rank.
+    """The counts without surplus parts of run 2, its other parts spread over the stages of each rank.
 
-    Of ranks that do as much, the last one is relieved: its work is not ahead of that of the others in a pipeline.
+    Among equally loaded ranks the last one is relieved: in a pipeline its work delays the others least.
     """
     group_of = {stage: group for group, stages in enumerate(problem.groups) for stage in stages}
     load = [problem.load(group, placed) for group in range(len(problem.groups))]
@@ -162,10 +171,10 @@ def _evened(problem: FittingProblem, limits: Limits, placed: list[Counts], split
         )
     x, y = problem.splits[split]
     for group, stages in enumerate(problem.groups):
-        may = [stage for stage in stages if x <= stage <= y]
-        while may:
-            full = max(may, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
-            free = min(may, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
+        shared = [stage for stage in stages if x <= stage <= y]
+        while shared:
+            full = max(shared, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
+            free = min(shared, key=lambda stage: (problem.stage_load(stage, placed[stage]), stage))
             gap = problem.stage_load(full, placed[full]) - problem.stage_load(free, placed[free])
             places_left = problem.width - sum(placed[free][:2])
             if gap <= problem.time[1] or not placed[full][1] or not places_left:
@@ -180,7 +189,7 @@ def _evened(problem: FittingProblem, limits: Limits, placed: list[Counts], split
 
 
 def _reached(problem: FittingProblem, limits: Limits) -> list[Int64]:
-    """After 0, 1, ... groups: [splits, parts of run 1, parts of run 3] the most parts of run 2 on these groups."""
+    """[splits, parts of run 1, parts of run 3] the most parts of run 2 on the first 0, 1, ... groups."""
     first, _, third = problem.runs
     start = np.full((len(problem.splits), first + 1, third + 1), _NONE, np.int64)
     start[:, 0, 0] = 0
@@ -205,7 +214,10 @@ def _reached(problem: FittingProblem, limits: Limits) -> list[Int64]:
 
 
 class _RankFit:
-    """The stages of one rank, lightest in memory first, with the runs that they may hold under one split."""
+    """The stages of one rank, lightest in memory first, with the runs that they may hold under one split.
+
+    Its limits are what the rank's fixed costs leave of time and memory.
+    """
 
     def __init__(self, problem: FittingProblem, limits: Limits, group: int, roles: Int64) -> None:
         self.problem = problem
@@ -217,19 +229,19 @@ class _RankFit:
         self.rooms = [limits.stage - problem.fixed_time[s] for s in stages]
         self.possible = min(self.time, self.memory, *self.rooms) >= 0
         shared = [[i for i, role in enumerate(self.roles) if role[run] and role[1]] for run in (0, 2)]
-        # Stage x or y, where the run meets run 2, if this rank has it.
+        # For runs 1 and 3: the rank's stage x or y, where the run meets run 2, or None.
         self.meets = [which[0] if which else None for which in shared]
         self.memories = tuple(problem.memory[s] for s in stages)
         self.key = (roles.tobytes(), self.time, self.memory, tuple(self.rooms), self.memories)
 
     def table(self) -> Int64:
-        """[parts of run 1, parts of run 3] `best`."""
+        """[parts of run 1, parts of run 3] the most parts of run 2, by `best`."""
         first, _, third = self.problem.runs
         rows = [[self.best(p, t)[0] for t in range(third + 1)] for p in range(first + 1)]
         return np.where(np.array(rows) < 0, _NONE, rows)
 
     def best(self, p: int, t: int) -> tuple[int, dict[int, Counts]]:
-        """The most parts of run 2 beside p of run 1 and t of run 3, and the counts of each stage; -1 if none fit."""
+        """The most parts of run 2 beside p of run 1 and t of run 3, and the counts of each stage; -1 where none fit."""
         best: tuple[int, dict[int, Counts]] = (-1, {})
         c1, _, c3 = self.problem.time
         if not self.possible or c1 * p + c3 * t > self.time:
@@ -241,9 +253,9 @@ class _RankFit:
         return best
 
     def _shares(self, parts: int, run: int, end: int) -> range:
-        """How many of the parts of run 1 or 3 to try in the stage that they share with run 2.
+        """Numbers of parts of run 1 or 3 to try in the stage that they share with run 2.
 
-        As few as can be leave most room for run 2; more are worth it only where they are lighter there than elsewhere.
+        The fewest possible leave most room for run 2. More pay only where memory per part differs between stages.
         """
         if self.meets[end] is None:
             return range(1)
@@ -258,7 +270,7 @@ class _RankFit:
         return range(max(0, parts - alone), max(0, parts - alone) + 1)
 
     def _filled(self, p: int, t: int, px: int, ty: int) -> list[Counts] | None:
-        """Counts with px parts of run 1 in stage x and ty of run 3 in stage y, and as many of run 2 as go."""
+        """[stages of the rank] counts with px parts of run 1 in stage x, ty of run 3 in stage y, the most of run 2."""
         problem, number = self.problem, len(self.stages)
         memory, rooms, places = self.memory, list(self.rooms), [problem.width] * number
         filled = []
@@ -292,5 +304,5 @@ class _RankFit:
 
 
 def _whole(room: int, cost: int, most: int) -> int:
-    """How many parts of a cost fit into a room, but no more than ``most``."""
+    """How many parts of a cost fit into a room, at most ``most``."""
     return min(most, room // cost) if cost else most

@@ -1,12 +1,12 @@
-"""Megatron's layout string, with nesting, white space and ``noop``, as a `Layout`.
+"""Parses Megatron's layout string, with nesting, white space and ``noop``, to a `Layout`.
 
-    layout := item*                              stages are what is between two |
+    layout := item*                              a | separates two stages
     item   := unit ("*" INT)? | "|"              commas and white space may stand anywhere
     unit   := "E" | "t" | "m" | "L" | "noop" | "(" item+ ")"
 
-Written by hand: five letters and brackets need no parser generator, a repetition must be refused by its size before
-it is expanded, and an error must say where in the string it is, not in what the string expands to. Stage i is chunk
-i // P of rank i % P for Megatron; here the schedule's placement says it, and ``loop(v)`` says the same.
+The parser is written by hand. Five letters and brackets need no parser generator. A repetition that is too large must
+be refused before it is expanded. An error must point into the string, not into its expansion.
+For Megatron, stage i is chunk i // P of rank i % P. Here the schedule's placement decides that; ``loop(v)`` agrees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schedc.layout.parts import LARGEST, Layout, Model, ModelPart, PartKind, ord
 from schedc.source import Source
 
 DEEPEST = 32
-"""Brackets inside brackets."""
+"""The deepest nesting of brackets."""
 
 _TOKEN = re.compile(
     r"(?P<skip>[\s,]+)|(?P<part>noop|[EtmL])|(?P<bar>\|)|(?P<open>\()|(?P<close>\))"
@@ -29,53 +29,57 @@ _TOKEN = re.compile(
 )
 
 Atom = tuple[str, int]
-"""A letter (E, t, m, L, noop or |) and where in the string it stands."""
+"""(letter, index in the string); the letter is E, t, m, L, noop or |."""
 
 
 @dataclass
 class _Frame:
-    """An open bracket: where it is, what it holds so far, and how much of that the last unit is."""
+    """An open bracket. start: its index. atoms: what it holds so far. unit: how many of them the last unit is.
+
+    why_not: why nothing can be repeated while ``unit`` is 0.
+    """
 
     start: int
     atoms: list[Atom] = field(default_factory=list)
-    unit: int = 0  # atoms of the last unit; 0 where nothing can be repeated
+    unit: int = 0
     why_not: str = "there is nothing before it"
 
 
 def parse_layout(text: str | Source, *, dense: int | None = None, layers: int | None = None) -> Layout:
     """The layout that a string says.
 
-    dense: the first so many ``t`` are dense layers, the others MoE; None: all are dense. layers: how many there must
-    be, if that is known. Raises `DiagnosticError` with what is wrong and where: S140 for what cannot be read, S141
-    for more than `LARGEST` parts, S142 for parts in the wrong place, S143 for another number of layers.
+    dense: how many of the first ``t`` are dense layers; the others are MoE. None: all are dense. layers: the number of
+    layers that the string must have; None for any. Raises `DiagnosticError` with every finding at its place: S140 for
+    what cannot be read, S141 for more than `LARGEST` parts, S142 for parts out of place, S143 for another number of
+    layers.
     """
     source = text if isinstance(text, Source) else Source("layout", text)
     reader = _LayoutReader(source)
     atoms = reader.read()
-    if reader.found:
-        raise DiagnosticError(reader.found)
-    return _laid_out(source, atoms, dense, layers)
+    if reader.findings:
+        raise DiagnosticError(reader.findings)
+    return _layout_of(source, atoms, dense, layers)
 
 
 class _LayoutReader:
-    """One pass over the tokens; `found` collects what is wrong."""
+    """One pass over the tokens of a string; ``findings`` collects what is wrong."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.found: list[Diagnostic] = []
+        self.findings: list[Diagnostic] = []
         self.frames = [_Frame(0)]
 
     def read(self) -> list[Atom]:
         for match in _TOKEN.finditer(self.source.text):
             _HANDLERS[match.lastgroup or ""](self, match)
-            if self.found and self.found[-1].code == "S141":
+            if self.findings and self.findings[-1].code == "S141":
                 return []
         for frame in self.frames[1:]:
             self._wrong("S140", "this bracket is not closed", frame.start, frame.start + 1, "write `)`")
         return self.frames[0].atoms
 
     def _skip(self, match: re.Match[str]) -> None:
-        """White space and commas mean nothing."""
+        """Skips white space and commas."""
 
     def _part(self, match: re.Match[str]) -> None:
         self._add([(match[0], match.start())], match)
@@ -140,7 +144,7 @@ class _LayoutReader:
 
     def _wrong(self, code: str, message: str, start: int, end: int, help: str) -> None:
         label = Label(self.source.span_at(start, end))
-        self.found.append(Diagnostic(code, message, label, help=help, source=self.source))
+        self.findings.append(Diagnostic(code, message, label, help=help, source=self.source))
 
 
 _HANDLERS: dict[str, Callable[[_LayoutReader, re.Match[str]], None]] = {
@@ -154,7 +158,8 @@ _HANDLERS: dict[str, Callable[[_LayoutReader, re.Match[str]], None]] = {
 }
 
 
-def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int | None) -> Layout:
+def _layout_of(source: Source, atoms: list[Atom], dense: int | None, layers: int | None) -> Layout:
+    """The layout of the atoms; arguments as for `parse_layout`."""
     count = sum(letter == "t" for letter, _ in atoms)
     stages: list[list[ModelPart]] = [[]]
     seen = {"t": 0, "m": 0}
@@ -174,27 +179,28 @@ def _laid_out(source: Source, atoms: list[Atom], dense: int | None, layers: int 
 
     end = len(source.text.rstrip())
 
-    def at(code: str, index: int, message: str, help: str) -> Diagnostic:
+    def finding(code: str, index: int, message: str, help: str) -> Diagnostic:
         start = starts[index] if index < len(starts) else end
         width = 4 if source.text.startswith("noop", start) else 1
         return Diagnostic(code, message, Label(source.span_at(start, start + width)), help=help, source=source)
 
-    found = [at("S142", *fault) for fault in order_faults(rows, len(stages))]
+    end_of_row, help = len(rows), "one t per layer"
+    findings = [finding("S142", *fault) for fault in order_faults(rows, len(stages))]
     if layers is not None and layers != count:
-        found.append(at("S143", len(rows), f"{count} decoder layers, the model has {layers}", "one t per layer"))
+        findings.append(finding("S143", end_of_row, f"{count} decoder layers, the model has {layers}", help))
     elif dense is not None and dense > count:
-        found.append(at("S143", len(rows), f"{count} decoder layers, and {dense} of them dense", "one t per layer"))
-    if found:
-        raise DiagnosticError(_distinct(found))
+        findings.append(finding("S143", end_of_row, f"{count} decoder layers, and {dense} of them dense", help))
+    if findings:
+        raise DiagnosticError(_distinct(findings))
     return Layout(tuple(tuple(parts) for parts in stages))
 
 
 _KINDS = {"E": PartKind.EMBEDDING, "m": PartKind.MTP, "L": PartKind.HEAD, "noop": PartKind.NOOP}
 
 
-def _distinct(found: list[Diagnostic]) -> list[Diagnostic]:
-    """One of those that a repetition raises again and again at one place."""
+def _distinct(findings: list[Diagnostic]) -> list[Diagnostic]:
+    """The findings without those that a repetition raises several times at one place."""
     first: dict[tuple[tuple[str, int, int], str], Diagnostic] = {}
-    for diagnostic in found:
+    for diagnostic in findings:
         first.setdefault((diagnostic.position, diagnostic.message), diagnostic)
     return list(first.values())

@@ -1,4 +1,4 @@
-"""What a layout is: for each stage the parts of the model that it holds, under the numbers of the unpadded model."""
+"""Models and layouts: the parts of a model, and which stage holds which, under the numbers of the unpadded model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy.typing as npt
 from schedc.diagnostics import Diagnostic, DiagnosticError
 
 LARGEST = 65_536
-"""Parts of a layout, paddings included, and its stages: more is a slip, and would only cost time and memory."""
+"""The most parts of a layout, paddings included, and the most stages: more is a slip of the pen."""
 
 
 class PartKind(StrEnum):
-    """What a part of a model is. The order is that of the columns of `Layout.counts`."""
+    """The kinds of parts of a model, in the order of the columns of `Layout.counts`."""
 
     EMBEDDING = "embedding"
     DENSE = "dense"
@@ -30,11 +30,11 @@ class PartKind(StrEnum):
 
 DECODER = (PartKind.DENSE, PartKind.MOE)
 WORK = tuple(kind for kind in PartKind if kind is not PartKind.NOOP)
-"""The kinds that cost something."""
+"""The kinds that have costs: all but paddings."""
 
 
 class ModelPart(NamedTuple):
-    """One part. ``number`` counts the decoder layers of the model from 0, and the predictions; else it is 0."""
+    """One part of a model. number: from 0, of a decoder layer or a prediction in the model; 0 for the others."""
 
     kind: PartKind
     number: int = 0
@@ -44,7 +44,7 @@ class ModelPart(NamedTuple):
 class Model:
     """The parts of a model: embedding, ``layers`` decoder layers, ``mtp`` multi-token predictions, head.
 
-    dense: the first so many decoder layers are dense, the others MoE; None: all are dense.
+    dense: how many of the first decoder layers are dense; the others are MoE. None: all are dense.
     Raises `DiagnosticError` (S143) for numbers that no model has.
     """
 
@@ -66,20 +66,22 @@ class Model:
 
     @property
     def decoder(self) -> tuple[ModelPart, ...]:
+        """[layers] the decoder layers in order."""
         return tuple(self.layer(number) for number in range(self.layers))
 
     @property
     def predictions(self) -> tuple[ModelPart, ...]:
+        """[mtp] the multi-token predictions in order."""
         return tuple(ModelPart(PartKind.MTP, number) for number in range(self.mtp))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """[stages] the parts of each stage, in order.
+    """The parts of each stage, in order.
 
-    The first stage begins with the embedding and the last ends with the head. Decoder layers follow each other in
-    order from one stage to the next, then come the predictions; a stage may be empty. Paddings may stand anywhere:
-    they say that a place is left empty, and nothing is run for them. Raises `DiagnosticError` (S142) otherwise.
+    The first stage begins with the embedding, and the last ends with the head. Decoder layers follow each other in
+    order from stage to stage, and the predictions follow them. A stage may be empty. A padding leaves a place empty,
+    anywhere; nothing runs for it. Raises `DiagnosticError` (S142) for another order.
     """
 
     stages: tuple[tuple[ModelPart, ...], ...]
@@ -101,17 +103,17 @@ class Layout:
         return table
 
     def total(self, *kinds: PartKind) -> int:
-        """Number of parts of these kinds, over all stages."""
+        """The number of parts of these kinds over all stages."""
         return int(self.counts[:, [list(PartKind).index(kind) for kind in kinds]].sum())
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers; paddings do not count."""
+        """The number of decoder layers, without paddings."""
         return self.total(*DECODER)
 
     @property
     def model(self) -> Model:
-        """The model that is laid out. Raises `DiagnosticError` (S143) where a dense layer comes after a MoE layer."""
+        """The model of the layout. Raises `DiagnosticError` (S143) where a dense layer comes after a MoE layer."""
         dense = self.total(PartKind.DENSE)
         model = Model(self.layers, None if dense == self.layers else dense, self.total(PartKind.MTP))
         if [part for held in self.stages for part in held if part.kind in DECODER] != list(model.decoder):
@@ -119,12 +121,12 @@ class Layout:
         return model
 
     def layers_of(self, stage: int) -> tuple[int, ...]:
-        """Numbers of the decoder layers of a stage."""
+        """The numbers of a stage's decoder layers."""
         return tuple(part.number for part in self.stages[stage] if part.kind in DECODER)
 
 
 class Fault(NamedTuple):
-    """What is wrong in a row of parts: at part ``place``, or at its end where there is none."""
+    """A part out of place. place: its index among all parts; their number for a part that is missing at the end."""
 
     place: int
     message: str
@@ -132,7 +134,7 @@ class Fault(NamedTuple):
 
 
 def order_faults(parts: Sequence[tuple[ModelPart, int]], stages: int) -> Iterator[Fault]:
-    """What keeps (part, stage) pairs from being a `Layout`."""
+    """The faults that keep (part, stage) pairs from being a `Layout`."""
     seen: dict[PartKind, int] = {}
     for index, (part, stage) in enumerate(parts):
         kind = part.kind
@@ -150,6 +152,7 @@ def order_faults(parts: Sequence[tuple[ModelPart, int]], stages: int) -> Iterato
 
 
 def _misplaced(part: ModelPart, stage: int, stages: int, seen: dict[PartKind, int]) -> Iterator[tuple[str, str]]:
+    """(message, help) for a part that must not follow the parts in ``seen``, a number per kind."""
     kind, before = part.kind, seen.get(part.kind, 0)
     numbered = before + (sum(seen.get(k, 0) for k in DECODER if k is not kind) if kind in DECODER else 0)
     if kind in (PartKind.EMBEDDING, PartKind.HEAD) and before:

@@ -1,4 +1,4 @@
-"""A `Layout` as Megatron's layout string: what `parse_layout` reads back to the same value."""
+"""Writes a `Layout` as Megatron's layout string, which `parse_layout` reads back to the same value."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _LETTERS |= dict.fromkeys(DECODER, "t")
 
 
 def write_layout(layout: Layout) -> str:
-    """The string: equal parts and equal stages that follow each other are written once, with a repetition.
+    """The string. Equal parts, or equal stages, that follow each other are written once with a repetition.
 
-    Which layers are MoE is not in the string: `parse_layout` is told the number of dense ones.
+    The string does not say which layers are MoE; `parse_layout` takes the number of dense layers.
     """
     *firsts, last = (_stage([_LETTERS[part.kind] for part in parts]) for parts in layout.stages)
     return "".join(_run(stage, len(list(group))) for stage, group in groupby(firsts)) + last
 
 
 def _run(stage: str, count: int) -> str:
-    """``count`` stages, each with the ``|`` after it."""
+    """``count`` equal stages, each with the ``|`` after it, in the shorter form."""
     plain, short = f"{stage}|" * count, f"({stage}|)*{count}"
     return plain if len(plain) <= len(short) else short
 
@@ -32,6 +32,6 @@ def _stage(letters: list[str]) -> str:
 
 
 def _repeated(letter: str, count: int) -> str:
-    """The shorter form; the one word among letters stands between commas."""
+    """A repeated letter in the shorter form. `noop`, the one word among letters, gets commas around it."""
     text = min(letter * count, f"{letter}*{count}", key=len) if count > 1 else letter
     return f",{text}," if letter == "noop" else text

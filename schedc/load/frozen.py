@@ -1,4 +1,4 @@
-"""Frozen orders: what a `policy` chose, kept beside its file and used until it is asked for anew."""
+"""Frozen orders: the order that a `policy` chose, kept in a file beside its schedule and used from then on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MARK = "# text "
 
 
 def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
-    """Where the order of ``tree`` at these sizes is kept: ``NAME.P4-M8.order`` beside its file.
+    """The file of the frozen order of ``tree`` at these sizes: ``NAME.P4-M8.order`` beside the schedule's file.
 
-    None where nothing is: a schedule without a policy, or one that is not in a file (the library's).
+    None for a schedule without a policy, and for one that is not in a file of its own (the library's).
     """
     file = Path(tree.source.name)
     if not has_policy(tree) or not _is_text_of(file, tree.source):
@@ -35,7 +35,7 @@ def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
 
 
 def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
-    """Order by these costs, whatever was frozen before, and keep the order. Returns the path of the file written.
+    """Orders by these costs, and writes the order over any earlier one. Returns the path of the file written.
 
     Raises `DiagnosticError`: that of an illegal schedule, or S129 where there is nothing to freeze.
     """
@@ -56,9 +56,9 @@ def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
 
 
 def thaw(tree: ScheduleTree, sizes: Mapping[str, int]) -> Schedule | None:
-    """The frozen order at these sizes, if there is one.
+    """The frozen order at these sizes; None where no file has one.
 
-    Raises `DiagnosticError`: S129 where it was made of another text, S2 and S3 where somebody made it illegal.
+    Raises `DiagnosticError`: S129 for an order of another text, S2 and S3 for a file that was edited to be illegal.
     """
     path = frozen_path(tree, sizes)
     if path is None or not path.is_file():
@@ -83,7 +83,7 @@ def _stale(tree: ScheduleTree, message: str) -> Diagnostic:
 
 
 def _is_text_of(file: Path, source: Source) -> bool:
-    """Whether ``source`` was read from that file, and not from a shipped one of its name."""
+    """Whether ``source`` is the text of that file, and not of a shipped schedule with its name."""
     try:
         return file.is_file() and file.read_text(encoding="utf-8") == source.text
     except (OSError, ValueError):

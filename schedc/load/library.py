@@ -1,4 +1,4 @@
-"""Finding schedules: those that ship with schedc by name, others by path."""
+"""Finds schedules and plans: those that ship with schedc by name, others by path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIX = ".sched"
 class Plan:
     """A plan and the checked schedule that it applies, whose sizes have the plan's values as defaults.
 
-    Name and documentation are the plan's, all that is known of the order is the schedule's.
+    Name and documentation are the plan's. Parameters, claims and source are the schedule's.
     """
 
     tree: PlanTree
@@ -52,25 +52,25 @@ class Plan:
 
 @dataclass(frozen=True)
 class Text:
-    """A text that stands in place of a path, as it came through a pipe; wanted: which of its schedules and plans."""
+    """A text in place of a path, as it came through a pipe. wanted: the name of one of its schedules or plans."""
 
     source: Source
     wanted: str = ""
 
 
 Given: TypeAlias = str | Path | Text
-"""What names a schedule or a plan: a library name, a path with or without ``:name``, or the text itself."""
+"""Names a schedule or a plan: a library name, a path with or without ``:name``, or the text itself."""
 
 
 def _folder() -> Path:
-    """Where the shipped schedules lie: inside an installed package, beside it in a checkout."""
+    """The folder of the shipped schedules: inside an installed package, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "schedules"
     return installed if installed.is_dir() else package.parent / "schedules"
 
 
 def _from_here(path: Path) -> str:
-    """The path from the current folder where that is above it, else the whole path."""
+    """The path relative to the current folder where it is below that; else the whole path."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -85,21 +85,21 @@ def load(name_or_path: str | Path) -> Source:
 
     ``dualpipev`` is always the shipped one, ``dualpipev.sched`` only where there is no such file.
     """
-    given = str(name_or_path)
-    path = Path(given)
-    if given in names() or (given.removesuffix(_SUFFIX) in names() and not path.exists()):
-        shipped = _folder() / f"{given.removesuffix(_SUFFIX)}{_SUFFIX}"
+    name = str(name_or_path)
+    path = Path(name)
+    if name in names() or (name.removesuffix(_SUFFIX) in names() and not path.exists()):
+        shipped = _folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
         return Source(shipped.name, _read(shipped), _from_here(shipped))
     if path.suffix == _SUFFIX or path.is_file():
-        return Source(given, _read(path))
-    help = did_you_mean(given, names()) or "`schedc list` names the schedules of the library"
-    raise _refusal("S121", f"there is no schedule `{given}` in the library, nor a file of that name", help)
+        return Source(name, _read(path))
+    help = did_you_mean(name, names()) or "`schedc list` names the schedules of the library"
+    raise _refusal("S121", f"there is no schedule `{name}` in the library, nor a file of that name", help)
 
 
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE + 1)  # one byte more than legal: the parser then refuses it
+            raw = file.read(MAX_FILE + 1)  # one byte above the limit: the parser refuses it
         return raw[:MAX_FILE].decode("utf-8") if len(raw) <= MAX_FILE else raw.decode("utf-8", errors="replace")
     except UnicodeDecodeError as error:
         raise _refusal("S122", f"{path} is not UTF-8 text (byte {error.start})", "") from None
@@ -113,11 +113,11 @@ def _read(path: Path) -> str:
 def open_schedule(given: Given) -> ScheduleTree:
     """The checked tree of a shipped schedule or of a file; ``file.sched:name`` chooses one of several.
 
-    Of a plan: the schedule that it applies, with the plan's sizes as defaults.
+    For a plan, it is the schedule that the plan applies, with the plan's sizes as defaults.
     Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
     """
-    found = open_named(given)
-    return found.schedule if isinstance(found, Plan) else found
+    tree = open_named(given)
+    return tree.schedule if isinstance(tree, Plan) else tree
 
 
 def open_named(given: Given) -> ScheduleTree | Plan:
@@ -133,7 +133,7 @@ def open_named(given: Given) -> ScheduleTree | Plan:
 
 
 def _asked(given: Given) -> tuple[Source, str | None]:
-    """The text, and which of its schedules and plans is meant."""
+    """The text, and the name of the schedule or plan in it; None where no name was given."""
     if isinstance(given, Text):
         return given.source, given.wanted or None
     place, colon, wanted = str(given).rpartition(":")
@@ -143,23 +143,23 @@ def _asked(given: Given) -> tuple[Source, str | None]:
 
 
 def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree | PlanTree:
-    """The one of that name; without a name the only schedule, or the only plan where there is no schedule."""
+    """The tree of that name. Without a name, the only schedule, or the only plan of a file without schedules."""
     trees: Sequence[ScheduleTree | PlanTree] = [*file.schedules, *file.plans]
     if wanted is None:
-        found: Sequence[ScheduleTree | PlanTree] = file.schedules or file.plans
+        matches: Sequence[ScheduleTree | PlanTree] = file.schedules or file.plans
     else:
-        found = [tree for tree in trees if tree.name == wanted]
-    if len(found) == 1:
-        return found[0]
-    known = [tree.name for tree in trees]
-    if wanted is not None and not found:
+        matches = [tree for tree in trees if tree.name == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    tree_names = [tree.name for tree in trees]
+    if wanted is not None and not matches:
         message = f"{source.place} holds no schedule `{wanted}`" + (", and no plan of that name" if file.plans else "")
-        raise _refusal("S121", message, did_you_mean(wanted, known))
+        raise _refusal("S121", message, did_you_mean(wanted, tree_names))
     if wanted is not None:
-        raise DiagnosticError([_twice(found[1], source)])
+        raise DiagnosticError([_twice(matches[1], source)])
     place = "/dev/stdin" if source.name == "<stdin>" else source.place
-    help = f"choose one: {', '.join(f'{place}:{name}' for name in known[:8])}"
-    raise _refusal("S121", f"{source.place} holds {len(found)} {'schedules' if file.schedules else 'plans'}", help)
+    help = f"choose one: {', '.join(f'{place}:{name}' for name in tree_names[:8])}"
+    raise _refusal("S121", f"{source.place} holds {len(matches)} {'schedules' if file.schedules else 'plans'}", help)
 
 
 def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
@@ -167,7 +167,7 @@ def _twice(tree: ScheduleTree | PlanTree, source: Source) -> Diagnostic:
 
 
 def applied(plan: PlanTree, file: FileTree) -> Plan:
-    """The plan with its schedule: one of its own file, else of the library.
+    """The plan with its schedule, which is in the plan's file or else in the library.
 
     Raises `DiagnosticError`: S121 for an unknown schedule, S102, S111 and S113 for its sizes, those of the schedule.
     """
@@ -187,16 +187,16 @@ def _schedule_of(plan: PlanTree, file: FileTree) -> ScheduleTree:
         return own[0]
     if plan.schedule in names():
         return open_schedule(plan.schedule)
-    known = [*(tree.name for tree in file.schedules), *names()]
+    choices = [*(tree.name for tree in file.schedules), *names()]
     message = f"there is no schedule `{plan.schedule}` in this file, nor in the library"
-    help = did_you_mean(plan.schedule, known) or "`schedc list` names the schedules of the library"
+    help = did_you_mean(plan.schedule, choices) or "`schedc list` names the schedules of the library"
     raise DiagnosticError([Diagnostic("S121", message, Label(plan.schedule_span), help=help, source=plan.source)])
 
 
 def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
     """What is wrong with the sizes that a plan gives, at their places in the plan."""
     roles = {parameter.name: parameter.role for parameter in schedule.parameters}
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     seen: set[str] = set()
     for size in plan.sizes:
         code, message, help = "", "", ""
@@ -211,8 +211,8 @@ def _size_faults(plan: PlanTree, schedule: ScheduleTree) -> list[Diagnostic]:
             help = "write a number between these two"
         seen.add(size.name)
         if code:
-            found.append(Diagnostic(code, message, Label(size.span), help=help, source=plan.source))
-    return found
+            findings.append(Diagnostic(code, message, Label(size.span), help=help, source=plan.source))
+    return findings
 
 
 def _refusal(code: str, message: str, help: str) -> RequestError:
