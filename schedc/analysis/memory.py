@@ -87,13 +87,14 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
 def memory_changes(activation: Floats, pending: Floats, recomputed: Floats, restored: Floats) -> Floats:
     """[2, kinds, stages] memory that an op adds; row 1: of microbatches that have an R.
 
-    An I replaces the activation by what the weight gradient still needs. Arguments: [stages], as of `StageCosts`.
+    An I replaces the activation by what the weight gradient still needs. Kinds that are not listed change nothing.
+    activation, pending, recomputed, restored: [stages] memory, as in `StageCosts`.
     """
 
     def added(forward: Floats, again: Floats) -> list[Floats]:
         held = forward + again
         kinds = {OpKind.F: forward, OpKind.R: again, OpKind.I: pending - held, OpKind.W: -pending, OpKind.B: -held}
-        return [kinds[kind] for kind in OpKind]
+        return [kinds.get(kind, np.zeros_like(forward)) for kind in OpKind]
 
     return np.stack([added(activation, np.zeros_like(activation)), added(recomputed, restored - recomputed)])
 

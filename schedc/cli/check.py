@@ -60,7 +60,7 @@ def compile_command(
     has all ops of the schedule. Files of these names from an earlier compile into the same folder are replaced or
     removed.
     """
-    from schedc.ir.recomputed import has_recomputation
+    from schedc.interchange.refusals import foreign_kind
     from schedc.passes.insert_communication import insert_communication
     from schedc.report.check import to_json, to_text
 
@@ -72,7 +72,8 @@ def compile_command(
         click.echo(json.dumps(facts))
     else:
         click.echo(to_text(to_json(analysis), ranks == "all"))
-        without = "; no schedule.csv: torch's has no op R" if has_recomputation(analysis.schedule) else ""
+        foreign = foreign_kind(analysis.schedule)
+        without = f"; no schedule.csv: torch's has no op {foreign.name}" if foreign is not None else ""
         click.echo(f"{len(program)} instructions; wrote {', '.join(files)}{without}")
     finish(analysis.diagnostics)
 
@@ -80,15 +81,15 @@ def compile_command(
 def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], folder: Path) -> list[str]:
     """Writes program, drawing and CSV into a folder, without files of an earlier program; returns their paths."""
     from schedc.draw.svg import draw_svg
+    from schedc.interchange.refusals import foreign_kind
     from schedc.interchange.torch_csv import to_torch_csv
-    from schedc.ir.recomputed import has_recomputation
     from schedc.ir.save import FORMS, forms_of
 
     schedule = analysis.schedule
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},
-        **({} if has_recomputation(schedule) else {"schedule.csv": to_torch_csv(schedule).encode()}),
+        **({} if foreign_kind(schedule) is not None else {"schedule.csv": to_torch_csv(schedule).encode()}),
         "schedule.svg": draw_svg(schedule, analysis.timeline, analysis.memory).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,11 @@ import numpy as np
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, repeat
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
+
+_USUAL = [max(1.0, len(FACTS[kind].takes_as_long_as)) for kind in OpKind]
+"""[kinds] time of an op of each kind where none runs alone, in time units: 2 for B, else 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +132,7 @@ def _forward_share(schedule: Schedule, first: Int32, second: Int32, duration: Fl
     shape = (len(OpKind), schedule.stages)
     total = bincount(key, duration[alone], len(OpKind) * schedule.stages).reshape(shape)
     count = bincount(key, minlength=len(OpKind) * schedule.stages).reshape(shape)
-    usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), [1.0, 1.0, 1.0, 2.0, 1.0])
+    usual = np.where(count.sum(1) > 0, total.sum(1) / np.maximum(count.sum(1), 1), _USUAL)
     cost = np.where(count > 0, total / np.maximum(count, 1), usual[:, None])
     forward = cost[schedule.kind[first], schedule.stage[first]]
     backward = cost[schedule.kind[second], schedule.stage[second]]

@@ -37,9 +37,14 @@ def one_copy(placement: Placement, target: str, source: Source | None) -> None:
     )
 
 
+def foreign_kind(order: Schedule | Program) -> OpKind | None:
+    """The first kind of op in an order that other trainers lack; None if they have all kinds."""
+    return next((kind for kind in FACTS if not FACTS[kind].exported and (order.kind == kind).any()), None)
+
+
 def only_exported_kinds(order: Schedule | Program, target: str) -> None:
     """Raise S609 for an order with a kind of op that other trainers lack, such as R (`schedc.ir.ops.FACTS`)."""
-    kind = next((kind for kind in FACTS if not FACTS[kind].exported and (order.kind == kind).any()), None)
+    kind = foreign_kind(order)
     if kind is None:
         return
     why, nearest = _NO_SUCH_OP.get(kind, ("", f"leave the {kind.name}s out"))
