@@ -1,4 +1,4 @@
-"""Decides what a schedule's authors claim about it: for all costs, exactly, or, where that cannot be, by trials."""
+"""Decides the claims of a schedule's authors: for all costs exactly, or by trials where that is impossible."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Status = Literal["proved", "refuted", "vacuous", "order", "tried"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 VECTORS = 32
-"""Cost vectors at which a claim that cannot be decided is tried, of those that satisfy its condition."""
+"""Cost vectors that satisfy a claim's condition at which a claim is tried that cannot be decided."""
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Where a claim fails: the values of the symbols, the rank if the claim is about one, both sides."""
+    """Costs at which a claim fails, the rank if the claim is about one, and the values of both sides."""
 
     costs: dict[str, float]
     rank: int | None
@@ -51,7 +51,7 @@ class Counterexample:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What became of one ``expect``, at one size.
+    """The decision about one ``expect``, at one size.
 
     status:
         ``proved``: it holds for all costs of ``domain`` that satisfy its condition.
@@ -59,9 +59,9 @@ class ClaimResult:
         ``vacuous``: no costs of ``domain`` satisfy its condition.
         ``order``: proved for the order that a `policy` chose at the given costs; others may choose others.
         ``tried``: it cannot be decided, for the reason in ``why``; it held at ``tested`` cost vectors.
-    domain: the costs that it speaks of, as comparisons; none where no cost matters to it.
-    simulations: cost vectors simulated to decide it.
-    applies: whether it speaks of the given costs; aside: if not, why not.
+    domain: the costs that the claim covers, as comparisons; empty where no cost matters to it.
+    simulations: number of cost vectors simulated to decide it.
+    applies: whether the claim covers the given costs. aside: the reason if not.
     """
 
     claim: str
@@ -78,7 +78,7 @@ class ClaimResult:
 
     @property
     def holds(self) -> bool | None:
-        """Whether it holds as far as it was decided or tried; None where there was nothing to try."""
+        """Whether the claim holds, as far as it was decided or tried; None where there was nothing to try."""
         if self.status == "vacuous" or (self.status == "tried" and not self.tested):
             return None
         return self.status != "refuted"
@@ -108,22 +108,22 @@ def check_claims(
     memory: Memory | None = None,
     follows_costs: bool = False,
 ) -> list[ClaimResult]:
-    """Decide every claim on a legal schedule, for all costs; and look at the given costs, if it speaks of them.
+    """Decide every claim on a legal schedule for all costs, and at the given costs if it covers them.
 
     The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all: greater than 0, p2p at least 0,
-    FB between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does not name p2p speaks of
-    p2p = 0. A claim that is no comparison of sums of times and costs is tried at up to `VECTORS` cost vectors instead.
+    FB between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does not name p2p covers
+    p2p = 0 only. A claim that does not compare sums of times and costs is tried at up to `VECTORS` cost vectors.
 
-    memory: the peaks of the schedule, where they are known.
+    memory: the peaks of the schedule, if they are measured already.
     follows_costs: whether other costs would have chosen another order (`policy`).
 
     The metrics are those of `Timeline` and `Memory`, and ``ops``. Without an index a metric is the largest over the
     ranks; with a name that nothing else has, ``bubble[r]``, the claim is about every rank.
     """
-    known = dependencies or Dependencies.of(schedule)
-    trials = Trials(schedule, known, costs or Costs(), memory)
+    dependencies = dependencies or Dependencies.of(schedule)
+    trials = Trials(schedule, dependencies, costs or Costs(), memory)
     counted = COUNTS & {name for claim in claims for name in _names(claim)}
-    facts = Facts(known, {name: trials.counts[name].tolist() for name in sorted(counted)})
+    facts = Facts(dependencies, {name: trials.counts[name].tolist() for name in sorted(counted)})
     return [_check(claim, trials, facts, follows_costs) for claim in claims]
 
 
@@ -147,7 +147,7 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
 
 
 def _of_one_order(result: ClaimResult) -> ClaimResult:
-    """The result for a `policy`: nothing was decided about the orders that other costs choose."""
+    """The result for a `policy`, whose order other costs may change: it is decided for this order alone."""
     why = "a policy: other costs may choose another order"
     if result.status == "proved":
         return replace(result, status="order", why=why)
@@ -166,7 +166,7 @@ def _domain(space: Space, names: frozenset[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Given:
-    """The given costs: whether a claim speaks of them, if not why not, and the rank on which it fails there."""
+    """The given costs. applies: whether a claim covers them. aside: why not. fails: the rank where it fails."""
 
     vector: Costs
     applies: bool
@@ -178,7 +178,7 @@ def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], ve
     vector = scalars(trials.given)
     if aside := trials.why_not_given(names):
         return _Given(vector, False, aside)
-    # the domain has no costs of 0, the only ones at which a claim can fail that is proved
+    # A proved claim can fail only at costs of 0, which its domain excludes.
     within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol not in ZERO_SYMBOLS)
     if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
         return _Given(vector, False, "the condition does not hold at these costs")
@@ -188,7 +188,7 @@ def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], ve
     return _Given(vector, True, "", failed[1] if failed else None)
 
 
-# What was decided, and what was not.
+# Decided claims, and those that were tried.
 
 
 def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> ClaimResult:
@@ -196,7 +196,7 @@ def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given)
     if verdict.status == "refuted":
         costs, rank = _example(claim, verdict, trials, given)
         return _refuted(result, claim, trials, costs, rank, _shown(claim, verdict.space))
-    if given.fails is not None:  # at costs of 0, which no claim about all costs speaks of
+    if given.fails is not None:  # at costs of 0, which no domain contains
         return _refuted(result, claim, trials, given.vector, given.fails, _shown(claim, verdict.space))
     if verdict.status == "vacuous":
         sizes = not mentioned(claim.condition) & COSTLY
@@ -217,17 +217,17 @@ def _tried(claim: tree.Claim, verdict: Verdict, trials: Trials) -> ClaimResult:
 
 
 def _example(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> tuple[Costs, int]:
-    """Costs at which a refuted claim fails, small whole numbers if there are such, and the first rank where it does."""
+    """Costs at which a refuted claim fails, in small whole numbers if possible, and the first rank where it fails."""
     assert verdict.refuted is not None
     space = verdict.space
     if given.fails is not None and all(float(getattr(given.vector, s)).is_integer() for s in space.symbols):
         return given.vector, given.fails
-    if found := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials):
-        return found
+    if small := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials):
+        return small
     if given.fails is not None:
         return given.vector, given.fails
-    found = _first_failing(claim, near_vectors(space, verdict.refuted), space, trials)
-    return found or (_costs(space, verdict.refuted.vector), 0)
+    near = _first_failing(claim, near_vectors(space, verdict.refuted), space, trials)
+    return near or (_costs(space, verdict.refuted.vector), 0)
 
 
 def _first_failing(
@@ -241,18 +241,18 @@ def _first_failing(
 
 
 def _costs(space: Space, vector: Vector) -> Costs:
-    """The costs that a vector means, with the defaults of those that are not free."""
+    """The costs of a vector, with defaults for those that are not free."""
     values: dict[str, Any] = {symbol: float(cost) for symbol, cost in space.costs(vector).items()}
     return scalars(Costs(**values))
 
 
 def _shown(claim: tree.Claim, space: Space) -> frozenset[str]:
-    """The costs to show with a counterexample: all that are free, and those that the claim names."""
+    """The costs to show with a counterexample: the free ones, and those that the claim names."""
     names = _names(claim)
     return frozenset({*space.symbols, *(names & set(COST_SYMBOLS))}) if names & COSTLY else frozenset()
 
 
-# What is said of a failure.
+# Counterexamples and their diagnostics.
 
 
 def _refuted(
@@ -271,12 +271,12 @@ def _diagnostic(claim: tree.Claim, schedule: Schedule, example: Counterexample) 
     on_rank = f"on rank {example.rank}, " if example.rank is not None else ""
     label = f"{on_rank}left {example.left:.10g}, right {example.right:.10g}" if example.comparison else on_rank
     costs = ", ".join(f"{symbol} = {value:.10g}" for symbol, value in example.costs.items())
-    at = f"at {_sizes(schedule)}"
+    place = f"at {_sizes(schedule)}"
     return Diagnostic(
         "S501",
         f"the claim `{claim.text}` does not hold",
         Label(claim.span, label.rstrip(", ")),
-        notes=(f"counterexample: {costs} {at}" if costs else f"counterexample: {at}",),
+        notes=(f"counterexample: {costs} {place}" if costs else f"counterexample: {place}",),
         help="correct the claim, or say with `when` at which costs it holds",
         source=schedule.source,
     )

@@ -1,4 +1,4 @@
-"""Ranges of sizes as text, such as ``P<=16, M<=4*P``: parsed by the language's own grammar, and listed."""
+"""Ranges of sizes as text, such as ``P<=16, M<=4*P``: parsed by the language's grammar, and listed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_SIZES = 1_000_000
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 _BEFORE, _AFTER = "schedule range() { require\n", "\n}"
-"""What stands around the range so that it is a file; the range begins on a line of its own."""
+"""The text around a range that makes it a file. The range begins on a line of its own."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """``name op value``: the value may speak of other sizes."""
+    """A bound ``name op value``. The value may depend on other sizes."""
 
     name: str
     op: str
     value: t.Expr
 
     def ends(self, value: int) -> tuple[int | None, int | None]:
-        """The least and the largest value that it allows; None where it does not say."""
+        """(least, largest) value that the bound allows; None where it does not limit."""
         least = {">": value + 1, ">=": value, "==": value}.get(self.op)
         largest = {"<": value - 1, "<=": value, "==": value}.get(self.op)
         return least, largest
@@ -64,7 +64,7 @@ def _parse(source: Source) -> tuple[t.Expr, ...]:
         (parsed,) = parse(Source(source.name, _BEFORE + source.text + _AFTER)).schedules
     except DiagnosticError as error:
         raise DiagnosticError([_moved(d, source) for d in error.diagnostics]) from None
-    except ValueError:  # more schedules than one: the text closed ours
+    except ValueError:  # more than one schedule: the text closes the one around it
         raise _fault("S511", "not a range of sizes", _whole(source), source) from None
     extra = (parsed.lets, parsed.functions, parsed.places, parsed.ranks, parsed.claims, parsed.parameters)
     if any(extra) or not parsed.requires:
@@ -73,7 +73,7 @@ def _parse(source: Source) -> tuple[t.Expr, ...]:
 
 
 def _moved(diagnostic: Diagnostic, source: Source) -> Diagnostic:
-    """A finding about the wrapped text as one about the range; what lies behind its end points to the end."""
+    """A finding about the wrapped text, as one about the range. A place behind the range becomes its end."""
 
     def label(old: Label) -> Label:
         return replace(old, span=_shifted(old.span, source))
@@ -114,24 +114,24 @@ def _conjuncts(expr: t.Expr) -> Iterator[t.Expr]:
 
 def _check_names(conditions: tuple[t.Expr, ...], tree: t.ScheduleTree, source: Source) -> None:
     names = [parameter.name for parameter in tree.parameters]
-    found = []
+    findings = []
     for part in (part for condition in conditions for part in walk(condition)):
         place = _shifted(part.span, source)
         if isinstance(part, t.Name) and part.id not in names:
             help = did_you_mean(part.id, names)
-            found.append(Diagnostic("S511", f"`{tree.name}` has no size `{part.id}`", Label(place), help=help))
+            findings.append(Diagnostic("S511", f"`{tree.name}` has no size `{part.id}`", Label(place), help=help))
         elif isinstance(part, t.Call):
             least, most = BUILTINS.get(part.function, (1, 0))
             if not least <= len(part.arguments) <= most:
-                found.append(Diagnostic("S511", f"`{part.function}` cannot be called so in a range", Label(place)))
+                findings.append(Diagnostic("S511", f"`{part.function}` cannot be called so in a range", Label(place)))
         elif isinstance(part, t.Index) or (isinstance(part, t.Int) and isinstance(part.value, float)):
-            found.append(Diagnostic("S511", "this means nothing in a range of sizes", Label(place)))
-    if found:
-        raise DiagnosticError([replace(d, source=source) for d in found])
+            findings.append(Diagnostic("S511", "this means nothing in a range of sizes", Label(place)))
+    if findings:
+        raise DiagnosticError([replace(d, source=source) for d in findings])
 
 
 def _bounds(condition: t.Expr) -> Iterator[_Bound]:
-    """What a comparison says about a size that stands alone on one side of it."""
+    """The bounds of a comparison on sizes that are alone on one side of it."""
     if isinstance(condition, t.Binary) and condition.op in _FLIPPED:
         for side, other, op in (
             (condition.left, condition.right, condition.op),
@@ -141,22 +141,22 @@ def _bounds(condition: t.Expr) -> Iterator[_Bound]:
                 yield _Bound(side.id, op, other)
 
 
-def _order(free: list[str], known: set[str], bounds: list[_Bound], source: Source) -> list[str]:
-    """The sizes in an order in which each has an upper bound that speaks only of those before it."""
+def _order(free: list[str], bounded: set[str], bounds: list[_Bound], source: Source) -> list[str]:
+    """The sizes in an order in which each has an upper bound in terms of those before it."""
     order: list[str] = []
     while len(order) < len(free):
         ready = [
             name
             for name in free
             if name not in order
-            and any(b.name == name and b.op in ("<", "<=", "==") and mentioned(b.value) <= known for b in bounds)
+            and any(b.name == name and b.op in ("<", "<=", "==") and mentioned(b.value) <= bounded for b in bounds)
         ]
         if not ready:
             loose = next(name for name in free if name not in order)
             help = f"bound it: {loose}<=16, or give it: -D {loose}=4"
             raise _fault("S511", f"the range has no upper bound of `{loose}`", _whole(source), source, help)
         order.append(ready[0])
-        known = known | {ready[0]}
+        bounded = bounded | {ready[0]}
     return order
 
 
@@ -175,9 +175,9 @@ class _Range:
         return int(result)
 
     def ends(self, name: str, values: Mapping[str, int]) -> tuple[int, int]:
-        """The least and largest value of a size, those before it known."""
-        known = [b for b in self.bounds if b.name == name and mentioned(b.value) <= set(values)]
-        ends = [bound.ends(self.value(bound.value, values)) for bound in known]
+        """(least, largest) value of a size, given the values of those before it."""
+        usable = [b for b in self.bounds if b.name == name and mentioned(b.value) <= set(values)]
+        ends = [bound.ends(self.value(bound.value, values)) for bound in usable]
         lower, upper = [low for low, _ in ends if low is not None], [high for _, high in ends if high is not None]
         return max([1, *lower]), min(upper)
 

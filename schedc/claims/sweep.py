@@ -26,7 +26,7 @@ REFUSED = frozenset({"S113", "S114"})
 """Codes of sizes that a schedule is not made for: skipped and counted."""
 
 _IN_PROCESS = 48
-"""So few sizes are checked faster than a second process starts."""
+"""Number of sizes up to which one process is faster than starting a second one."""
 
 _BATCH = 8
 
@@ -35,7 +35,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one size. claims: the status of each."""
+    """The result at one size. claims: [claims] the status of each."""
 
     sizes: Sizes
     refused: bool
@@ -45,11 +45,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What became of a range of sizes.
+    """The results over a range of sizes.
 
-    tried: sizes checked; refused: sizes that the schedule is not made for, not among them; failed: how many of the
-    tried have findings. smallest: the first of those by the product of the sizes, then by the sizes in order.
-    claims: text of each claim, with the number of sizes by status (`schedc.claims.check.ClaimResult`).
+    tried: number of sizes checked. refused: number of further sizes that the schedule is not made for.
+    failed: number of tried sizes with findings. smallest: the one with the smallest product of sizes.
+    claims: [claims] text, and the number of sizes by status (`schedc.claims.check.ClaimResult`).
     """
 
     tried: int
@@ -59,14 +59,14 @@ class Sweep:
     claims: tuple[tuple[str, Mapping[Status, int]], ...]
 
     def to_json(self) -> dict[str, Any]:
-        found = self.smallest
+        smallest = self.smallest
         return {
             "tried": self.tried,
             "refused": self.refused,
             "failed": self.failed,
-            "smallest_failing": dict(found.sizes) if found else None,
+            "smallest_failing": dict(smallest.sizes) if smallest else None,
             "expect": [{"claim": text, **counts} for text, counts in self.claims],
-            "diagnostics": [d.to_json() for d in found.diagnostics] if found else [],
+            "diagnostics": [d.to_json() for d in smallest.diagnostics] if smallest else [],
         }
 
 
@@ -77,9 +77,9 @@ def sweep(
     progress: Callable[[int], None] | None = None,
     processes: int | None = None,
 ) -> Sweep:
-    """Check a schedule at all of ``sizes``; ``progress`` is told of how many more are done.
+    """Check a schedule at all of ``sizes``. progress: called with the number of sizes just done.
 
-    processes: default one per core that this process may use; 1, or few sizes, needs no second process.
+    processes: by default one per core that this process may use. One process, or few sizes, starts no other.
     """
     outcomes = []
     with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)))) as batches:
@@ -110,13 +110,13 @@ def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, Map
 
 
 def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int) -> Generator[list[Outcome]]:
-    # large sizes first and dealt out by turns, so that no process is left with all of them at the end
+    # Large sizes come first, so that no process is left with several of them at the end.
     largest_first = sorted(sizes, key=lambda s: -prod(s.values()))
     if processes == 1 or len(sizes) <= _IN_PROCESS:
         for size in largest_first:
             yield _check_batch(tree, [size], costs)
         return
-    batches = [largest_first[at : at + _BATCH] for at in range(0, len(largest_first), _BATCH)]
+    batches = [largest_first[low : low + _BATCH] for low in range(0, len(largest_first), _BATCH)]
     others = set(active_children())
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))  # not forked: the caller may have threads
     try:
@@ -124,7 +124,7 @@ def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processe
             pending = [pool.submit(_check_batch, tree, batch, costs) for batch in batches]
         for future in as_completed(pending):
             yield future.result()
-    except BaseException:  # nobody waits for the rest of what they do
+    except BaseException:  # their remaining work is of no use
         for worker in set(active_children()) - others:
             worker.terminate()
         raise
@@ -148,5 +148,5 @@ def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs) -> Outcome:
         results = check_claims(tree.claims, schedule, costs, follows_costs=has_policy(tree))
     except DiagnosticError as error:
         return Outcome(sizes, False, error.diagnostics)
-    found = tuple(r.diagnostic for r in results if r.diagnostic is not None)
-    return Outcome(sizes, False, found, tuple(r.status for r in results))
+    findings_of_claims = tuple(r.diagnostic for r in results if r.diagnostic is not None)
+    return Outcome(sizes, False, findings_of_claims, tuple(r.status for r in results))

@@ -1,4 +1,4 @@
-"""Claims at single cost vectors: which symbols mean what there, and whether the claim holds, side by side for many."""
+"""Tries claims at cost vectors, many at once: the values of their symbols there, and whether the claims hold."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ Vectors = tuple[Costs, ...]
 
 @dataclass(frozen=True)
 class Trials:
-    """A legal schedule, on which claims are tried.
-
-    given: the costs of the user. measured: the memory of the schedule, where it is known.
-    """
+    """A legal schedule on which claims are tried. given: the user's costs. measured: its memory, if measured."""
 
     schedule: Schedule
     dependencies: Dependencies
@@ -46,12 +43,12 @@ class Trials:
     def counts(self) -> dict[str, Any]:
         """[P] the metrics that no cost changes, by name."""
         memory = self.measured or measure_memory(self.schedule, None, self.dependencies)
-        found = {name: getattr(memory, name) for name in COUNTS - {"ops"}}
-        return {**found, "ops": np.diff(self.schedule.rank_start)}
+        peaks = {name: getattr(memory, name) for name in COUNTS - {"ops"}}
+        return {**peaks, "ops": np.diff(self.schedule.rank_start)}
 
     @cached_property
     def split(self) -> bool:
-        """Whether the order has an I, so that B is I + W."""
+        """Whether the order has an I. B is then I + W."""
         return bool((self.schedule.kind == OpKind.I).any())
 
     @cached_property
@@ -60,7 +57,7 @@ class Trials:
 
     @cached_property
     def simulated(self) -> dict[Vectors, Outcomes]:
-        """Outcomes that claims share, by the costs."""
+        """Outcomes by cost vectors, shared by all claims."""
         return {}
 
     def outcomes(self, vectors: Vectors) -> Outcomes:
@@ -71,11 +68,11 @@ class Trials:
     # One claim.
 
     def truth(self, claim: tree.Claim, vectors: Vectors) -> Any:
-        """[K, P] whether the claim holds; at costs that do not satisfy its condition, too. Raises `NoValue`."""
+        """[K, P] whether the claim holds, whether or not its condition is satisfied. Raises `NoValue`."""
         return self._lanes(evaluate(claim.claim, self.environment(claim, vectors)), len(vectors))
 
     def satisfying(self, claim: tree.Claim, vectors: Vectors) -> Vectors:
-        """The vectors at which the claim's condition holds: for every rank, if it speaks of ranks."""
+        """The vectors at which the claim's condition holds; on every rank, if it is about ranks."""
         if claim.condition is None:
             return vectors
         value = evaluate(claim.condition, self.environment(claim, vectors))
@@ -83,13 +80,13 @@ class Trials:
         return tuple(vector for vector, keep in zip(vectors, holds, strict=True) if keep)
 
     def failing(self, claim: tree.Claim, vectors: Vectors) -> tuple[Costs, int] | None:
-        """The first vector that satisfies the condition and at which the claim fails, with the first rank where."""
+        """(costs, rank): the first vector that satisfies the condition and refutes the claim, and the rank."""
         fit = self.satisfying(claim, vectors)
         failed = np.argwhere(~self.truth(claim, fit)) if fit else np.zeros((0, 2), int)
         return (fit[int(failed[0, 0])], int(failed[0, 1])) if failed.size else None
 
     def sides(self, claim: tree.Claim, costs: Costs, rank: int) -> tuple[float, str, float] | None:
-        """(left, comparison, right) of the part of the claim that fails there; None where that compares nothing."""
+        """(left, comparison, right) of the part of the claim that fails; None if that part is no comparison."""
         environment = self.environment(claim, (costs,))
 
         def pick(value: Any) -> float:
@@ -128,7 +125,7 @@ class Trials:
     # The costs of the user.
 
     def why_not_given(self, names: frozenset[str]) -> str:
-        """Why the symbols of a claim do not describe the given costs; empty if they do."""
+        """Why a claim does not cover the given costs; empty if it does."""
         given = self.given
         if not names & COSTLY:
             return ""
@@ -144,7 +141,7 @@ class Trials:
         return ""
 
     def battery(self, names: frozenset[str]) -> Iterator[Costs]:
-        """The integer cost vectors at which a claim with those names is tried where it cannot be decided.
+        """Integer cost vectors at which a claim with these names is tried if it cannot be decided.
 
         They vary FB from max(F, B) to F + B where the claim names it or the schedule has pairs, R from 0 to 3/2 F where
         the claim names it or the schedule has Rs, and p2p where the claim names it.
@@ -187,7 +184,7 @@ def _symbol(costs: Costs, name: str) -> float:
 
 
 def rank_variables(claim: tree.Claim) -> frozenset[str]:
-    """The names that index a metric: each stands for any rank."""
+    """The names that index a metric: each means any rank."""
     return frozenset(
         node.index.id
         for node in walk(claim.claim)

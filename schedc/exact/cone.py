@@ -33,8 +33,9 @@ def reduced(vector: Sequence[int]) -> Vector:
 class Cone:
     """The cone of all nonnegative combinations of its extreme rays.
 
-    dimension: number of coordinates. rays: without common factors, each once. tight: per ray, a bit per half-space that
-    made the cone, set where the ray lies on its border. rows: number of those half-spaces.
+    dimension: number of coordinates. rays: [rays] each once, without a common factor.
+    tight: [rays] bits, one per half-space that made the cone, set where the ray lies on its border.
+    rows: number of those half-spaces.
     """
 
     dimension: int
@@ -55,7 +56,7 @@ class Cone:
         return reduced([sum(column) for column in zip(*self.rays, strict=True)])
 
     def cut(self, form: Sequence[int], *, equal: bool = False) -> Cone:
-        """The part where ``form`` . x >= 0, or where it is 0."""
+        """The part of the cone where ``form`` . x >= 0; with ``equal`` where it is 0."""
         values = [dot(form, ray) for ray in self.rays]
         bit = 1 << self.rows
         kept = [
@@ -85,19 +86,19 @@ class Cone:
         return cone
 
     def faces(self) -> list[Cone]:
-        """The cone and all of its faces but {0}: their relative interiors are disjoint and cover the rest of it."""
-        found: dict[frozenset[int], None] = {}
+        """The cone and all its faces but {0}. Their relative interiors are disjoint and cover the cone without {0}."""
+        faces: dict[frozenset[int], None] = {}
         waiting = [frozenset(range(len(self.rays)))]
         while waiting:
             face = waiting.pop()
-            if not face or face in found:
+            if not face or face in faces:
                 continue
-            found[face] = None
+            faces[face] = None
             for row in range(self.rows):
                 smaller = frozenset(i for i in face if self.tight[i] >> row & 1)
                 if smaller != face:
                     waiting.append(smaller)
-        return [self._of(sorted(face)) for face in found]
+        return [self._of(sorted(face)) for face in faces]
 
     def _of(self, chosen: list[int]) -> Cone:
         """The face that some of the rays span."""

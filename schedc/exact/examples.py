@@ -1,4 +1,4 @@
-"""Small whole numbers at which a refuted claim may fail: what people are shown instead of a vector from a proof."""
+"""Small whole costs at which a refuted claim may fail, to be shown instead of the vector of a proof."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_RAYS = 8
 
 
 def small_vectors(space: Space, condition: Statement, linear: Statement) -> Iterator[list[Vector]]:
-    """Vectors of a space that satisfy a condition on costs, in batches: the likeliest to refute first, by their sum.
+    """Vectors of a space that satisfy a condition on costs, in batches, the likeliest to refute first.
 
-    linear: the refuted statement with every time as the form that it has at the refuting vector. Where it is false at
-    a vector the statement often is, too.
+    linear: the refuted statement, every time replaced by its form at the refuting vector. A vector at which it is
+    false often refutes the statement too. Within each part vectors are ordered by their sum.
     """
     points = _ordered(_grid(space))
     points = points[_inside(space, points) & holds_at(condition, points)]
@@ -43,7 +43,7 @@ def near_vectors(space: Space, refuted: Refuted) -> Iterator[list[Vector]]:
 
 
 def _rounded(space: Space, vector: Vector) -> Iterator[Vector]:
-    """The vector with whole numbers as costs, where it has a unit of constants; it may leave the space."""
+    """The vector with whole costs, if the space has a unit of constants; the result may lie outside the space."""
     if space.constant:
         *costs, unit = vector
         for up in (0, unit - 1):
@@ -59,7 +59,7 @@ def _within(space: Space, vector: Vector) -> bool:
 
 
 def _grid(space: Space) -> npt.NDArray[np.int64]:
-    """All vectors of small numbers, the unit of constants being 1."""
+    """[points, coordinates] all vectors of small numbers, with 1 as the unit of constants."""
     free = len(space.symbols)
     most = int(_MOST_POINTS ** (1 / free) + 1e-9)
     ranges = [range(most) if symbol in ZERO_SYMBOLS else range(1, most + 1) for symbol in space.symbols]
@@ -70,7 +70,7 @@ def _grid(space: Space) -> npt.NDArray[np.int64]:
 
 
 def _sums(rays: tuple[Vector, ...]) -> npt.NDArray[np.int64]:
-    """Sums of the rays, each counted 0 to 2 times."""
+    """[sums, coordinates] sums of the rays, each taken 0 to 2 times."""
     if any(max(ray) >= 1 << 40 for ray in rays):
         return np.zeros((0, len(rays[0])), np.int64)  # too large for columns of integers
     counts = np.array(list(product(range(3), repeat=len(rays))), np.int64)

@@ -1,4 +1,4 @@
-"""All linear pieces of a time at one size, and the share of the costs at which each of them is the time.
+"""All linear pieces of a time at one size, and the share of the costs at which the time equals each.
 
 The points (x, z) with z at least the time at x are a cone, and its facets are the pieces. It is cut out by the forms of
 critical paths: as long as the time at a ray exceeds z there, the path at that ray cuts the ray off.
@@ -15,14 +15,14 @@ from schedc.exact.cone import Cone, Vector, dot
 from schedc.exact.times import LinearTimes, Quantity
 
 _NEAR = 1_000_000
-"""A ray counts so often against the point inside, in a vector near the ray."""
+"""Weight of a ray against the interior point, in a vector near the ray."""
 
 
 @dataclass(frozen=True, eq=False)
 class Epigraph:
     """The cone of all (x, z), x in a cone of costs, with z at least each of some linear forms.
 
-    cone: [coordinates + 1]. forms: those of which each is the largest at some x, by the row of the cone that it made.
+    cone: of [coordinates + 1]. forms: the forms that cut the cone, by the row of the cone that each made.
     """
 
     cone: Cone
@@ -41,24 +41,24 @@ class Epigraph:
         return cls(cone, {}).above(forms)
 
     def above(self, forms: Sequence[Vector]) -> Epigraph:
-        cone, known = self.cone, dict(self.forms)
+        cone, forms_by_row = self.cone, dict(self.forms)
         for form in forms:
-            known[cone.rows] = form
+            forms_by_row[cone.rows] = form
             cone = cone.cut((*(-c for c in form), 1))
-        return Epigraph(cone, known)
+        return Epigraph(cone, forms_by_row)
 
     @cached_property
     def points(self) -> tuple[Vector, ...]:
-        """The x of all rays but the one that goes straight up."""
+        """[points] the x of all rays except the vertical one."""
         return tuple(ray[:-1] for ray in self.cone.rays if any(ray[:-1]))
 
     @cached_property
     def heights(self) -> tuple[int, ...]:
-        """The z of `points`."""
+        """[points] the z of `points`."""
         return tuple(ray[-1] for ray in self.cone.rays if any(ray[:-1]))
 
     def region(self, row: int) -> Cone | None:
-        """Where the form of a row is the largest, if that is more than a border between others."""
+        """The costs at which the form of a row is the largest; None if these are only a border between other forms."""
         chosen = [i for i, tight in enumerate(self.cone.tight) if tight >> row & 1 and any(self.cone.rays[i][:-1])]
         rays = tuple(self.cone.rays[i][:-1] for i in chosen)
         full = _rank(rays) == _rank(self.points)
@@ -66,20 +66,24 @@ class Epigraph:
         return Cone(self.cone.dimension - 1, rays, tight, self.cone.rows) if full else None
 
     def neighbours(self, form: Vector) -> set[Vector]:
-        """The pieces that share a border with a piece, of one dimension less than the costs have."""
+        """The pieces that share a border with a piece. The border has one dimension less than the costs."""
         full = _rank(self.points)
         mine = self._tight(form)
-        found = {other: [x for x, height in mine if dot(other, x) == height] for other in self.regions if other != form}
-        return {other for other, shared in found.items() if len(shared) >= full - 1 and _rank(shared) == full - 1}
+        shared_points = {
+            other: [x for x, height in mine if dot(other, x) == height] for other in self.regions if other != form
+        }
+        return {
+            other for other, shared in shared_points.items() if len(shared) >= full - 1 and _rank(shared) == full - 1
+        }
 
     def _tight(self, form: Vector) -> list[tuple[Vector, int]]:
         return [(x, z) for x, z in zip(self.points, self.heights, strict=True) if dot(form, x) == z]
 
     @cached_property
     def regions(self) -> dict[Vector, Cone]:
-        """The pieces, each with where it is the largest."""
-        found = ((form, self.region(row)) for row, form in self.forms.items())
-        return {form: region for form, region in found if region is not None}
+        """The pieces, each with the costs at which it is the largest."""
+        regions = ((form, self.region(row)) for row, form in self.forms.items())
+        return {form: region for form, region in regions if region is not None}
 
 
 def linear_pieces(
@@ -99,14 +103,14 @@ def linear_pieces(
         if not missed:
             return epigraph if len(epigraph.regions) <= most else None
         checked |= {x for (x, z), value in zip(fresh, values, strict=True) if value == z}
-        known = set(epigraph.forms.values())
+        present = set(epigraph.forms.values())
         added: dict[Vector, None] = {}
         for x in missed[:_AT_ONCE]:
             near = tuple(_NEAR * a + b for a, b in zip(x, inside, strict=True))
             form = times.form(quantity, near)
             if dot(form, x) < times.values(quantity, [x])[0]:  # two pieces meet at the ray, not at the near point
                 form = times.form(quantity, x)
-            if form not in known:
+            if form not in present:
                 added[form] = None
         epigraph = epigraph.above(list(added))
         if len(epigraph.forms) > 3 * most:
@@ -114,7 +118,7 @@ def linear_pieces(
 
 
 _AT_ONCE = 6
-"""Paths that are added before the rays are looked at anew."""
+"""Paths added before the rays are checked again."""
 
 
 def _rank(rows: Sequence[Vector]) -> int:
@@ -136,13 +140,13 @@ def _rank(rows: Sequence[Vector]) -> int:
 
 
 def volume(cone: Cone) -> Fraction:
-    """The volume of the points whose coordinates sum to 1, times a constant of the dimension; 0 of a flat cone."""
+    """Volume of the cone's points whose coordinates sum to 1, times a constant of the dimension; 0 for a flat cone."""
     borders = [sum(1 << i for i, tight in enumerate(cone.tight) if tight >> row & 1) for row in range(cone.rows)]
     return _volume(cone, [border for border in borders if border], (1 << len(cone.rays)) - 1, ())
 
 
 def _volume(cone: Cone, borders: Sequence[int], face: int, apexes: tuple[int, ...]) -> Fraction:
-    """That of a face of the cone joined with apexes: a triangulation by pulling one ray after the other.
+    """Volume of a face of the cone joined with apexes, by a triangulation that pulls one ray after the other.
 
     face, borders: the rays of the face and of each half-space's border, as bits.
     """
@@ -164,7 +168,7 @@ def _simplex(rays: Sequence[Vector]) -> Fraction:
 
 
 def _determinant(rows: Sequence[Vector]) -> int:
-    """By Bareiss: elimination in which every division is exact."""
+    """The determinant by Bareiss' elimination, in which every division is exact."""
     left, sign, before = [list(row) for row in rows], 1, 1
     size = len(left)
     for k in range(size - 1):

@@ -1,4 +1,4 @@
-"""The costs that a statement speaks of: free symbols, how other costs follow from them, and what they satisfy."""
+"""The costs that a statement covers: free symbols, the costs that follow from them, and the bounds that all satisfy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import has_recomputation
 
 ONE = "1"
-"""The last coordinate where a statement has constants: their unit. Costs are counted in it."""
+"""The last coordinate where a statement has constants: the unit in which constants and costs are counted."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """``form`` . x >= 0, or > 0 where it is ``strict``, and how it is written."""
+    """The condition ``form`` . x >= 0, or > 0 if ``strict``. text: how it is printed."""
 
     form: Vector
     strict: bool
@@ -32,7 +32,7 @@ class Space:
     symbols: the free costs, of F, I, W, B, R, FB, p2p, in this order.
     split: whether B is I + W, as it is where the order has an I; else B is a symbol of its own.
     constant: whether there is a last coordinate `ONE`.
-    narrowed: what the vectors satisfy besides.
+    narrowed: further bounds that all vectors satisfy.
     equal: whether F, I and W are one cost, called F.
 
     Every cost is greater than 0, p2p at least 0, and FB between max(F, B) and F + B.
@@ -46,7 +46,7 @@ class Space:
 
     @classmethod
     def of(cls, dependencies: Dependencies, named: Sequence[str] | frozenset[str] | set[str] = ()) -> Space:
-        """The costs of a schedule, with those that a statement names besides."""
+        """The space of a schedule's costs, and of those that a statement names besides."""
         schedule = dependencies.schedule
         split = bool((schedule.kind == OpKind.I).any())
         used = {"F", *(("I", "W") if split else ("B",)), *named}
@@ -67,7 +67,7 @@ class Space:
         return (*self.symbols, ONE) if self.constant else self.symbols
 
     def form(self, cost: str) -> Vector:
-        """The coefficients of a cost, or of `ONE`; all 0 for a latency that is not spoken of."""
+        """[coordinates] coefficients of a cost, or of `ONE`; all 0 for a latency outside the space."""
         if self.equal and cost in ("I", "W"):
             return self.form("F")
         if cost == "B" and self.split:
@@ -76,22 +76,22 @@ class Space:
 
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """What every vector satisfies."""
-        found = [
+        """The bounds that every vector satisfies."""
+        bounds = [
             Bound(self.form(s), s not in ZERO_SYMBOLS, f"{s} {'>=' if s in ZERO_SYMBOLS else '>'} 0")
             for s in self.symbols
         ]
         if self.constant:
-            found.append(Bound(self.form(ONE), True, ""))
+            bounds.append(Bound(self.form(ONE), True, ""))
         if "FB" in self.symbols:
             F, B, FB = self.form("F"), self.form("B"), self.form("FB")
             backward = "I + W" if self.split else "B"
-            found += [
+            bounds += [
                 Bound(minus(FB, F), False, "FB >= F"),
                 Bound(minus(FB, B), False, f"FB >= {backward}"),
                 Bound(tuple(a + b - c for a, b, c in zip(F, B, FB, strict=True)), False, f"FB <= F + {backward}"),
             ]
-        return (*found, *self.narrowed)
+        return (*bounds, *self.narrowed)
 
     @cached_property
     def cone(self) -> Cone:
@@ -100,13 +100,13 @@ class Space:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The space as comparisons, to be printed."""
+        """The bounds and ties of the space as comparisons, to be printed."""
         tied = (*(("F == I", "I == W") if self.equal else ()), *(("B == I + W",) if self.split else ()))
         still = () if "p2p" in self.symbols else ("p2p == 0",)
         return (*(bound.text for bound in self.bounds if bound.text), *tied, *still)
 
     def costs(self, vector: Sequence[int]) -> dict[str, float]:
-        """The free costs that a vector means, in units of the last coordinate where that is `ONE`."""
+        """The free costs of a vector, in units of the last coordinate where that is `ONE`."""
         unit = vector[-1] if self.constant else 1
         costs = vector[: len(self.symbols)]
         return {s: (c // unit if c % unit == 0 else c / unit) for s, c in zip(self.symbols, costs, strict=True)}

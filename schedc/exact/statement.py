@@ -19,7 +19,7 @@ Rational = int | Fraction
 
 CONTRARY = {"==": "!=", "!=": "==", "<=": ">", ">": "<=", ">=": "<", "<": ">="}
 CLOSED = frozenset({"==", "<=", ">="})
-"""Comparisons that keep to hold in a limit."""
+"""Comparisons that hold in a limit if they hold on the way there."""
 
 _ELEMENTWISE = {
     "==": operator.eq,
@@ -41,7 +41,7 @@ def holds(op: str, value: Rational) -> bool:
 
 @dataclass(frozen=True)
 class Affine:
-    """A sum of times and costs: ``form`` . x plus each time so often as ``times`` says."""
+    """A sum of costs and times: ``form`` . x plus each time of ``times``, multiplied by its factor."""
 
     form: tuple[Rational, ...]
     times: tuple[tuple[Quantity, Rational], ...] = ()
@@ -59,7 +59,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``form`` . x + the times, each so often as it says, ``op`` 0: all in integers."""
+    """A comparison with 0: ``form`` . x plus each time multiplied by its factor, ``op`` 0. All are integers."""
 
     op: str
     form: Vector
@@ -74,7 +74,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Joined:
-    """All (``and``) or any (``or``) of the parts."""
+    """A conjunction (``and``) or disjunction (``or``) of the parts."""
 
     word: str
     parts: tuple[Statement, ...]
@@ -84,7 +84,7 @@ Statement = bool | Comparison | Joined
 
 
 def join(word: str, parts: Iterator[Statement] | tuple[Statement, ...]) -> Statement:
-    """The parts joined, without those that decide nothing."""
+    """The parts joined by ``word``, without those that decide nothing."""
     settles = word == "or"
     kept: dict[Statement, None] = {}
     for part in parts:
@@ -99,7 +99,7 @@ def join(word: str, parts: Iterator[Statement] | tuple[Statement, ...]) -> State
 
 
 def contrary(statement: Statement) -> Statement:
-    """What holds where the statement does not."""
+    """The negation of the statement."""
     if isinstance(statement, bool):
         return not statement
     if isinstance(statement, Comparison):
@@ -108,7 +108,7 @@ def contrary(statement: Statement) -> Statement:
 
 
 def stripped(statement: Statement) -> Statement:
-    """The statement without the last coordinate, which none of its comparisons counts."""
+    """The statement without the last coordinate, whose coefficient is 0 in all its comparisons."""
     if isinstance(statement, bool):
         return statement
     if isinstance(statement, Comparison):
@@ -117,7 +117,7 @@ def stripped(statement: Statement) -> Statement:
 
 
 def compared(op: str, value: Affine) -> Statement:
-    """``value`` op 0; decided at once where it depends on nothing."""
+    """The comparison of a value with 0, decided at once where the value is 0 everywhere."""
     if not value.times and not any(value.form):
         return holds(op, 0)
     return Comparison.of(op, value)
@@ -132,17 +132,17 @@ def comparisons(statement: Statement) -> Iterator[Comparison]:
 
 
 def closed(statement: Statement) -> bool:
-    """Whether it holds in a limit wherever it holds on the way there."""
+    """Whether a statement holds in a limit wherever it holds on the way there."""
     return all(c.op in CLOSED for c in comparisons(statement))
 
 
 def quantities(statement: Statement) -> tuple[Quantity, ...]:
-    """The times that it speaks of, each once."""
+    """The times of a statement, each once."""
     return tuple(dict.fromkeys(q for c in comparisons(statement) for q, _ in c.times))
 
 
 def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int]) -> bool:
-    """Whether it holds at a vector at which the times are known."""
+    """Whether a statement holds at a vector, given the times there."""
     if isinstance(statement, bool):
         return statement
     if isinstance(statement, Comparison):
@@ -163,7 +163,7 @@ def holds_at(statement: Statement, points: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def linearized(statement: Statement, forms: Mapping[Quantity, Vector]) -> Statement:
-    """The statement with each time as a linear form."""
+    """The statement with each time replaced by a linear form."""
     if isinstance(statement, bool):
         return statement
     if isinstance(statement, Joined):

@@ -24,7 +24,7 @@ from schedc.ir.arrays import Int64, bincount, distinct
 from schedc.ir.ops import OpKind
 
 Quantity = tuple[str, int]
-"""A time: its name, and the rank that it is of, or -1 where it is one of all ranks.
+"""A time: its name and its rank; rank -1 for a time of all ranks together.
 
 makespan: the last end. idle: minus the work of the rank with least work. bubble: the sum of these two.
 start, end: when a rank's first cell starts and when its last ends. work: what a rank computes.
@@ -46,7 +46,7 @@ _WIDTH = 64
 
 @dataclass(frozen=True)
 class Edges:
-    """[P] when each rank's first cell starts and when its last ends, as integers, at one vector."""
+    """[P] start of each rank's first cell and end of its last, as integers, at one vector of costs."""
 
     start: list[int]
     end: list[int]
@@ -57,7 +57,7 @@ class Simulations:
     """One schedule simulated at integer vectors, each once.
 
     durations: [classes, coordinates] the time of a cell by its class, a linear form in the coordinates of a space.
-    latency: that of a message.
+    latency: [coordinates] the time of a message, a linear form.
     """
 
     dependencies: Dependencies
@@ -68,17 +68,17 @@ class Simulations:
     _ends: dict[Vector, tuple[Any, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """How many vectors were simulated."""
+        """Number of vectors simulated."""
         return len(self._edges.keys() | self._ends.keys())
 
     @property
     def cells(self) -> int:
-        """How many cells were simulated, over all vectors."""
+        """Number of cells simulated, over all vectors."""
         return len(self) * len(self.dependencies)
 
     @cached_property
     def _longest(self) -> int:
-        """No chain has more cells than there are levels."""
+        """Cells of the longest chain at most: the number of levels."""
         return max(1, len(self.dependencies.levels))
 
     @cached_property
@@ -87,17 +87,21 @@ class Simulations:
         return tuple(self._chain(rank) for rank in range(self.dependencies.rank_start.size - 1))
 
     def _chain(self, rank: int) -> Vector | None:
-        known = self.dependencies
+        dependencies = self.dependencies
         form = [0] * len(self.latency)
-        low, high = known.rank_start[rank : rank + 2].tolist()
+        low, high = dependencies.rank_start[rank : rank + 2].tolist()
         cell = low if low < high else -1
         first = True
         while cell >= 0:
             if not first:
                 form = [a + b for a, b in zip(form, self.durations[self.classes[cell]], strict=True)]
             first = False
-            before = [int(known.previous[cell])] if known.previous[cell] >= 0 else []
-            remote = [int(p) for p, far in zip(known.producers[:, cell], known.remote[:, cell], strict=True) if far]
+            before = [int(dependencies.previous[cell])] if dependencies.previous[cell] >= 0 else []
+            remote = [
+                int(p)
+                for p, far in zip(dependencies.producers[:, cell], dependencies.remote[:, cell], strict=True)
+                if far
+            ]
             if len(before) + len(remote) > 1:
                 return None
             if remote:
@@ -107,16 +111,16 @@ class Simulations:
 
     @cached_property
     def work(self) -> tuple[Vector, ...]:
-        """[P] what each rank computes, a linear form."""
-        known = self.dependencies
-        ranks, kinds = known.rank_start.size - 1, len(self.durations)
-        code = known.rank * np.intp(kinds) + self.classes
+        """[P] the work of each rank, a linear form."""
+        dependencies = self.dependencies
+        ranks, kinds = dependencies.rank_start.size - 1, len(self.durations)
+        code = dependencies.rank * np.intp(kinds) + self.classes
         counts = bincount(code.astype(np.intp), minlength=ranks * kinds).reshape(ranks, kinds)
         forms = np.array(self.durations, object).reshape(kinds, -1)
         return tuple(tuple(int(c) for c in row.astype(object) @ forms) for row in counts)
 
     def edges(self, vectors: Iterable[Vector]) -> list[Edges]:
-        """The edges of the ranks at every vector."""
+        """[vectors] edges of the ranks."""
         listed = list(vectors)
         missing = [v for v in dict.fromkeys(listed) if v not in self._edges]
         if len(missing) == 1:  # its form is asked for next, more often than not
@@ -143,36 +147,36 @@ class Simulations:
         return 2 * largest * self._longest < _EXACT
 
     def ends(self, vector: Vector) -> tuple[Any, Any]:
-        """[cells] start and end of every cell at one vector: exact, as doubles or, where those do not do, integers."""
+        """[cells] start and end of every cell at one vector, exactly: doubles, or integers above their range."""
         if vector in self._ends:
             return self._ends[vector]
         by_class, latency = [dot(form, vector) for form in self.durations], dot(self.latency, vector)
         if self._fits([vector]):
             duration = np.array(by_class, np.float64)[self.classes]
-            found: tuple[Any, Any] = run_durations(self.dependencies, duration, float(latency))
+            times: tuple[Any, Any] = run_durations(self.dependencies, duration, float(latency))
         else:
-            found = _integer_times(self.dependencies, np.array(by_class, object)[self.classes], latency)
+            times = _integer_times(self.dependencies, np.array(by_class, object)[self.classes], latency)
         if len(self._ends) >= 8:  # one is as long as the schedule
             self._ends.pop(next(iter(self._ends)))
-        self._ends[vector] = found
+        self._ends[vector] = times
         if vector not in self._edges:
-            known = self.dependencies
-            bounds = list(pairwise(known.rank_start.tolist()))
-            start, end = found
+            dependencies = self.dependencies
+            bounds = list(pairwise(dependencies.rank_start.tolist()))
+            start, end = times
             self._edges[vector] = Edges(
                 [int(start[low]) if low < high else 0 for low, high in bounds],
                 [int(end[high - 1]) if low < high else 0 for low, high in bounds],
             )
-        return found
+        return times
 
     def chain(self, vector: Vector, cell: int, *, own: bool = True) -> Vector:
-        """The form of a longest chain of cells at that vector: to the end of ``cell``, or to its start."""
-        known = self.dependencies
+        """The form of a longest chain at a vector, up to the end of ``cell``; without ``own``, to its start."""
+        dependencies = self.dependencies
         start, end = self.ends(vector)
         latency = dot(self.latency, vector)
         counts = [0] * len(self.durations)
         messages = 0
-        previous, producers, remote = known.previous, known.producers, known.remote
+        previous, producers, remote = dependencies.previous, dependencies.producers, dependencies.remote
         while cell >= 0:
             if own:
                 counts[self.classes[cell]] += 1
@@ -197,11 +201,15 @@ class Simulations:
 
 
 def _integer_times(dependencies: Dependencies, duration: npt.NDArray[Any], latency: int) -> tuple[list[int], list[int]]:
-    """Start and end of every cell in Python's integers."""
-    known = dependencies
-    start, end = [0] * len(known), [0] * len(known)
-    previous, producers, remote = known.previous.tolist(), known.producers.tolist(), known.remote.tolist()
-    for cell in known.levels.order.tolist():
+    """[cells] start and end of every cell, in Python's integers."""
+    count = len(dependencies)
+    start, end = [0] * count, [0] * count
+    previous, producers, remote = (
+        dependencies.previous.tolist(),
+        dependencies.producers.tolist(),
+        dependencies.remote.tolist(),
+    )
+    for cell in dependencies.levels.order.tolist():
         begin = end[previous[cell]] if previous[cell] >= 0 else 0
         for row in (0, 1):
             if (producer := producers[row][cell]) >= 0:
@@ -214,30 +222,30 @@ def _integer_times(dependencies: Dependencies, duration: npt.NDArray[Any], laten
 class LinearTimes:
     """The times of a schedule on a cone of costs on which the work and the start of every rank are linear.
 
-    starts: [P] the forms of the starts; of a rank that nobody asks for, None.
+    starts: [P] the form of each rank's start; None for a rank that no statement needs.
     """
 
     simulations: Simulations
     starts: tuple[Vector | None, ...]
 
     def values(self, quantity: Quantity, vectors: Sequence[Vector]) -> list[int]:
-        """The time at every vector, in the unit of the vectors."""
-        found = self.simulations.edges(vectors)
-        return [self._value(quantity, at, vector)[0] for at, vector in zip(found, vectors, strict=True)]
+        """[vectors] the time at each, in the unit of the vectors."""
+        edges_at = self.simulations.edges(vectors)
+        return [self._value(quantity, e, vector)[0] for e, vector in zip(edges_at, vectors, strict=True)]
 
     def form(self, quantity: Quantity, vector: Vector) -> Vector:
-        """A linear form that the time has at ``vector`` and, on the cone, nowhere exceeds."""
-        known, work = self.simulations.dependencies, self.simulations.work
+        """[coordinates] a linear form that equals the time at ``vector`` and exceeds it nowhere on the cone."""
+        dependencies, work = self.simulations.dependencies, self.simulations.work
         if quantity == BUBBLE:
             parts = zip(self.form(MAKESPAN, vector), self.form(IDLE, vector), strict=True)
             return tuple(a + b for a, b in parts)
-        (at,) = self.simulations.edges([vector])
-        name, rank = quantity[0], self._value(quantity, at, vector)[1]
+        (edges,) = self.simulations.edges([vector])
+        name, rank = quantity[0], self._value(quantity, edges, vector)[1]
         if name == "idle":
             return tuple(-c for c in work[rank])
         if name == "work":
             return work[rank]
-        low, high = known.rank_start[rank : rank + 2].tolist()
+        low, high = dependencies.rank_start[rank : rank + 2].tolist()
         if low == high:
             return (0,) * len(vector)
         if name == "start":
@@ -247,35 +255,35 @@ class LinearTimes:
             form = minus(form, self._start(rank))
         return minus(form, work[rank]) if name == "span_bubble" else form
 
-    def _value(self, quantity: Quantity, at: Edges, vector: Vector) -> tuple[int, int]:
+    def _value(self, quantity: Quantity, edges: Edges, vector: Vector) -> tuple[int, int]:
         """(the time, the rank that has it)."""
         name, rank = quantity
         if name == "start":
-            return at.start[rank], rank
+            return edges.start[rank], rank
         if name == "end":
-            return at.end[rank], rank
+            return edges.end[rank], rank
         if name == "work":
             return dot(self.simulations.work[rank], vector), rank
         if name == "bubble":
-            return max(at.end) - min(self._worked(vector)), -1
+            return max(edges.end) - min(self._worked(vector)), -1
         if name == "makespan":
-            values = at.end
+            values = edges.end
         elif name == "idle":
             values = [-w for w in self._worked(vector)]
         elif name == "span":
-            values = [e - s for s, e in zip(at.start, at.end, strict=True)]
+            values = [e - s for s, e in zip(edges.start, edges.end, strict=True)]
         else:
-            values = [e - s - w for s, e, w in zip(at.start, at.end, self._worked(vector), strict=True)]
+            values = [e - s - w for s, e, w in zip(edges.start, edges.end, self._worked(vector), strict=True)]
         most = max(values)
         return most, values.index(most)
 
     def even(self, quantity: Quantity, vector: Vector) -> bool:
-        """Whether all ranks have the same bubble, at all costs, or the same span bubble at a vector."""
+        """Whether all ranks have the same bubble at all costs, or the same span bubble at ``vector``."""
         if quantity == BUBBLE:
             return len(set(self.simulations.work)) == 1
-        (at,) = self.simulations.edges([vector])
+        (edges,) = self.simulations.edges([vector])
         work = self._worked(vector)
-        return len({e - s - w for s, e, w in zip(at.start, at.end, work, strict=True)}) == 1
+        return len({e - s - w for s, e, w in zip(edges.start, edges.end, work, strict=True)}) == 1
 
     def _worked(self, vector: Vector) -> list[int]:
         distinct = {form: dot(form, vector) for form in set(self.simulations.work)}
@@ -291,7 +299,7 @@ class LinearTimes:
 class Kinds:
     """The cells of a schedule by what they compute.
 
-    classes: [cells] the kind of each; codes: of each kind, its op and the backward that overlaps it, if there is one.
+    classes: [cells] the kind of each. codes: [kinds] the op, and the backward that overlaps it, if there is one.
     """
 
     dependencies: Dependencies
@@ -303,8 +311,8 @@ class Kinds:
         kind = dependencies.schedule.kind
         first = kind[dependencies.first].astype(np.int64)
         second = np.where(dependencies.pairs, kind[dependencies.second].astype(np.int64) + 1, 0)
-        found, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
-        codes = [divmod(int(code), len(OpKind) + 1) for code in found]
+        values, classes = distinct(first * (len(OpKind) + 1) + second, (len(OpKind) + 1) ** 2)
+        codes = [divmod(int(code), len(OpKind) + 1) for code in values]
         return cls(dependencies, classes, tuple((OpKind(a), OpKind(b - 1) if b else None) for a, b in codes))
 
 
@@ -348,20 +356,20 @@ def linear_parts(times: LinearTimes, quantity: Quantity, cone: Cone) -> list[tup
 
 
 def times_on(kinds: Kinds, space: Space, cone: Cone, ranks: Iterable[int] = ()) -> list[tuple[Cone, LinearTimes]]:
-    """Parts that cover the cone, with the times on each. ranks: those whose starts a statement speaks of."""
+    """Parts that cover the cone, with the times on each. ranks: those whose starts a statement needs."""
     result = []
     for part, simulations in simulations_on(kinds, space, cone):
         starts = {rank: simulations.chains[rank] for rank in ranks}
         count = kinds.dependencies.schedule.ranks
-        known: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
+        split: list[tuple[Cone, Mapping[int, Vector | None]]] = [(part, starts)]
         for rank, form in starts.items():
             if form is None:
                 bare = LinearTimes(simulations, (None,) * count)
-                known = [
+                split = [
                     (smaller, {**others, rank: linear})
-                    for one, others in known
-                    for smaller, linear in linear_parts(bare, ("start", rank), one)
+                    for piece, others in split
+                    for smaller, linear in linear_parts(bare, ("start", rank), piece)
                 ]
-        for one, forms in known:
-            result.append((one, LinearTimes(simulations, tuple(forms.get(rank) for rank in range(count)))))
+        for piece, forms in split:
+            result.append((piece, LinearTimes(simulations, tuple(forms.get(rank) for rank in range(count)))))
     return result

@@ -1,4 +1,4 @@
-"""Whether a claim holds for all costs at one size: proved, refuted, never met by its condition, or not decidable."""
+"""Decides a claim for all costs at one size: proved, refuted, vacuous, or open."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from schedc.syntax import tree
 
 @dataclass(frozen=True)
 class CostRegion:
-    """Costs that satisfy a conjunction: the closure of them, and the forms that are greater than 0 in them."""
+    """Costs that satisfy a conjunction. cone: their closure. positive: the forms that are greater than 0 at them."""
 
     cone: Cone
     positive: tuple[Vector, ...]
 
     def holds_inside(self, cone: Cone) -> bool:
-        """Whether the relative interior of a part of the closure belongs to the costs."""
+        """Whether the relative interior of a part of the closure consists of such costs."""
         if not cone.rays:
             return False
         point = cone.interior
@@ -46,12 +46,12 @@ class CostRegion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim.
+    """The decision about a claim.
 
-    status: ``proved``, ``refuted``, ``vacuous`` (no costs satisfy the condition) or ``open``; why: of the last, what is
-    not decidable. space: the costs that it speaks of. simulations: cost vectors simulated.
-    refuted: where it fails, None unless it does; likely: the condition and the claim as statements without times, the
-    second as it is around that vector.
+    status: ``proved``, ``refuted``, ``vacuous`` (no costs satisfy the condition) or ``open``.
+    space: the costs that the claim covers. simulations: number of cost vectors simulated.
+    why: for ``open``, the part that is not decidable. refuted: for ``refuted``, the vector at which the claim fails.
+    likely: the condition and the claim as statements without times; the claim as it is around that vector.
     """
 
     status: Literal["proved", "refuted", "vacuous", "open"]
@@ -64,7 +64,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a schedule's claims may speak of besides costs: [P] ``counts`` by metric."""
+    """Facts of a schedule that its claims may use besides costs. counts: [P] by metric."""
 
     dependencies: Dependencies
     counts: Mapping[str, Sequence[int]]
@@ -82,7 +82,7 @@ class Facts:
 def decide_claim(claim: tree.Claim, facts: Facts, costs: frozenset[str], variables: frozenset[str]) -> Verdict:
     """Decide a claim for all costs.
 
-    costs: the cost symbols that it names; variables: the names in it that stand for any rank. Raises `NoValue`.
+    costs: the cost symbols that the claim names. variables: names in it that mean any rank. Raises `NoValue`.
     """
     space = replace(Space.of(facts.dependencies, costs), constant=True)
     try:
@@ -101,7 +101,7 @@ def decide_claim(claim: tree.Claim, facts: Facts, costs: frozenset[str], variabl
 def _statements(
     claim: tree.Claim, facts: Facts, space: Space, variables: frozenset[str]
 ) -> tuple[Statement, Statement]:
-    """(condition, claim): each for every rank that its variables may stand for."""
+    """(condition, claim), each for every rank that the variables may be."""
     works = [simulations.work for _, simulations in simulations_on(facts.kinds, space, space.cone)]
     work = [forms[0] if len(set(forms)) == 1 else None for forms in zip(*works, strict=True)]
 
@@ -116,7 +116,7 @@ def _statements(
         return join("and", tuple(reader.statement(node) for reader in readers))
 
     condition = for_ranks(claim.condition)
-    # where the condition is about sizes and false, the claim may have no value
+    # A claim may have no value where its condition is about sizes and false.
     return condition, True if condition is False else for_ranks(claim.claim)
 
 
@@ -130,12 +130,12 @@ def _decided(condition: Statement, statement: Statement, facts: Facts, space: Sp
         statement, condition = join("or", (contrary(condition), statement)), True
     elif next(regions_of(condition, space), None) is None:
         return Verdict("vacuous", space)
-    found = _search(statement, condition, facts, space)
-    return replace(found, simulations=found.simulations + simulated)
+    verdict = _search(statement, condition, facts, space)
+    return replace(verdict, simulations=verdict.simulations + simulated)
 
 
 def _search(statement: Statement, condition: Statement, facts: Facts, space: Space) -> Verdict:
-    """Whether the statement holds at all costs that satisfy the condition, which speaks of no time."""
+    """Whether the statement holds at all costs that satisfy the condition. The condition contains no time."""
     ranks = sorted({rank for name, rank in quantities(statement) if name in ("start", "end")})
     if any(name in ("span", "span_bubble") for name, _ in quantities(statement)):
         ranks = list(range(facts.schedule.ranks))
@@ -170,21 +170,21 @@ def regions_of(condition: Statement, space: Space) -> Iterator[CostRegion]:
 
 
 def refuted_in(statement: Statement, region: CostRegion, part: Cone, times: LinearTimes) -> Refuted | None:
-    """Where the statement fails among the costs of a region that lie in a part of its closure."""
+    """Costs of a region, inside a part of its closure, at which the statement fails; None if there are none."""
     if not closed(statement):
         inside = (face for face in part.faces() if region.holds_inside(face))
-        return next((found for found in (decide(statement, face, times) for face in inside) if found), None)
-    found = decide(statement, part, times)
-    if found is None or region.holds_inside(found.cone):
-        return found
-    return _pushed(statement, region, found, times)
+        return next((refuted for refuted in (decide(statement, face, times) for face in inside) if refuted), None)
+    refuted = decide(statement, part, times)
+    if refuted is None or region.holds_inside(refuted.cone):
+        return refuted
+    return _pushed(statement, region, refuted, times)
 
 
-def _pushed(statement: Statement, region: CostRegion, found: Refuted, times: LinearTimes) -> Refuted:
-    """The same for costs, where a closed statement was found false at a limit of them: there is one near it."""
+def _pushed(statement: Statement, region: CostRegion, limit: Refuted, times: LinearTimes) -> Refuted:
+    """Costs of a region at which a closed statement fails, near a limit of the region at which it fails."""
     inside, factor = region.cone.interior, 1
     while True:
-        vector = tuple(factor * x + y for x, y in zip(found.vector, inside, strict=True))
+        vector = tuple(factor * x + y for x, y in zip(limit.vector, inside, strict=True))
         values = {q: times.values(q, [vector])[0] for q in quantities(statement)}
         if not true_at(statement, vector, values):
             return Refuted(vector, region.cone)
