@@ -1,4 +1,4 @@
-"""What the commands tell about the cells of a schedule: what their exchanges hide and expose, as JSON and as text."""
+"""The report about the cells of a schedule: communication hidden and exposed, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from schedc.cell.predict import hidden_share
 
 
 def to_json(inside: CellPricing) -> dict[str, Any]:
-    """What ``--json`` says about cells; times in cost units.
+    """The facts of the cells; times are in units of the costs.
 
-    makespan, floor: see `schedc.analysis.cell_pricing.CellPricing`. idle: of a
-    rank, on the average, between its cells and where it stands for messages inside.
-    hidden_step: 1 - exposed / communication over all cells of all ranks; hidden_steady: over the overlapped pairs.
-    shares: of the ranks' time from 0 to the makespan: computing, waiting for exchanges inside cells, idle between
-    cells; they sum to 1, and the largest is what bounds the step.
+    makespan, floor: see `schedc.analysis.cell_pricing.CellPricing`. idle: mean time over the ranks that a rank idles
+    between cells and waits for messages inside them. hidden_step: 1 - exposed / communication over all cells.
+    hidden_steady: the same over overlapped pairs. shares: parts of the ranks' time from 0 to the makespan: computing,
+    waiting for exchanges inside cells, idle between cells. They sum to 1. bound: the largest share.
     """
     communication, exposed = inside.communication()
     shares = _shares(inside)
@@ -51,34 +50,34 @@ def _shares(inside: CellPricing) -> dict[str, float]:
 
 
 def _removed(idle: dict[str, float]) -> float:
-    """The share of the idle time that goes by sending early and waiting late."""
+    """The share of the idle time that sending early and waiting late removes."""
     return 1 - idle["inside"] / idle["overlapped"] if idle["overlapped"] else 0.0
 
 
 def _kind_json(kind: CellKind) -> dict[str, Any]:
-    found = kind.prediction
+    prediction = kind.prediction
     return {
         "kind": kind.kind,
         "stages": list(kind.stages),
         "count": kind.count,
         "serial": kind.serial,
-        "duration": found.duration,
-        "compute": found.compute,
-        "communication": found.communication,
-        "exposed": found.exposed,
-        "hidden": found.hidden,
+        "duration": prediction.duration,
+        "compute": prediction.compute,
+        "communication": prediction.communication,
+        "exposed": prediction.exposed,
+        "hidden": prediction.hidden,
         "lanes": {
             lane.value: {"busy": use.busy, "exposed": use.exposed}
-            for lane, use in zip(EXCHANGE_LANES, found.lanes, strict=True)
+            for lane, use in zip(EXCHANGE_LANES, prediction.lanes, strict=True)
         },
-        "activation_at": found.activation_at,
-        "gradient_at": found.gradient_at,
-        "bound": found.bound,
+        "activation_at": prediction.activation_at,
+        "gradient_at": prediction.gradient_at,
+        "bound": prediction.bound,
     }
 
 
 def to_text(facts: dict[str, Any]) -> list[str]:
-    """The lines of `to_json` for people."""
+    """The lines of `to_json`'s facts for people."""
     spans, idle = facts["makespan"], facts["idle"]
     steady = "" if facts["hidden_steady"] is None else f", {facts['hidden_steady']:.4f} in overlapped pairs"
     shares = ", ".join(f"{name} {share:.3f}" for name, share in facts["shares"].items())

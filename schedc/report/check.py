@@ -1,4 +1,4 @@
-"""What `check` and `compile` tell about a legal schedule: its facts as JSON, and a text made of that JSON."""
+"""The report of `check` and `compile` about a legal schedule: facts as JSON, and a text made from that JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedc.report.ranks import rank_table
 
 
 def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
-    """What ``--json`` prints about a legal schedule; times in cost units, memory in chunks."""
+    """The facts of a legal schedule: times in units of the costs, activations in microbatches of chunks."""
     timeline, memory, schedule = analysis.timeline, analysis.memory, analysis.schedule
     return {
         "schema": schema,
@@ -26,7 +26,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "ranks": schedule.ranks,
         "stages": schedule.stages,
         **_layers(schedule),
-        **_attached(analysis),
+        **_attachments(analysis),
         "microbatches": schedule.microbatches,
         "ops": len(schedule),
         "makespan": timeline.makespan,
@@ -47,13 +47,13 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
 
 
 def _recomputation(analysis: Analysis) -> dict[str, Any]:
-    """What the Rs of the schedule take: of each rank, and as a share of the ranks' time; nothing where it has none."""
+    """Time of the Rs per rank, and as a share of the ranks' time; empty for a schedule without Rs."""
     if not has_recomputation(analysis.schedule) and analysis.unplaced is None:
         return {}
     timeline, before = analysis.timeline, analysis.unplaced
-    taken = timeline.recomputing
-    whole = timeline.makespan * taken.size
-    facts = {"busy": taken.tolist(), "ratio": float(taken.sum()) / whole if whole else 0.0}
+    time = timeline.recomputing
+    whole = timeline.makespan * time.size
+    facts = {"busy": time.tolist(), "ratio": float(time.sum()) / whole if whole else 0.0}
     if before is None:
         return {"recomputation": facts}
     placed = len(analysis.schedule) - len(before.dependencies.schedule)
@@ -61,7 +61,7 @@ def _recomputation(analysis: Analysis) -> dict[str, Any]:
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
-    """Where a plan put the layers; nothing for a schedule alone."""
+    """The layout of a plan; empty for a schedule alone."""
     if not schedule.layout:
         return {}
     from schedc.layout.parser import parse_layout
@@ -71,8 +71,8 @@ def _layers(schedule: Schedule) -> dict[str, Any]:
     return {"layers": schedule.layers, "layout": schedule.layout, "layers_per_stage": per_stage}
 
 
-def _attached(analysis: Analysis) -> dict[str, Any]:
-    """What a plan attaches besides layers; nothing where it does not."""
+def _attachments(analysis: Analysis) -> dict[str, Any]:
+    """The attachments of a plan; empty where it attaches nothing."""
     if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
         return {}
     from schedc.plan import plan_of
@@ -92,7 +92,7 @@ def _cells(analysis: Analysis) -> dict[str, Any]:
 
 
 def failed_json(diagnostics: tuple[Diagnostic, ...], schema: str = "schedc.check") -> dict[str, Any]:
-    """What ``--json`` prints about an input that cannot be measured."""
+    """The facts of an input that cannot be measured: its diagnostics."""
     return {"schema": schema, "version": 1, "diagnostics": [d.to_json() for d in diagnostics]}
 
 
@@ -131,7 +131,7 @@ def _recomputation_text(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _verdict(claim: dict[str, Any]) -> str:
-    """What became of a claim, and why it says nothing of the costs of this run, where it does not."""
+    """The verdict on a claim, with the reason where it does not cover the costs of this run."""
     aside = f" (not the given ones: {claim['aside']})" if claim["aside"] and claim["status"] != "vacuous" else ""
     return _VERDICTS[claim["status"]](claim) + aside
 

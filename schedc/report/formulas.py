@@ -1,4 +1,4 @@
-"""What `schedc report` prints: a derivation as one JSON object, as text, and as LaTeX."""
+"""The report of `schedc report`: a derivation as one JSON object, as text, and as LaTeX."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ SCHEMA, VERSION = "schedc.report", 1
 
 _EVERY, _LARGEST = "every rank", "largest over the ranks"
 _SHOWN = 4
-"""Formulas that were not kept that the text tells, per quantity."""
+"""Formulas per quantity that were not kept and that the text shows."""
 
 
 def to_json(derivation: Derivation) -> dict[str, Any]:
-    """One object.
+    """The facts of a derivation as one object. Times are in units of the costs.
 
-    ``quantities``: for each its ``definition`` and ``domain``: the costs that a time speaks of, as comparisons; none
-    for counts, which no cost changes. ``pieces``, each with ``formula`` (as a claim could say it), ``latex``, ``rank``
-    (of which ranks), ``conditions`` (all, of sizes and costs), ``proved_sizes`` and ``largest``: at how many sizes it
-    is proved for all costs that satisfy them, and the largest value of each parameter there; ``share``: of the domain,
-    what satisfies the conditions, at the size where that is least.
-    ``complete``: whether nothing is left out, of times at the sizes that satisfy one of ``complete_when``, each a list
-    of comparisons; ``sizes``: how many were looked at. ``example``: sizes and costs that the pieces leave out, and the
-    ``simulated`` value; ``why``: why there are no pieces.
-    ``unknown``: formulas that were fitted and not kept, each with its ``counterexample``, or with ``untried``: sizes
-    that it depends on and was not tried above, and how far it was fitted. ``order``: the costs that chose it, if any.
+    ``order``: the costs that chose the order, or null. Each of ``quantities`` has:
+
+    * ``definition``; ``domain``: comparisons of costs in which a time holds. Counts have none: no cost changes them.
+    * ``pieces``. ``formula``: as a claim could say it. ``latex``. ``rank``: which ranks it holds for. ``conditions``:
+      comparisons of sizes and costs. ``proved_sizes``: at how many sizes it is proved for all costs that satisfy the
+      conditions. ``largest``: the largest value of each parameter there. ``share``: the part of the domain that
+      satisfies the conditions, at the size where it is least.
+    * ``complete``: whether the pieces leave nothing out. A time is complete at the sizes that satisfy one of
+      ``complete_when``, each a list of comparisons. ``sizes``: how many sizes were examined.
+    * ``example``: sizes and costs that the pieces leave out, with the ``simulated`` value. ``why``: the reason for
+      having no pieces.
+    * ``unknown``: formulas that were fitted and not kept. Each has its ``counterexample``, or in ``untried`` the
+      parameters above whose value it was neither fitted nor tried.
     """
     grid = derivation.grid
     return {
@@ -145,7 +148,7 @@ def _count_piece(derivation: Derivation, result: CountResult, piece: CountPiece)
 
 
 def _counted_at(piece: CountPiece, grid: SizeGrid) -> dict[str, Any]:
-    """The sizes at which a count was compared: there it holds whatever the costs."""
+    """The sizes at which a count was compared. It holds there for all costs."""
     table = columns((*grid.fitted, *grid.held_out), grid.names)
     inside = piece.region.of(table, grid.ranks, grid.microbatches)
     return {
@@ -169,7 +172,7 @@ def _count_failure(failure: CountFailure | Untried) -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any], as_latex: bool = False) -> str:
-    """The report of `to_json` as text, its formulas as LaTeX if wanted."""
+    """`to_json`'s facts for people. as_latex: formulas as LaTeX."""
     parameters = facts["parameters"]
     names = ", ".join([parameters["ranks"], parameters["microbatches"], *parameters["others"]])
     lines = [
@@ -198,10 +201,10 @@ def _described(quantity: dict[str, Any], as_latex: bool) -> Iterator[str]:
         when = f"  when {' and '.join(piece['conditions'])}" if piece["conditions"] else ""
         yield f"    {formula:<{width}}  ({piece['rank']}){when}  [{_proved(piece, costly)}]"
     yield from _completeness(quantity)
-    told = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
-    yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in told[:_SHOWN])
-    if len(told) > _SHOWN:
-        yield f"    not kept: {len(told) - _SHOWN} formulas more, which --json tells"
+    failures = sorted(quantity["unknown"], key=lambda unknown: unknown["counterexample"] is None)
+    yield from (f"    not kept: {unknown['formula']} {_why(unknown)}" for unknown in failures[:_SHOWN])
+    if len(failures) > _SHOWN:
+        yield f"    not kept: {len(failures) - _SHOWN} formulas more, which --json tells"
 
 
 def _proved(piece: dict[str, Any], costly: bool) -> str:
@@ -211,7 +214,7 @@ def _proved(piece: dict[str, Any], costly: bool) -> str:
 
 
 def _completeness(quantity: dict[str, Any]) -> Iterator[str]:
-    """Whether the pieces are all that there is; of counts only what they leave out is told."""
+    """Whether the pieces are complete; for counts, only an example that they leave out."""
     for conditions in quantity.get("complete_when", ()):
         where = " and ".join(conditions) or "all sizes"
         yield f"    complete for {where}: it is the largest of these forms, for all costs, at every size looked at"

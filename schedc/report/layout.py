@@ -1,4 +1,4 @@
-"""What `schedc layout` tells of a layout: its stages, the load of each rank, and what it gains; as JSON and as text."""
+"""The report of `schedc layout`: stages, load of each rank, and the gain over other layouts, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_json(
     proof: Balanced | None = None,
     comparison: LayoutComparison | None = None,
 ) -> dict[str, Any]:
-    """The facts; times and memory in the units of the costs. ``proof`` and ``comparison`` are null where unknown."""
+    """The facts of a layout, in the units of the costs; null where ``proof`` or ``comparison`` is missing."""
     time = costs.per_stage(layout)
     load = load_per_rank(placement, time)
     ranks = placement.rank_of_stage
@@ -60,7 +60,7 @@ def to_json(
 
 
 def _describe(parts: tuple[ModelPart, ...]) -> Iterator[str]:
-    """The parts in words: layers that follow each other as a range."""
+    """The parts in words; layers that follow each other are a range."""
     for kind, group in groupby(parts, key=lambda part: part.kind):
         numbers = [part.number for part in group]
         if kind is PartKind.NOOP:

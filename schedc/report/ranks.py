@@ -1,4 +1,4 @@
-"""The table of ranks that `check` and `compile` print: every rank of a few, of many those that say the most."""
+"""The table of ranks that `check` and `compile` print: all of a few ranks, the most telling of many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 _COLUMNS = ("busy", "bubble", "span_bubble", "peak_activations", "peak_pending_weight")
 
 SUMMARIZED_ABOVE = 32
-"""Lines that the table has at most, unless all are asked for."""
+"""The most lines of the table, unless all ranks are wanted."""
 
 
 def rank_table(facts: dict[str, Any], every: bool) -> list[str]:
