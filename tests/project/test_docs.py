@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -108,12 +109,38 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_make_targets_and_files_named_in_documents_exist(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8").split("### Moved")[0]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{path.name}: make {target}"
     for name in re.findall(r"(?<![\w/])(?:benchmarks|examples|schedules)/[\w/]+\.\w+", text):
         assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: object = import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_modules_names_and_files_of_the_house_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").split("### Moved")[0]
+    names = set(re.findall(r"(?<![\w/.\"])((?:schedc|schedc_runtime)(?:\.\w+)+)(?![/\"])", text))
+    folders = "schedc|runtime|tests|benchmarks|examples|schedules|docs|editors"
+    files = set(re.findall(rf"(?<![\w/.=-])((?:{folders})/[\w/.-]*\w)", text))
+    assert [name for name in names if not resolves(name)] == []
+    assert [file for file in files if not (ROOT / file).exists() and (ROOT / file).parent not in GENERATED] == []
 
 
 def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
@@ -123,3 +150,11 @@ def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
     assert re.findall(r"entry: (.+)", hooks) == re.findall(
         r"^\t(.+)", recipe.replace("$(BIN)", ".venv/bin"), re.MULTILINE
     )
+
+
+def test_paths_that_moved_have_new_ones_that_exist() -> None:
+    table = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("### Moved")[1].split("\n#")[0]
+    rows = re.findall(r"^\| `.* \| (`.*) \|$", table, re.MULTILINE)
+    assert len(rows) > 10
+    names = [name for new in rows for name in re.findall(r"(?:schedc|schedc_runtime)(?:\.\w+)+", new)]
+    assert [name for name in names if not resolves(name)] == []
