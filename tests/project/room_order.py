@@ -1,54 +1,44 @@
-"""The rooms of both packages, bottom first: a file imports only from its own room and from those before it."""
+"""The levels of both packages, bottom first: a file imports only from its own room and from levels before it."""
 
 from __future__ import annotations
 
-ROOMS = {
+from itertools import chain
+
+LEVELS = {
     "schedc": (
-        "source",
-        "interrupts",
-        "diagnostics",
-        "codes",
-        "ir",
-        "syntax",
-        "cell",
-        "cost",
-        "check",
-        "elaborate",
-        "analysis",
-        "exact",
-        "claims",
-        "formulas",
-        "passes",
-        "layout",
-        "search",
-        "load",
-        "plan",
-        "draw",
-        "interchange",
-        "inputs",
-        "compiler",
-        "report",
-        "editor",
-        "cli",
-        "__main__",
+        ("source", "interrupts"),
+        ("diagnostics", "codes"),
+        ("ir",),
+        ("syntax", "cell"),
+        ("cost",),
+        ("check",),
+        ("elaborate", "analysis"),
+        ("exact",),
+        ("claims",),
+        ("formulas", "passes", "layout", "search", "load"),
+        ("plan", "draw"),
+        ("interchange",),
+        ("inputs",),
+        ("compiler",),
+        ("report", "editor"),
+        ("cli",),
+        ("__main__",),
     ),
     "schedc_runtime": (
-        "errors",
-        "testing",
-        "transport",
-        "ranks",
-        "partition",
-        "recompute",
-        "stage",
-        "moe",
-        "segments",
-        "models",
-        "execute",
-        "data_parallel",
-        "pipeline",
-        "parity",
-        "measure",
-        "commands",
+        ("errors", "testing", "transport"),
+        ("ranks", "partition"),
+        ("recompute",),
+        ("stage",),
+        ("moe",),
+        ("segments", "models"),
+        ("execute",),
+        ("data_parallel",),
+        ("pipeline",),
+        ("parity", "measure"),
+        ("commands",),
     ),
 }
-"""By package; the package's own ``__init__`` stands above all. docs/architecture.md walks the rooms in this order."""
+"""By package. A room is a folder or a file on the package's own level; rooms of one level do not import each other."""
+
+ROOMS = {package: tuple(chain.from_iterable(levels)) for package, levels in LEVELS.items()}
+"""The rooms in order, without the package's own ``__init__``. docs/architecture.md walks them in this order."""

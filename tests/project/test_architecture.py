@@ -6,16 +6,16 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from project import house, house_imports
+from project.house_imports import module_name
 from project.room_order import ROOMS
 from support.paths import ROOT
 
-COMPILER = sorted((ROOT / "schedc").rglob("*.py"))
-RUNTIME = sorted((ROOT / "runtime" / "schedc_runtime").rglob("*.py"))
+COMPILER, RUNTIME = house_imports.sources("schedc"), house_imports.sources("schedc_runtime")
 
 RUNTIME_MAY_USE = (
     "schedc.ir",
@@ -48,55 +48,66 @@ def test_the_document_lists_what_the_runtime_uses() -> None:
     assert {f"schedc.{name}" for name in re.findall(r"`([\w.]+)`", listed)} == set(RUNTIME_MAY_USE)
 
 
-def module_name(path: Path) -> str:
-    base = ROOT / "runtime" if path in RUNTIME else ROOT
-    parts = path.relative_to(base).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def test_every_room_stands_in_the_order() -> None:
+    assert house_imports.without_place() == []
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+def test_imports_go_down() -> None:
+    assert (house_imports.upward(), house_imports.sideways()) == ([], [])
 
 
-def room(name: str) -> str:
-    return name.split(".")[1]
+def test_the_compiler_loads_no_torch() -> None:
+    for path in COMPILER:
+        tops = {name.partition(".")[0] for name in house_imports.imported_names(path)}
+        assert not tops & {"torch", "schedc_runtime"}, path
 
 
-UPWARD = {
-    ("schedc.analysis.difference", "schedc.formulas.measure"),
-    ("schedc.compiler", "schedc.report.plan"),
-    ("schedc_runtime.execute.executor", "schedc_runtime.data_parallel.gradient_sums"),
-    ("schedc_runtime.recompute.adaptive", "schedc_runtime.moe.exchange"),
-    ("schedc_runtime.recompute.adaptive", "schedc_runtime.moe.hot"),
-    ("schedc_runtime.recompute.levels", "schedc_runtime.moe.exchange"),
-}
-"""Imports that still go up; none may be added."""
+KNOWN_CIRCLES = [["schedc/plan", "schedc/plan/directives"]]
+"""Folders that still import each other; none may be added."""
 
 
-@pytest.mark.parametrize("path", COMPILER + RUNTIME, ids=module_name)
-def test_imports_go_down(path: Path) -> None:
-    name = module_name(path)
-    package, _, own = name.partition(".")
-    if not own:
-        return
-    order = ROOMS[package]
-    assert room(name) in order, f"{name} has no room"
-    for imported in imports(path):
-        top = imported.partition(".")[0]
-        assert package == "schedc_runtime" or top not in {"torch", "schedc_runtime"}, f"{name} imports {imported}"
-        if top == package and "." in imported and (name, imported) not in UPWARD:
-            up = order.index(room(imported)) > order.index(room(name))
-            assert not up, f"{name} imports {imported}, which is above it"
+def test_nothing_imports_itself_through_others() -> None:
+    graph = house_imports.files()
+    assert house_imports.circles(graph) == []
+    assert house_imports.circles(house_imports.rooms(graph)) == []
+    assert house_imports.circles(house_imports.folders(graph)) == KNOWN_CIRCLES
+
+
+@pytest.mark.parametrize("module", house.MUST_KNOW)
+def test_a_change_needs_few_files(module: str) -> None:
+    assert len(house_imports.must_know(module)) <= house.MUST_KNOW[module]
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    """Two ideas with one name: docs/glossary.md says which word is free."""
+    assert house.repeated_classes() == {}
+
+
+def test_the_glossary_gives_each_word_one_meaning() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!word |---)([^|]+) \|", text, re.MULTILINE)
+    words = [word.strip() for row in rows for word in row.split(",")]
+    assert len(words) == len(set(words))
+    assert len(words) >= 40
+
+
+def test_sizes() -> None:
+    assert list(house.long_functions()) == []
+    assert house.long_files() == {}
+    for median in house.median_lines().values():
+        assert 90 <= median <= 150
+
+
+def test_circles_and_levels_are_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}
+    frozen = {name: frozenset(targets) for name, targets in graph.items()}
+    assert house_imports.circles(frozen) == [["a", "b", "c"]]
+    assert house_imports.reachable(frozen, "d") == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=module_name)
 def test_runtime_uses_only_what_it_may(path: Path) -> None:
-    for imported in imports(path):
+    for imported in house_imports.imported_names(path):
         if imported.startswith("schedc."):
             assert imported.startswith(RUNTIME_MAY_USE), f"{module_name(path)} imports {imported}"
 
