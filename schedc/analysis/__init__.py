@@ -1,1 +1,1 @@
-"""What can be told about a schedule without changing it: dependencies, timeline, memory, deadlock, claims."""
+"""Analyses that leave a schedule as it is: dependencies, timeline, memory, deadlock, claims."""

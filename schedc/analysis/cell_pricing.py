@@ -1,4 +1,4 @@
-"""The timeline of a schedule whose cells are known from inside, beside the one where they are opaque."""
+"""Prices a schedule by the segments and exchanges inside its cells: one timeline per treatment of messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CellKind:
 
 @dataclass(frozen=True, eq=False)
 class CellPricing:
-    """A schedule priced from inside.
+    """A schedule priced by its segments and exchanges.
 
     kinds: what cells there are; kind: [cells] index into it. costs: of their segments and exchanges.
     serial: every cell runs its segments and exchanges one after the other, and its messages leave at its end.
@@ -80,17 +80,17 @@ class CellPricing:
         """The kind of the cells of one name, ``FB``, on these stages, else of the most of them; None without any."""
         if stages is None:
             return max((kind for kind in self.kinds if kind.kind == name), key=lambda kind: kind.count, default=None)
-        known = self.late_wait.dependencies
-        stage = known.schedule.stage
-        there = (stage[known.first] == stages[0]) & (
-            stage[np.where(known.second >= 0, known.second, known.first)] == stages[1]
+        dependencies = self.late_wait.dependencies
+        stage = dependencies.schedule.stage
+        there = (stage[dependencies.first] == stages[0]) & (
+            stage[np.where(dependencies.second >= 0, dependencies.second, dependencies.first)] == stages[1]
         )
-        found = (self.kinds[at] for at in np.unique(self.kind[there]).tolist())
-        return next((kind for kind in found if kind.kind == name), None)
+        kinds = (self.kinds[index] for index in np.unique(self.kind[there]).tolist())
+        return next((kind for kind in kinds if kind.kind == name), None)
 
     @cached_property
     def idle(self) -> dict[str, float]:
-        """Time of a rank, on the average, in which it runs no cell or stands for a message; by what messages do."""
+        """Mean time of a rank in which it runs no cell or waits for a message, by treatment of messages."""
         named = {"overlapped": self.overlapped, "early": self.early_send, "inside": self.late_wait}
         return {name: float(timeline.bubble.mean()) for name, timeline in named.items()}
 
@@ -101,7 +101,7 @@ class CellPricing:
 
     @property
     def hidden_steady(self) -> float | None:
-        """The same over the overlapped pairs; None where the schedule has none."""
+        """1 - exposed / communication, summed over the overlapped pairs; None where the schedule has none."""
         has_pairs = any(len(kind.kind) == 2 for kind in self.kinds)
         return hidden_share(*self.communication(pairs_only=True)) if has_pairs else None
 
@@ -118,7 +118,7 @@ class CellPricing:
 
 
 OrderOf = Callable[[str], PlanOrder | None]
-"""The order by hand of a kind of cells, where there is one."""
+"""Gives the order by hand of a kind of cells, or None."""
 
 
 def price(
@@ -129,10 +129,11 @@ def price(
     order_of: OrderOf = lambda kind: None,
     recomputed: Sequence[StageShape] | None = None,
 ) -> CellPricing:
-    """A legal schedule under the costs of its segments and exchanges.
+    """Prices a legal schedule under the costs of its segments and exchanges; times in their unit.
 
-    shapes: [stages] with what a backward without an R does again; recomputed: with what an R does, by default the
-    same. p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
+    shapes: [stages] graphs, marked with the nodes that a backward without an R recomputes.
+    recomputed: [stages] graphs, marked with the nodes that an R recomputes; by default ``shapes``.
+    p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
     that cannot run.
     """
     graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed or shapes, strict=True))
@@ -150,25 +151,32 @@ def price(
         times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
         return simulate_messages(dependencies, times[kind], delays_of[kind], p2p)
 
-    serial, duration = [one.serial for one in kinds], [one.prediction.duration for one in kinds]
-    least_delays = [lower_bound_delays(one.kind, one.forward, one.backward, costs) for one in kinds]
+    serial, duration = (
+        [kind_of_cells.serial for kind_of_cells in kinds],
+        [kind_of_cells.prediction.duration for kind_of_cells in kinds],
+    )
+    least_delays = [
+        lower_bound_delays(kind_of_cells.kind, kind_of_cells.forward, kind_of_cells.backward, costs)
+        for kind_of_cells in kinds
+    ]
     return CellPricing(
         kinds,
         kind.astype(np.int64),
         costs,
         serial=timeline(serial, map(closed_delays, serial)),
         overlapped=timeline(duration, map(closed_delays, duration)),
-        early_send=timeline(duration, (_delays(one, costs, opens_late=False) for one in kinds)),
-        late_wait=timeline(duration, (_delays(one, costs) for one in kinds)),
+        early_send=timeline(duration, (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)),
+        late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds)),
         floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
     )
 
 
 def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Floats, latency: float) -> Timeline:
-    """The timeline of cells that send before their ends, and wait for what they get after their beginnings.
+    """Simulates cells that send before their ends and wait for messages after their beginnings.
 
-    duration: [cells] without standing for messages, which counts as idle time before the start. delay: [cells, 3, 3] of
-    `schedc.cell.delays`. A cell is bound by what its end waits for.
+    duration: [cells] times without waits for messages; such waits count as idle time before the start.
+    delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. All in one unit.
+    A cell is bound by the arrival that its end waits for.
     """
     levels, cells = dependencies.levels, len(dependencies)
     if levels.stuck.size:
@@ -187,7 +195,7 @@ def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Float
 
 
 class _Graphs(NamedTuple):
-    """Of a stage: the graph of most cells, and that of its Rs."""
+    """The graphs of a stage: ``plain`` for most cells, ``recomputed`` for its Rs."""
 
     plain: StageShape
     recomputed: StageShape
@@ -197,7 +205,7 @@ class _Graphs(NamedTuple):
 
 
 def _uses(schedule: Schedule) -> Int64:
-    """[ops] which graph of its stage an op runs: the plain one, of a backward behind an R the ready one, that of Rs."""
+    """[ops] graph that an op runs: 0 the plain one, 1 the ready one of a backward behind an R, 2 that of an R."""
     behind = recomputed_ops(schedule) & BACKWARD[schedule.kind]
     return np.where(schedule.kind == OpKind.R, 2, behind.astype(np.int64))
 

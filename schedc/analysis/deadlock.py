@@ -13,7 +13,7 @@ which each comes after everything that it waits for, and both ends of every chan
   each met its own counterpart and is complete. Then the cell runs: a contradiction. A wait for a send ends for the
   same reason.
 
-So the order of compute alone decides, and one walk over it (`Levels`) finds the ranks that stand still.
+So the order of compute alone decides, and one walk over it (`Levels`) finds the ranks that block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schedc.source import NOWHERE
 
 @dataclass(frozen=True)
 class WaitFor:
-    """One step of a circle: ``rank`` stands at its op ``at`` and waits for the op ``needs`` of another rank.
+    """One step of a circle: ``rank`` blocks at its op ``at`` and waits for the op ``needs`` of another rank.
 
     at, needs: rows of the schedule. The next step is of the rank that holds ``needs``, which stands at an
     op before it.
@@ -41,9 +41,9 @@ class WaitFor:
 
 
 def find_cycle(dependencies: Dependencies) -> tuple[WaitFor, ...]:
-    """The shortest circle of waits among the ops at which ranks stand still for ever; empty without a deadlock.
+    """The shortest circle of waits among the ops at which ranks block for ever; empty without a deadlock.
 
-    Of several the one through the lowest rank, which is where it starts.
+    Among circles of one length it is the one through the lowest rank, where it starts.
     """
     rank_at = {int(dependencies.rank[cell]): int(cell) for cell in dependencies.levels.stuck}
     waits = {rank: _waits(dependencies, rank, cell) for rank, cell in rank_at.items()}
@@ -76,15 +76,15 @@ def deadlock_diagnostics(dependencies: Dependencies) -> list[Diagnostic]:
 def _waits(dependencies: Dependencies, rank: int, cell: int) -> tuple[WaitFor, ...]:
     """What holds a rank up at a cell: the producers that have not run and never will."""
     level, rows = dependencies.levels.of, (dependencies.first[cell], dependencies.second[cell])
-    found = []
+    waits = []
     for row, producer in enumerate(dependencies.producers[:, cell].tolist()):
         if producer >= 0 and level[producer] < 0:
-            at = rows[1] if row == 1 and rows[1] >= 0 else rows[0]
+            own = rows[1] if row == 1 and rows[1] >= 0 else rows[0]
             # a pair produces both kinds of message: the forward is its first op, the backward its second
             second = dependencies.second[producer]
             needs = second if row == 1 and second >= 0 else dependencies.first[producer]
-            found.append(WaitFor(rank, int(at), int(needs)))
-    return tuple(found)
+            waits.append(WaitFor(rank, int(own), int(needs)))
+    return tuple(waits)
 
 
 def _cycle_through(rank: int, waits: dict[int, tuple[WaitFor, ...]], schedule: Schedule) -> tuple[WaitFor, ...]:

@@ -1,4 +1,4 @@
-"""What every cell of a schedule waits for, and in which round each can run: one traversal, used by all analyses."""
+"""Finds the dependencies of every cell and the round in which it can run: one traversal for all analyses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Levels:
     order: [reached] cells, level by level and within a level by rank: a topological order of the cells.
     start: [levels + 1] level l is order[start[l]] ..< order[start[l + 1]].
     of: [cells] the longest chain of cells before it, counted in cells; -1 for a cell that can never run.
-    stuck: cells at which ranks stand still for ever, one per such rank; empty unless there is a deadlock.
+    stuck: cells at which ranks block for ever, one per such rank; empty without a deadlock.
     """
 
     order: Int32

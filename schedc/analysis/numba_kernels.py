@@ -22,7 +22,7 @@ _COMPILE_SECONDS = 13.0
 """What compiling them costs, once on a machine: numba keeps the machine code on disk."""
 
 _CALL_SECONDS = 1e-4
-"""The same once they are loaded."""
+"""The compiled loops, once they are loaded."""
 
 RANK, FIRST, SECOND, OUT, COST, FRESH = range(6)
 """Columns of the table that `advance` walks: the step's rank, the rows of the two outputs that it waits for or -1, the

@@ -166,7 +166,7 @@ class _Slots:
 
 
 def _complete(tasks: Tasks, steps: Sequence[Step], wanted: tuple[int, ...] | None) -> int:
-    """Number of steps after which the ``wanted`` tasks are complete; -1 if there are none."""
+    """Number of steps after which the ``wanted`` tasks are complete; -1 if the cell has no such tasks."""
     if wanted is None:
         return -1
     ends = {(tasks.all[index].half, tasks.all[index].node) for index in wanted}

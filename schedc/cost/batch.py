@@ -1,4 +1,4 @@
-"""Many cost vectors at once, as columns: what batched timelines take instead of one `Costs` after another."""
+"""Many cost vectors as columns: the input of batched timelines, in place of a list of `Costs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CostBatch:
     """K cost vectors: every time is [K], the same for all stages, or [K, stages]; p2p is [K].
 
     B defaults to I + W, R to F and FB to F + B, as in `Costs`, FB also where it is not a number; p2p defaults to 0.
-    What backwards do inside of themselves, `Costs.recompute_in_backward`, is not among them.
+    Recomputation inside of backwards, `Costs.recompute_in_backward`, is not among them.
     """
 
     F: Floats
@@ -92,7 +92,7 @@ class CostRows:
 
 
 def _either(given: Sequence[Floats | None], missing: Floats) -> Floats | None:
-    """The rows that are given, those of ``missing`` elsewhere; None where none is."""
+    """[K, stages] the given rows, and ``missing`` for vectors without one; None if no vector has one."""
     if all(one is None for one in given):
         return None
     return np.stack([other if one is None else one for one, other in zip(given, missing, strict=True)])

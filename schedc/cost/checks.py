@@ -1,4 +1,4 @@
-"""What is wrong with costs as people write them: unknown names, values that no cost has, and where it says so."""
+"""Checks costs as people write them: unknown names and illegal values, with their places."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LARGEST = 1e15
 def validated(
     values: Mapping[str, object], known: Iterable[str], source: Source
 ) -> tuple[dict[str, Cost], list[Diagnostic]]:
-    """The costs among ``values`` as `Costs` holds them, and what is wrong with the others."""
+    """The legal costs among ``values``, as `Costs` holds them, and findings about the others."""
     good: dict[str, Cost] = {}
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     for key, value in values.items():
         if key not in known:
-            found.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(key, known)))
+            findings.append(problem("S401", f"`{key}` is no cost", source, key, help=did_you_mean(key, known)))
         elif wrong := _wrong_value(key, value):
-            found.append(problem("S402", wrong, source, key))
+            findings.append(problem("S402", wrong, source, key))
         else:
             good[key] = tuple(float(v) for v in value) if isinstance(value, list) else float(value)  # type: ignore[arg-type]
-    return good, found
+    return good, findings
 
 
 def _wrong_value(key: str, value: object) -> str:
@@ -38,11 +38,11 @@ def _wrong_value(key: str, value: object) -> str:
         return f"`{key}` is one value for all stages, not a list: {BY_NAME[key].meaning}"
     if value == []:
         return f"`{key}` is an empty list: give one value, or one per stage"
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, bool) or not isinstance(one, int | float):
-            return f"`{key}` is not a number: {one!r}"
-        if not 0 <= one <= LARGEST:  # also false of a NaN
-            return f"`{key}` is {one!r}; a cost is a number from 0 to {LARGEST:.0e}"
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return f"`{key}` is not a number: {number!r}"
+        if not 0 <= number <= LARGEST:  # also false of a NaN
+            return f"`{key}` is {number!r}; a cost is a number from 0 to {LARGEST:.0e}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What ops and messages cost: scalars or one value per stage, from options, a TOML file, or the defaults."""
+"""Costs of ops and messages: one value or one per stage, from options, a TOML file, or the defaults."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ANCHORS = frozenset({"F", "B"})
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in any one unit, per chunk (one stage), and p2p, the latency of one message between two ranks.
+    """Costs as they are given; the keys are the rows of `schedc.cost.keys.KEYS`.
 
-    B defaults to I + W, R to F, and FB, an overlapped pair, to F + B: per stage where F, I, W are.
-    Of an FB per stage a pair takes the value at the stage of its forward.
-    activation: memory that one microbatch holds on one stage from its F to its backward, in any one unit;
-    pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B); recomputed: the
-    part of it that a microbatch with an R holds between its F and that R.
+    Times are per chunk (one stage), in any one unit. B defaults to I + W, R to F, and FB, an overlapped pair, to F + B.
+    A pair takes the FB of its forward's stage. p2p: latency of one message between two ranks.
+    activation: memory, in any one unit, that one microbatch holds on one stage from its F to its backward.
+    pending_weight: the part of it still held between I and W (the zero-bubble papers' M_W over M_B).
+    recomputed: the part of it that a microbatch with an R holds between its F and that R.
     recompute_in_backward: time. How much longer a backward without an R takes, because it recomputes inside itself.
         Set by plans, never read from a file.
     restored: memory that a microbatch with an R holds from that R on; by default ``activation``. Set by plans, never
         read from a file.
-    cell: what is known of cells from inside, if anything (`schedc.analysis.cell_pricing` prices a schedule by it).
-    given: the keys that a file or a measurement gives; empty where every key counts, as of costs made in Python.
+    cell: times inside of cells, if known (`schedc.analysis.cell_pricing` prices a schedule by them).
+    given: the keys that a file or a measurement gives. Empty if every key counts, as for costs made in Python.
     """
 
     F: Cost = DEFAULTS["F"]
@@ -66,21 +66,21 @@ class Costs:
         wins. Raises `DiagnosticError` with every wrong option (S401, S402, S403).
         """
         given: dict[str, Cost] = {}
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         for option in options:
             source = Source(f"--cost {option}", option)
             key, equals, text = (part.strip() for part in option.partition("="))
             if equals:
-                good, wrong = validated({key: _numbers(text)}, NAMES, source)
+                good, problems = validated({key: _numbers(text)}, NAMES, source)
                 given |= good
-                found += wrong
+                findings += problems
             else:
-                found.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=VALUE, as F=1.5"))
-        if found:
-            raise DiagnosticError(found)
+                findings.append(problem("S403", f"`{option}` is not a cost", source, help="write KEY=VALUE, as F=1.5"))
+        if findings:
+            raise DiagnosticError(findings)
         base = base or cls()
-        told = base.given | given.keys() if base.given & ANCHORS else base.given
-        return replace(base, **given, given=told)  # type: ignore[arg-type]
+        named = base.given | given.keys() if base.given & ANCHORS else base.given
+        return replace(base, **given, given=named)  # type: ignore[arg-type]
 
     @property
     def uniform(self) -> bool:
@@ -92,13 +92,13 @@ class Costs:
 
     def resolved(self, stages: int) -> StageCosts:
         """The costs of each of ``stages`` stages; raises `DiagnosticError` (S404) for a list of another length."""
-        found = [
+        findings = [
             problem("S404", f"`{key}` has {_count(len(value), 'value')}, the schedule has {_count(stages, 'stage')}",
                      self.source, key, help=f"give {stages} values, one per stage, or a single one for all")
             for key in NAMES if isinstance(value := getattr(self, key), tuple) and len(value) != stages
         ]  # fmt: skip
-        if found:
-            raise DiagnosticError(found)
+        if findings:
+            raise DiagnosticError(findings)
 
         def lane(cost: Cost) -> Floats:
             return np.broadcast_to(np.asarray(cost, np.float64), (stages,))
@@ -169,29 +169,31 @@ def parse_costs(source: Source) -> Costs:
     """
     values = parse_toml(source)
     schema = values.pop("schema", None)
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     if schema != SCHEMA:
-        said = "no schema" if schema is None else f"schema {schema!r}"
-        found.append(problem("S405", f"a cost file with {said}", source, "schema", help=f'write schema = "{SCHEMA}"'))
+        schema_text = "no schema" if schema is None else f"schema {schema!r}"
+        findings.append(
+            problem("S405", f"a cost file with {schema_text}", source, "schema", help=f'write schema = "{SCHEMA}"')
+        )
     costs: dict[str, Any] = {}
     for name, table in values.items():
         if name == "cell" and isinstance(table, dict):
             costs["cell"], wrong = _cell(table, source)
-            found += wrong
+            findings += wrong
         elif name not in TABLES and name != "cell":
             in_table = name in NAMES
             help = (
                 f"`{name}` belongs in a table: [ops] or [memory]" if in_table else did_you_mean(name, (*TABLES, "cell"))
             )
-            found.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
+            findings.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
         elif not isinstance(table, dict):
-            found.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
+            findings.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
         else:
             good, wrong = validated(table, TABLES[name], source)
             costs |= good
-            found += wrong
-    if found:
-        raise DiagnosticError(found)
+            findings += wrong
+    if findings:
+        raise DiagnosticError(findings)
     return Costs(**costs, source=source, given=frozenset(costs))
 
 
@@ -212,8 +214,8 @@ def dump_costs(costs: Costs) -> str:
     lines = [f'schema = "{SCHEMA}"']
     for table, keys in TABLES.items():
         values = {key: getattr(costs, key) for key in keys if not costs.given or key in costs.given}
-        told = [f"{key} = {_number(value)}" for key, value in values.items() if value is not None]
-        lines += ["", f"[{table}]", *told] if told else []
+        entries = [f"{key} = {_number(value)}" for key, value in values.items() if value is not None]
+        lines += ["", f"[{table}]", *entries] if entries else []
     if costs.cell is not None:
         from schedc.cell.table import write_table
 

@@ -1,4 +1,4 @@
-"""What dispatching rows to experts costs: copies, bytes and times of the three methods in closed form, and a choice.
+"""The cost of dispatching rows to experts: copies, bytes and seconds of three methods in closed form, and a choice.
 
 The figures are expectations for tokens whose experts are drawn uniformly: any ``top`` of ``experts`` different ones,
 or, with limited groups, any ``limit`` of ``groups`` and then any ``top`` of the experts in these. Copies of a token
@@ -140,10 +140,10 @@ def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -
     """The simplest method within `MARGIN` of the least time, and why."""
     methods = METHODS if topology.nodes > 1 else ("flat", "hierarchical")  # in one node allgather is the latter
     times = {method: time(method, routing, topology, bytes_per_token) for method in methods}
-    known = {method: value for method, value in times.items() if value is not None}
-    least = min(known.values())
-    method = next(name for name, value in known.items() if value <= least * (1 + MARGIN) + 1e-300)
-    return MethodChoice(method, _why(method, known, routing, topology), known)
+    seconds = {method: value for method, value in times.items() if value is not None}
+    least = min(seconds.values())
+    method = next(name for name, value in seconds.items() if value <= least * (1 + MARGIN) + 1e-300)
+    return MethodChoice(method, _why(method, seconds, routing, topology), seconds)
 
 
 _REASONS = {
@@ -168,21 +168,23 @@ _NO_OTHER = "of the others no closed form is known, because the groups of expert
 
 
 def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:
-    moved = {name: found for name in times if (found := rows(name, routing, topology)) is not None}
-    other = min((value for name, value in times.items() if name != method), default=0.0)
-    gain = f"; {other / times[method]:.2f} times as fast as the next" if other > 1.005 * times[method] > 0 else ""
+    moved = {name: traffic for name in times if (traffic := rows(name, routing, topology)) is not None}
+    next_best = min((value for name, value in times.items() if name != method), default=0.0)
+    gain = (
+        f"; {next_best / times[method]:.2f} times as fast as the next" if next_best > 1.005 * times[method] > 0 else ""
+    )
     if topology.nodes == 1:
-        said = ", ".join(f"{name} {value.node:.2f}" for name, value in moved.items())
+        copies_text = ", ".join(f"{name} {value.node:.2f}" for name, value in moved.items())
         reason = _IN_ONE_NODE[method] if len(moved) > 1 else _NO_OTHER
-        return f"there is one node, which no row leaves; {reason}; copies that leave a rank: {said}{gain}"
+        return f"there is one node, which no row leaves; {reason}; copies that leave a rank: {copies_text}{gain}"
     copies = {name: value.rail for name, value in moved.items()}
-    said = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
+    copies_text = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
     speeds = "" if topology.rail else " (link speeds are not known: copies are compared)"
     few, many = _REASONS[method]
     reason = few if copies[method] <= min(copies.values()) * (1 + MARGIN) else many
     if len(copies) == 1:
         reason = _NO_OTHER
-    return f"{reason}; copies of a token that leave its node: {said}{gain}{speeds}"
+    return f"{reason}; copies of a token that leave its node: {copies_text}{gain}{speeds}"
 
 
 # ---- hot experts, capacity

@@ -1,4 +1,4 @@
-"""Whether costs that give some times give those of all ops of a schedule: a default of 1 beside them means nothing."""
+"""Checks that a cost file gives the times of all ops of a schedule: beside given times a default of 1 means nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def check_given(costs: Costs, schedule: Schedule) -> None:
     if not ANCHORS & costs.given:
         return
     alone = ~_overlapped(costs, schedule)
-    found = [
+    findings = [
         _finding(costs, schedule, kind, int(rows[0]))
         for kind, sources in SOURCES.items()
         if not any(costs.given.issuperset(keys) for keys in sources)
         and (rows := np.flatnonzero(alone & (schedule.kind == kind))).size
     ]
-    if found:
-        raise DiagnosticError(found)
+    if findings:
+        raise DiagnosticError(findings)
 
 
 def _overlapped(costs: Costs, schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

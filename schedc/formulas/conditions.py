@@ -79,7 +79,7 @@ def _plain(space: Space) -> Iterator[LinearForm]:
 
 
 def _reduced(form: LinearForm, table: Table) -> LinearForm:
-    """The same condition in whole numbers, without a common factor in the sizes that is never negative.
+    """An equivalent condition in whole numbers, without a common factor in the sizes that is never negative.
 
     Where the factor is 0, the condition excludes nothing. The reduced condition then excludes more than it must.
     """

@@ -125,7 +125,7 @@ def _near(ray: Vector, point: Vector, form: Vector, scale: int, size: DecidedSiz
 
 
 def _above(vector: Vector, scale: int, size: DecidedSize) -> Vector | None:
-    """Costs at which a form exceeds the time; None if there are none."""
+    """Costs at which a form exceeds the time; None if it never does."""
     claim = Comparison(">=", tuple(-c for c in vector), ((size.quantity, scale),))
     try:
         refuted = decide(claim, size.space.cone, size.times)

@@ -204,7 +204,7 @@ def _sizes(reader: HeaderReader, value: Any) -> dict[str, int]:
 def check_indexes(
     reader: HeaderReader, path: str, columns: dict[str, npt.NDArray[Any]], limits: dict[str, int]
 ) -> None:
-    """That ``phase`` and ``span`` name what exists, so that any instruction can be described."""
+    """Checks that ``phase`` and ``span`` are in their tables, so that messages can name every instruction."""
     for name, limit in limits.items():
         if columns[name].size and not 0 <= columns[name].min() <= columns[name].max() < limit:
             reader.fail(path, f"a {name} is not in 0 ..< {limit}")

@@ -1,4 +1,4 @@
-"""Programs from files: columns, JSON or the text form, told apart by content, and nothing that could not run."""
+"""Loads programs from files: columns, JSON or text, recognized by content. Refuses programs that cannot run."""
 
 from __future__ import annotations
 

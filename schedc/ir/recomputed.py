@@ -1,4 +1,4 @@
-"""Which microbatches are worked out again by an op of their own, an R, between their forward and their backward."""
+"""Finds the microbatches that an R recomputes between their forward and their backward."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from schedc.ir.schedule import Schedule
 
 def recomputed_ops(schedule: Schedule) -> npt.NDArray[np.bool_]:
     """[ops] whether the microbatch of an op has an R on the op's stage; true of the R itself."""
-    again = np.flatnonzero(schedule.kind == OpKind.R)
-    if not again.size:
+    rows = np.flatnonzero(schedule.kind == OpKind.R)
+    if not rows.size:
         return np.zeros(len(schedule), bool)
     marked = np.zeros((schedule.stages, schedule.microbatches), bool)
-    marked[schedule.stage[again], schedule.microbatch[again]] = True
+    marked[schedule.stage[rows], schedule.microbatch[rows]] = True
     return np.asarray(marked[schedule.stage, schedule.microbatch])
 
 
-def has_recomputation(of: Schedule | Program) -> bool:
+def has_recomputation(order: Schedule | Program) -> bool:
     """Whether there is an R."""
-    return bool((of.kind == OpKind.R).any())
+    return bool((order.kind == OpKind.R).any())
 
 
-def recomputed_slots(of: Schedule | Program) -> frozenset[tuple[int, int]]:
+def recomputed_slots(order: Schedule | Program) -> frozenset[tuple[int, int]]:
     """(stage, microbatch) of every R: instructions have the values of ops."""
-    rows = np.flatnonzero(of.kind == OpKind.R)
-    return frozenset(zip(of.stage[rows].tolist(), of.microbatch[rows].tolist(), strict=True))
+    rows = np.flatnonzero(order.kind == OpKind.R)
+    return frozenset(zip(order.stage[rows].tolist(), order.microbatch[rows].tolist(), strict=True))

@@ -28,7 +28,7 @@ class QueueAction(IntEnum):
     """What a rank does with an item."""
 
     START = 0
-    """Append it to the rank's queue; never blocks. Of several starts of one item on a rank the first counts."""
+    """Append it to the rank's queue; never blocks. If a rank starts an item several times, the first start counts."""
     WAIT = 1
     """Block until it is complete."""
     MEET = 2

@@ -176,7 +176,7 @@ _FORMS = {t[:3] if t[0].isalpha() else t[0]: _form(kind, t) for kind, t in _TEMP
 
 
 def print_program(program: Program) -> str:
-    """The text form; ends with a newline. Of a program whose fields apply as `Program` documents nothing is lost."""
+    """The text form; ends with a newline. No field that applies to an instruction is lost."""
     rows = np.empty(len(program), object)
     for kind, template in _TEMPLATES.items():
         of_kind = np.flatnonzero(program.kind == kind)

@@ -140,20 +140,20 @@ class InstructionTable:
 
 
 def _of_op(name: str, table: InstructionTable) -> _OfThings:
-    """Of the op that computes, or that made the message."""
+    """The columns of the op that computes, or that produced the message."""
     values = getattr(table.schedule, name)
     made = values[table.made]
     return values[table.first], made, made, getattr(table.reductions, name, -1)
 
 
 def _of_served_op(name: str, table: InstructionTable) -> _OfThings:
-    """Of the op that an instruction serves: a received message serves the one that takes it."""
+    """The columns of the op that an instruction serves. A received message serves the op that takes it."""
     values = getattr(table.schedule, name)
     return values[table.first], values[table.made], values[table.taken], values[table.reductions.row]
 
 
 def _of_second(name: str, table: InstructionTable) -> _OfThings:
-    """Of the backward of a pair."""
+    """The columns of the backward of a pair."""
     values = getattr(table.schedule, name)
     of_cells = np.where(table.second >= 0, values[table.second], -1) if table.has_pairs else -1
     return of_cells, -1, -1, -1

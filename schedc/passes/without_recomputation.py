@@ -1,4 +1,4 @@
-"""The training program without its Rs: nothing is worked out again ahead of a backward."""
+"""Removes the Rs from a training program: every backward recomputes inside itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedc.passes.insert_communication import insert_communication
 
 
 def without_recomputation(program: Program, costs: Costs | None = None) -> Program:
-    """The same program where it has no R. Its gradients have the same bits: R adds nothing to them."""
+    """The program without its Rs; gradients keep their bits, since an R adds nothing to them."""
     if not has_recomputation(program):
         return program
     schedule, _ = computation(program)
