@@ -40,7 +40,7 @@ def _first(rows: npt.NDArray[np.int64]) -> list[int]:
 def _ends(values: LoweredValues) -> list[Diagnostic]:
     """S604: each value that one rank computes and another needs is sent once and received once, and no other value."""
     cells, findings = values.cells, []
-    for rows, home, verb in ((values.sends, values.made, "sends"), (values.receives, values.taken, "receives")):
+    for rows, home, verb in ((values.sends, values.produced, "sends"), (values.receives, values.consumed, "receives")):
         slot = values.slot[rows]
         owner = np.where(slot >= 0, home[slot], -1)
         needless = rows[(owner < 0) | (cells.rank[owner] != cells.rank[rows])]
@@ -56,8 +56,8 @@ def _ends(values: LoweredValues) -> list[Diagnostic]:
             findings.append(
                 cells.finding("S604", row, f"{cells.text(row)} stands here twice", other=(earlier, "first here"))
             )
-    needed = values.made >= 0
-    for message_row, home, receive in ((values.sent, values.made, False), (values.received, values.taken, True)):
+    needed = values.produced >= 0
+    for message_row, home, receive in ((values.sent, values.produced, False), (values.received, values.consumed, True)):
         for slot in np.flatnonzero(needed & (message_row < 0))[:SHOWN].tolist():
             row, word = int(home[slot]), values.word(slot, receive)
             message = f"{cells.text(row)} has no {word}"
@@ -69,15 +69,15 @@ def _ends(values: LoweredValues) -> list[Diagnostic]:
 def _times(values: LoweredValues) -> list[Diagnostic]:
     """S604: a value is sent after it is computed, and received before it is used."""
     cells, findings = values.cells, []
-    needed = np.flatnonzero(values.made >= 0)
-    sent, made = values.sent[needed], values.made[needed]
-    for slot in needed[sent < made][:SHOWN].tolist():
+    needed = np.flatnonzero(values.produced >= 0)
+    sent, produced = values.sent[needed], values.produced[needed]
+    for slot in needed[sent < produced][:SHOWN].tolist():
         row = int(values.sent[slot])
-        other = (int(values.made[slot]), "it is computed here")
+        other = (int(values.produced[slot]), "it is computed here")
         findings.append(cells.finding("S604", row, f"{cells.text(row)} comes before what it sends", other=other))
-    received, taken = values.received[needed], values.taken[needed]
-    for slot in needed[received > taken][:SHOWN].tolist():
-        row = int(values.taken[slot])
+    received, consumed = values.received[needed], values.consumed[needed]
+    for slot in needed[received > consumed][:SHOWN].tolist():
+        row = int(values.consumed[slot])
         other = (int(values.received[slot]), "it is received here")
         message = f"{cells.text(row)} runs before {cells.text(other[0])}"
         findings.append(cells.finding("S604", row, message, other=other))

@@ -68,8 +68,8 @@ def to_torchtitan(schedule: Schedule) -> str:
 def to_nemo_automodel(schedule: Schedule) -> str:
     """The lines of a NeMo AutoModel recipe, as YAML under comments; ends with a newline.
 
-    Raises `DiagnosticError`: S603 for two copies of a stage, S607 for a placement that NeMo AutoModel does not have,
-    for a single rank and for fewer microbatches than ranks, S609 for an order with Rs.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for a placement that NeMo
+    AutoModel does not have, for a single rank, and for fewer microbatches than ranks.
     """
     name, chunks = _placed(schedule, NEMO_AUTOMODEL)
     if schedule.microbatches < schedule.ranks:

@@ -29,8 +29,8 @@ _RECEIVES = (TorchCellKind.RECV_F, TorchCellKind.RECV_B)
 class LoweredValues:
     """The values that one rank computes and another uses, by slot: channel, producing stage and microbatch.
 
-    made, taken, sent, received: [slots] row of the cell that computes, uses, sends or receives the value; -1 if the
-        file has no such cell, or no message is needed.
+    produced, consumed, sent, received: [slots] row of the cell that computes, uses, sends or receives the value; -1 if
+        the file has no such cell, or no message is needed.
     sends, receives: [n] rows of message cells. slot: [rows] slot of each message cell; -1 for others, and for messages
         outside of the table.
     """
@@ -39,16 +39,16 @@ class LoweredValues:
         self.cells, self.place = cells, schedule.placement
         shape = (2, self.place.stages, self.place.microbatches)
         self.shape = shape
-        made = np.full(shape, -1, np.int64)
+        produced = np.full(shape, -1, np.int64)
         for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
             rows = np.flatnonzero(np.isin(cells.kind, kinds))
-            made[channel, cells.stage[rows], cells.microbatch[rows]] = rows
-        taken = np.full(shape, -1, np.int64)
-        taken[Channel.ACTIVATION, :-1] = made[Channel.ACTIVATION, 1:]
-        taken[Channel.GRADIENT, 1:] = made[Channel.GRADIENT, :-1]
-        local = (taken < 0) | (cells.rank[made] == cells.rank[taken])
-        made[local] = taken[local] = -1
-        self.made, self.taken = made.ravel(), taken.ravel()
+            produced[channel, cells.stage[rows], cells.microbatch[rows]] = rows
+        consumed = np.full(shape, -1, np.int64)
+        consumed[Channel.ACTIVATION, :-1] = produced[Channel.ACTIVATION, 1:]
+        consumed[Channel.GRADIENT, 1:] = produced[Channel.GRADIENT, :-1]
+        local = (consumed < 0) | (cells.rank[produced] == cells.rank[consumed])
+        produced[local] = consumed[local] = -1
+        self.produced, self.consumed = produced.ravel(), consumed.ravel()
         self.slot = np.full(cells.kind.size, -1, np.int64)
         for kind, (channel, step) in _CHANNELS.items():
             rows = np.flatnonzero(cells.kind == kind)
@@ -62,7 +62,7 @@ class LoweredValues:
 
     def _rows(self, rows: Int64) -> Int64:
         """[slots] the first of these message cells that carries each value."""
-        row_of = np.full(self.made.size, -1, np.int64)
+        row_of = np.full(self.produced.size, -1, np.int64)
         inside = rows[self.slot[rows] >= 0][::-1]  # backwards, so the first of several remains
         row_of[self.slot[inside]] = inside
         return row_of
@@ -85,10 +85,13 @@ def program_of(values: LoweredValues) -> Program:
     backward = compute + pair
     number = np.cumsum((cells.kind <= TorchCellKind.B) & ~second) - 1
     number -= np.searchsorted(compute, cells.rank_start)[cells.rank]
-    slots = np.flatnonzero(values.made >= 0)
+    slots = np.flatnonzero(values.produced >= 0)
     channel, stage, microbatch = np.unravel_index(slots, values.shape)
-    made, taken, sent, received = (at[slots] for at in (values.made, values.taken, values.sent, values.received))
+    produced, consumed, sent, received = (
+        rows[slots] for rows in (values.produced, values.consumed, values.sent, values.received)
+    )
     end, message = cells.rank_start[cells.rank[sent] + 1], np.arange(slots.size)
+    before_use = 4 * (consumed - second[consumed]) - 1
     both = {"channel": channel, "stage": stage, "microbatch": microbatch, "message": message}
     groups = [
         {
@@ -100,11 +103,11 @@ def program_of(values: LoweredValues) -> Program:
             "backward": np.where(pair, cells.kind[backward], -1),
             "op": number[compute],
         },
-        _post(InstructionKind.SEND, 4 * sent, sent, cells.rank[received], number[made]) | both,
-        _post(InstructionKind.RECV, 4 * received, received, cells.rank[sent], number[taken]) | both,
+        _post(InstructionKind.SEND, 4 * sent, sent, cells.rank[received], number[produced]) | both,
+        _post(InstructionKind.RECV, 4 * received, received, cells.rank[sent], number[consumed]) | both,
         # A WAIT comes just before the cell that uses the message (before the first op of a pair), or at the rank's end.
-        _post(InstructionKind.WAIT, 4 * (taken - second[taken]) - 1, received, cells.rank[sent], number[taken]) | both,
-        _post(InstructionKind.WAIT, 4 * end - 2, sent, cells.rank[received], number[made]) | both,
+        _post(InstructionKind.WAIT, before_use, received, cells.rank[sent], number[consumed]) | both,
+        _post(InstructionKind.WAIT, 4 * end - 2, sent, cells.rank[received], number[produced]) | both,
     ]  # fmt: skip
     return _assembled(values, groups, place.ranks)
 

@@ -75,8 +75,8 @@ def to_megatron(schedule: Schedule, layout: Layout | None = None) -> str:
     """The flags, one per line, under comments that say what else must hold. The text ends with a newline.
 
     layout: the layers of each stage. Its paddings are left out, because they hold nothing.
-    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs, S607 for one that Megatron
-    does not make and for a layout that is not one of these stages.
+    Raises `DiagnosticError`: S603 for two copies of a stage, S609 for an order with Rs. S607 for an order that
+    Megatron does not make, and for a layout with other stages.
     """
     one_copy(schedule.placement, "Megatron", schedule.source)
     only_exported_kinds(schedule, "Megatron")

@@ -17,7 +17,7 @@ def infer_placement(cells: TorchCells) -> Placement:
     """The placement of an order that names none.
 
     A stage is on the rank that runs its forwards. A new pipe begins at a microbatch whose stages are all on other ranks
-    than those of the microbatch before it, or on mirrored ranks (DualPipe with an odd number of ranks).
+    than those of the microbatch before it. Mirrored ranks begin one, too (DualPipe with an odd number of ranks).
 
     Raises `DiagnosticError` (S602) at the cell that contradicts every placement.
     """

@@ -67,8 +67,8 @@ def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
     file = schedule.source.name if schedule.source else ""
     columns = (schedule.rank, schedule.kind, schedule.stage, schedule.microbatch, schedule.pair, schedule.phase,
                schedule.span)  # fmt: skip
-    found = []
-    for at, (rank, kind, stage, microbatch, pair, phase, span) in enumerate(
+    events = []
+    for row, (rank, kind, stage, microbatch, pair, phase, span) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
         facts: Event = {"stage": stage, "microbatch": microbatch}
@@ -78,19 +78,19 @@ def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
             facts["phase"] = schedule.phases[phase]
         if schedule.spans[span] != NOWHERE:
             facts["source"] = f"{file}:{schedule.spans[span]}"
-        found.append(
+        events.append(
             {
                 "ph": "X",
                 "name": f"{stage}{LETTERS[kind]}{microbatch}",
                 "cat": LETTERS[kind],
                 "pid": rank,
                 "tid": int(kind != OpKind.F),
-                "ts": start[at],
-                "dur": length[at],
+                "ts": start[row],
+                "dur": length[row],
                 "args": facts,
             }
         )
-    return found
+    return events
 
 
 def _counters(timeline: Timeline, memory: Memory) -> list[Event]:
@@ -121,10 +121,10 @@ def _arrows(timeline: Timeline) -> list[Event]:
     events: list[Event] = []
     ends = (dependencies.rank, (timeline.end * _UNIT).round(_DIGITS), (timeline.start * _UNIT).round(_DIGITS))
     rank, end, start = (column.tolist() for column in ends)
-    for number, (channel, made, taken) in enumerate(
+    for number, (channel, sender, receiver) in enumerate(
         zip(row.tolist(), producer.tolist(), consumer.tolist(), strict=True)
     ):
         what = {"name": _TRACKS[channel], "cat": "message", "id": number, "tid": channel}
-        events.append({"ph": "s", **what, "pid": rank[made], "ts": end[made]})
-        events.append({"ph": "f", "bp": "e", **what, "pid": rank[taken], "ts": start[taken]})
+        events.append({"ph": "s", **what, "pid": rank[sender], "ts": end[sender]})
+        events.append({"ph": "f", "bp": "e", **what, "pid": rank[receiver], "ts": start[receiver]})
     return events
