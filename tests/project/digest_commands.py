@@ -54,7 +54,6 @@ PER_SCHEDULE = (
 """Commands that run on every schedule of the library."""
 
 SINGLE = (
-    "list",
     "check dualpipev.sched -D P=40 -D M=80",
     "check dualpipev.sched -D P=40 -D M=80 --ranks all",
     "check dualpipev.sched -D P=4 -D M=16 --cost-file cells.toml",
