@@ -18,7 +18,7 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Routing:
-    """How many experts there are and how a token chooses among them; see `schedc.plan.values.Experts`."""
+    """How many experts there are and how a token chooses among them; see `schedc.attachments.values.Experts`."""
 
     experts: int
     top: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedc.cost.exchange import Topology
-from schedc.plan.values import (
+from schedc.attachments.values import (
     Attachments,
     By,
     Capacity,
@@ -17,6 +16,7 @@ from schedc.plan.values import (
     Method,
     Recompute,
 )
+from schedc.cost.exchange import Topology
 
 if TYPE_CHECKING:
     from schedc.ir.program import Program

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.ir.arrays import Floats
-from schedc.layout.parts import WORK, Layout, PartKind
-from schedc.plan.recompute_bytes import (
+from schedc.attachments.recompute_bytes import (
     RowsPerToken,
     adaptive_bytes,
     layer_bytes,
@@ -16,8 +14,10 @@ from schedc.plan.recompute_bytes import (
     passing_bytes,
     whole_bytes,
 )
-from schedc.plan.row_counts import arriving_rows, worst_case_rows
-from schedc.plan.values import Attachments, Level, Recompute
+from schedc.attachments.row_counts import arriving_rows, worst_case_rows
+from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.ir.arrays import Floats
+from schedc.layout.parts import WORK, Layout, PartKind
 
 MOE = [WORK.index(kind) for kind in (PartKind.MOE, PartKind.MTP)]
 """Indices into `WORK` of the kinds of parts that have experts."""

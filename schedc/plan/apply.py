@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedc.attachments.units import amount
+from schedc.attachments.values import Attachments
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
 from schedc.cost.keys import KEYS
@@ -22,8 +24,6 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
 from schedc.plan.activation_memory import activation_bytes, kept_share, pending_share, share_until_recomputed
 from schedc.plan.directives.base import Directives
-from schedc.plan.units import amount
-from schedc.plan.values import Attachments
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 

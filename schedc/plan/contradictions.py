@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedc.attachments.values import Attachments
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Contradiction
-from schedc.plan.values import Attachments
 
 
 def contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:

@@ -9,6 +9,10 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
+from schedc.attachments.recompute_bytes import slot_bytes
+from schedc.attachments.row_counts import worst_case_rows
+from schedc.attachments.units import amount, plain, shown
+from schedc.attachments.values import Attachments
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats, reduceat, repeat
@@ -20,10 +24,6 @@ from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
 from schedc.plan.activation_memory import MOE, held_by_kind, is_sized, worst_routing
-from schedc.plan.recompute_bytes import slot_bytes
-from schedc.plan.row_counts import worst_case_rows
-from schedc.plan.units import amount, plain, shown
-from schedc.plan.values import Attachments
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 

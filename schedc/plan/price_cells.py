@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from schedc.analysis.cell_pricing import CellPricing, price
 from schedc.analysis.dependencies import Dependencies
+from schedc.attachments.row_counts import chosen_method
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
 from schedc.cell.program import PlanOrder
@@ -17,7 +18,6 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan import Attachments, Method, plan_of
 from schedc.plan.recomputed_nodes import in_backwards, in_recomputations, shares_of_forward
-from schedc.plan.row_counts import chosen_method
 from schedc.source import Source
 
 

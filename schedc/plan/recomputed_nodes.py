@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from schedc.attachments.recompute_bytes import recomputed_share
+from schedc.attachments.values import Attachments, By, Level, Recompute
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
-from schedc.plan.recompute_bytes import recomputed_share
-from schedc.plan.values import Attachments, By, Level, Recompute
 
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")

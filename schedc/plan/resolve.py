@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from schedc.attachments.values import Attachments
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.activation_memory import activation_bytes
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives
-from schedc.plan.values import Attachments
 from schedc.syntax.plan import TableLine
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from schedc.attachments.values import Attachments
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.recompute import per_stage
 from schedc.plan.read import read_directives
-from schedc.plan.values import Attachments
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
 

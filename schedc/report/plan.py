@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from schedc.attachments.values import Attachments
 from schedc.layout.parts import Layout
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.values import Attachments
 from schedc.plan.writer import write_plan
 
 

@@ -15,7 +15,7 @@ LEVELS = {
         ("elaborate", "analysis"),
         ("exact",),
         ("claims",),
-        ("formulas", "passes", "layout", "search", "load"),
+        ("formulas", "passes", "layout", "search", "load", "attachments"),
         ("plan", "draw"),
         ("interchange",),
         ("inputs",),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from schedc.attachments.values import Capacity, Drop
 from schedc.cost.exchange import Routing, capacity_rows
-from schedc.plan.values import Capacity, Drop
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.exchange import ABSENT
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schedc.plan.values import Level
+from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import region_of_rows
 from schedc_runtime.stage import weight_gradients as weightgrad

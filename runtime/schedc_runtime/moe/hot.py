@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from schedc.attachments.values import Hot
 from schedc.cost.exchange import hot_break_even
 from schedc.ir.arrays import Int64
-from schedc.plan.values import Hot
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.stage import weight_gradients as weightgrad

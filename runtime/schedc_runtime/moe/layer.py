@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from schedc.plan.values import Level
+from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.arrivals import arrivals

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from schedc.attachments.values import Level
 from schedc.cost.exchange import Routing
-from schedc.plan.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import keep, region
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from schedc.plan.values import Level
+from schedc.attachments.values import Level
 from schedc_runtime.recompute.regions import region
 
 ACTIVATIONS: frozenset[Any] = frozenset({

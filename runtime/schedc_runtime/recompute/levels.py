@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from schedc.attachments.values import Level, Recompute
 from schedc.cell.graph import Node, StageShape
 from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
-from schedc.plan.values import Level, Recompute
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals

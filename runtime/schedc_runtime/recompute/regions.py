@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from schedc.plan.values import Level
+from schedc.attachments.values import Level
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.random_state import drawn_again, gpus, random_state
 

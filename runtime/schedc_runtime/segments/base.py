@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from schedc.attachments.values import Level, Recompute
 from schedc.cell.graph import StageShape
-from schedc.plan.values import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.boundary import Boundary

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from schedc.plan.values import Level, Recompute
+from schedc.attachments.values import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, draws

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schedc.attachments.values import Attachments, Recompute
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
-from schedc.plan.values import Attachments, Recompute
 from schedc.source import Span
 from schedc.syntax.plan import PlanTree, Word
 

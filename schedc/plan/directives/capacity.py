@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from math import ceil, inf
 from typing import Any
 
+from schedc.attachments.row_counts import routing_of
+from schedc.attachments.units import digits
+from schedc.attachments.values import Attachments, Capacity, Drop
 from schedc.cost.exchange import capacity_rows
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
-from schedc.plan.row_counts import routing_of
-from schedc.plan.units import digits
-from schedc.plan.values import Attachments, Capacity, Drop
 from schedc.syntax.plan import FactorLine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from schedc.attachments.values import Attachments, CellPlan
 from schedc.cell import PlanOrder, cell_program, stage_shape
 from schedc.cell.costs import CellCosts
 from schedc.cell.written_order import ALIASES, EXCHANGES, SEGMENTS
@@ -16,7 +17,6 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Directive, Directives, Reading
-from schedc.plan.values import Attachments, CellPlan
 from schedc.syntax.plan import CellLane, CellLine
 
 

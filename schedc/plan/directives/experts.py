@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedc.attachments.values import Attachments, ExpertSizes
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
-from schedc.plan.values import Attachments, ExpertSizes
 from schedc.syntax.plan import ExpertsLine, Word
 from schedc.syntax.plan_words import NAMES
 

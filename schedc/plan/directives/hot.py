@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from schedc.attachments.recompute_bytes import slot_bytes
+from schedc.attachments.units import digits, shown
+from schedc.attachments.values import BYTES, Attachments, Hot
 from schedc.cost.exchange import hot_break_even
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
-from schedc.plan.recompute_bytes import slot_bytes
-from schedc.plan.units import digits, shown
-from schedc.plan.values import BYTES, Attachments, Hot
 from schedc.syntax.plan import HotLine, Word
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from schedc.attachments.values import Attachments
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.directives.base import Directive, Directives, Reading
-from schedc.plan.values import Attachments
 from schedc.syntax.plan import LayersLine, LayoutLine, SettingLine
 
 

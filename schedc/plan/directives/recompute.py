@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from schedc.attachments.recompute_bytes import layer_bytes, saving
+from schedc.attachments.row_counts import arriving_rows
+from schedc.attachments.units import digits, shown
+from schedc.attachments.values import Attachments, By, Level, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading, RecomputeRequest
-from schedc.plan.recompute_bytes import layer_bytes, saving
-from schedc.plan.row_counts import arriving_rows
-from schedc.plan.units import digits, shown
-from schedc.plan.values import Attachments, By, Level, Recompute
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RecomputePart, Word
 

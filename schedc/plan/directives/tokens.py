@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedc.attachments.values import BYTES, Attachments
 from schedc.plan.directives.base import Directive, Reading
-from schedc.plan.values import BYTES, Attachments
 from schedc.syntax.plan import TokensLine
 
 

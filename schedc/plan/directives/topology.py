@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schedc.attachments.units import digits, speed_of
+from schedc.attachments.values import Attachments
 from schedc.cost.exchange import Topology
 from schedc.plan.directives.base import Directive, Reading
-from schedc.plan.units import digits, speed_of
-from schedc.plan.values import Attachments
 from schedc.syntax.plan import TopologyLine, Word
 from schedc.syntax.tokens import MAX_INT, UNITS
 

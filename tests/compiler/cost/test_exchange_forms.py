@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedc.attachments.recompute_bytes import layer_bytes, level_share, saving
 from schedc.cost.exchange import (
     MARGIN,
     METHODS,
@@ -27,7 +28,6 @@ from schedc.plan import (
     Level,
     Topology,
 )
-from schedc.plan.recompute_bytes import layer_bytes, level_share, saving
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "quantity", "expected", "conditions"), PUBLISHED, ids=lambda x: str(x)[:20])
+@pytest.mark.parametrize(
+    ("name", "quantity", "expected", "conditions"), PUBLISHED, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_bubbles_are_the_published_ones(name: str, quantity: str, expected: str, conditions: set[str]) -> None:
     first = pieces(name, quantity, latency=False)[0]
     assert equal(first["formula"], expected), first

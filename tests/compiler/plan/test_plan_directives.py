@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schedc
+from schedc.attachments.recompute_bytes import saving
+from schedc.attachments.values import BYTES as BYTES_OF
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, priced
@@ -42,8 +44,6 @@ from schedc.plan import (
     plan_of,
 )
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.recompute_bytes import saving
-from schedc.plan.values import BYTES as BYTES_OF
 from schedc.plan.writer import read_plan, write_plan
 from schedc.report.check import to_json as report
 from schedc.source import Source

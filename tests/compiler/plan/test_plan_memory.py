@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from schedc.attachments.recompute_bytes import layer_bytes, saving
+from schedc.attachments.units import shown
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError, render
 from schedc.plan import (
     ExpertSizes,
     Level,
 )
-from schedc.plan.recompute_bytes import layer_bytes, saving
-from schedc.plan.units import shown
 from support.plan_cases import written
 
 BYTES = "layers 8 dense 1 experts 64 top 8 shared 1 width 1408 hidden 2048 topology nodes 2 x 4 tokens 4096 "

@@ -17,6 +17,8 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
+from schedc.attachments.recompute_bytes import layer_bytes, level_share
+from schedc.attachments.values import Level
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
 from schedc.cli import main
@@ -30,8 +32,6 @@ from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
 from schedc.plan import Recompute, plan_of
 from schedc.plan.place_recomputation import place_recomputations
-from schedc.plan.recompute_bytes import layer_bytes, level_share
-from schedc.plan.values import Level
 from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 from support.paths import ROOT

@@ -14,11 +14,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 import schedc
+from schedc.attachments.values import Level, Recompute
 from schedc.cell.program import Half
 from schedc.ir.json import program_to_json
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_slots
-from schedc.plan.values import Level, Recompute
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import run
 from schedc_runtime.errors import StageError

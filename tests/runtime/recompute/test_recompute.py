@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import schedc
+from schedc.attachments.recompute_bytes import saving
+from schedc.attachments.values import By, Level, Recompute
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.issue_order import CellOnRank, ExpertRanks, events
@@ -20,8 +22,6 @@ from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.program import InstructionKind
 from schedc.plan import Attachments
-from schedc.plan.recompute_bytes import saving
-from schedc.plan.values import By, Level, Recompute
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from schedc.plan.recompute_bytes import saving
-from schedc.plan.values import Level, Recompute
+from schedc.attachments.recompute_bytes import saving
+from schedc.attachments.values import Level, Recompute
 from schedc_runtime.measure.held_bytes import held
 from support.recompute_cases import (
     SIZES,

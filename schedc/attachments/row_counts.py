@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from schedc.attachments.recompute_bytes import RowsPerToken
+from schedc.attachments.values import Attachments, ExpertSizes, Method
 from schedc.cost.exchange import METHODS, MethodChoice, Routing, RowTraffic, arrivals, capacity_rows, choose, rows
-from schedc.plan.recompute_bytes import RowsPerToken
-from schedc.plan.values import Attachments, ExpertSizes, Method
 
 
 def routing_of(experts: ExpertSizes) -> Routing:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.plan.values import BYTES, By, ExpertSizes, Level, Recompute
+from schedc.attachments.values import BYTES, By, ExpertSizes, Level, Recompute
 
 _SCORE = 4
 """Bytes of a score: routers compute in fp32."""
