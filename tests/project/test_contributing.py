@@ -1,4 +1,4 @@
-"""Applies the diffs of CONTRIBUTING.md to a copy of the compiler, and runs what they add."""
+"""Applies the diffs of CONTRIBUTING.md to a copy of both packages, and runs what they add."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the compiler, the library and every diff applied."""
+    """A folder with both packages, the library and the guide, and every diff applied."""
     folder = tmp_path_factory.mktemp("contributing")
-    for name in ("schedc", "schedules"):
+    for name in ("schedc", "runtime", "schedules", "docs/guide"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for diff in re.findall(r"```diff\n(.*?)```", TEXT, re.DOTALL):
         applied = subprocess.run(
@@ -35,17 +35,16 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def schedc(folder: Path, *arguments: str) -> tuple[int, str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+def python(folder: Path, *arguments: str) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'runtime'}"}
     done = subprocess.run(
-        [sys.executable, "-m", "schedc", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def schedc(folder: Path, *arguments: str) -> tuple[int, str]:
+    return python(folder, "-m", "schedc", *arguments)
 
 
 def test_the_added_schedule_is_in_the_library_and_keeps_its_claims(copy: Path) -> None:
@@ -75,3 +74,80 @@ def test_the_added_target_is_offered_and_writes_every_op(copy: Path) -> None:
         "1\tB\t1\t0",
     ]
     assert "a table with one line per op" in schedc(copy, "export", "--help")[1]
+
+
+PLAN = """plan mine = dualpipev(P = 2, M = 4) {
+  layers 4
+  experts 8 top 2
+  auxiliary 0.25
+}
+"""
+
+ATTACHED = """
+import torch
+import schedc
+from schedc_runtime import Pipeline
+from schedc_runtime.models.gpt import next_token_loss
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.router import RouterConfig
+
+model = MoETransformer(MoEConfig(moe_blocks=3, routing=RouterConfig(8, 2)))
+program = schedc.compile("mine.sched")
+pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True)
+pipe.step(*[torch.zeros(4, 8, dtype=torch.int64)] * 2)
+print({layer.router.routing.balance for _, layer in moe_layers(model)})
+"""
+
+
+def test_the_added_directive_is_read_formatted_and_carried(copy: Path) -> None:
+    (copy / "mine.sched").write_text(PLAN, encoding="utf-8")
+    assert schedc(copy, "fmt", "--check", "mine.sched")[0] == 0
+    status, output = schedc(copy, "export", "mine.sched", "--to", "program")
+    assert (status, 'plan "experts 8 top 2  auxiliary 0.25"' in output) == (0, True), output
+    (copy / "wrong.sched").write_text(PLAN.replace("0.25", "0.25 drop probs"), encoding="utf-8")
+    status, output = schedc(copy, "check", "wrong.sched")
+    assert (status, "error[S144]: `auxiliary` takes a number alone" in output) == (1, True), output
+
+
+@pytest.mark.slow
+def test_the_runtime_carries_the_added_directive_out(copy: Path) -> None:
+    (copy / "mine.sched").write_text(PLAN, encoding="utf-8")
+    status, output = python(copy, "-c", ATTACHED)
+    assert (status, output) == (0, "{0.25}\n"), output
+
+
+def test_the_added_cost_counts(copy: Path) -> None:
+    status, output = schedc(copy, "check", "1f1b", "--cost", "workspace=0.5", "--json")
+    assert status == 0, output
+    assert '"peak_memory": [4.5, 3.5, 2.5, 1.5]' in output
+    assert "| `workspace` | what a cell holds" in (copy / "docs" / "guide" / "costs.md").read_text(encoding="utf-8")
+
+
+CHECKED = """schedule checked(P: ranks = 2, M: microbatches = 4) {
+  place linear
+  rank r {
+    repeat M { F }
+    repeat M { B  C }
+  }
+  expect makespan == (M + P - 1)*(F + B) + M*C  when C <= F + B
+}
+"""
+
+
+def test_the_added_kind_is_ordered_priced_and_drawn(copy: Path) -> None:
+    (copy / "checked.sched").write_text(CHECKED, encoding="utf-8")
+    status, output = schedc(copy, "check", "checked.sched")
+    assert (status, "24 ops on 2 ranks" in output) == (0, True), output
+    assert "C gradient check" in schedc(copy, "show", "checked.sched", "--format", "term")[1]
+    (copy / "early.sched").write_text(CHECKED.replace("B  C", "C  B"), encoding="utf-8")
+    status, output = schedc(copy, "check", "early.sched")
+    assert (status, "error[S204]: gradient check of microbatch 0 on stage 0 runs before" in output) == (1, True), output
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_runtime_runs_the_added_kind(copy: Path) -> None:
+    (copy / "checked.sched").write_text(CHECKED, encoding="utf-8")
+    status, output = schedc(copy, "run", "checked.sched", "--check", "bitwise")
+    assert (status, "check passed" in output) == (0, True), output
