@@ -30,14 +30,15 @@ class Bubbles:
     """The idle intervals (gaps) of all ranks between time 0 and the makespan, in order of rank and time.
 
     A gap before a rank's first cell is *warm-up*, one after its last *cooldown*, whole. A gap before another cell c is
-    a wait for the producer that `Timeline.bound_by` names. What made it long is asked of the two chains of waits that
-    lead to it (`Timeline.bound_by`, followed back to time 0): one to the arrival of the producer's output, one to the
-    end of the cell before c. In this order:
+    a wait for the producer that `Timeline.bound_by` names. Two chains of waits lead to the gap; each follows
+    `Timeline.bound_by` back to time 0. The first chain ends at the arrival of the producer's output, the second at the
+    end of the cell before c. The two chains split the gap, in this order:
 
     *imbalance*: how much shorter the gap would be if every cell on the two chains took the mean time of its kind over
-        the whole schedule (an overlapped pair is a kind of its own), at least 0 and at most the gap. It is 0 where all
-        stages cost the same.
-    *message*: of the rest, the p2p latencies by which the first chain has more than the second. 0 where p2p is 0.
+        the whole schedule. An overlapped pair is a kind of its own. At least 0 and at most the gap; 0 where all stages
+        cost the same.
+    *message*: p2p latencies that the first chain has more than the second, at most the rest of the gap. 0 where p2p
+        is 0.
     *dependency*: what is left: the order makes the rank wait for another rank's cell.
 
     rank, start, end: [gaps], times in the unit of the costs.
@@ -62,17 +63,17 @@ def classify(timeline: Timeline, costs: Costs | None = None) -> Bubbles:
 
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
-    known = timeline.dependencies
-    of_stage = (costs or Costs()).resolved(known.schedule.stages)
+    dependencies = timeline.dependencies
+    of_stage = (costs or Costs()).resolved(dependencies.schedule.stages)
     gaps, inner = _outer(timeline, len(CLASSES))
     length, parts = (gaps.end - gaps.start)[inner], gaps.parts
     waiting = gaps.cell[inner]
-    excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], known.previous[waiting])
+    excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], dependencies.previous[waiting])
     parts[IMBALANCE, inner] = np.clip(excess, 0.0, length)
     left = length - parts[IMBALANCE, inner]
     parts[MESSAGE, inner] = np.clip(latency, 0.0, left)
     parts[DEPENDENCY, inner] = left - parts[MESSAGE, inner]
-    return _summed(gaps, known.rank_start.size - 1)
+    return _summed(gaps, dependencies.rank_start.size - 1)
 
 
 def classify_run(timeline: Timeline) -> Bubbles:
@@ -92,10 +93,10 @@ def classify_run(timeline: Timeline) -> Bubbles:
 
 def _outer(timeline: Timeline, classes: int) -> tuple[Bubbles, Int64]:
     """The gaps with those before a rank's first cell and after its last classed; and which of them are others."""
-    known = timeline.dependencies
+    dependencies = timeline.dependencies
     rank, start, end, cell, last = _gaps(timeline)
     parts = np.zeros((classes, rank.size))
-    first = (cell >= 0) & (known.previous[cell] < 0) if len(known) else ~last
+    first = (cell >= 0) & (dependencies.previous[cell] < 0) if len(dependencies) else ~last
     parts[WARM_UP, first] = (end - start)[first]
     parts[COOLDOWN, last] = (end - start)[last]
     return Bubbles(rank, start, end, cell, parts, np.zeros((classes, 0))), np.flatnonzero(~first & ~last)
@@ -107,10 +108,10 @@ def _summed(gaps: Bubbles, ranks: int) -> Bubbles:
 
 
 def critical_path(timeline: Timeline) -> Int64:
-    """The cells of a longest chain of waits, from one that starts at 0 to the last end, in order of time.
+    """[path] The cells of a longest chain of waits, from one that starts at 0 to the last end, in order of time.
 
-    Of several last cells it is the one of the lowest rank; of several things that a cell waited for at once, the one
-    that `Timeline.bound_by` names.
+    Where several cells end last, the path ends at the one of the lowest rank. Where a cell waited for several things
+    at once, the path follows the one that `Timeline.bound_by` names.
     """
     path = []
     cell = int(timeline.end.argmax()) if timeline.end.size else -1
@@ -122,17 +123,17 @@ def critical_path(timeline: Timeline) -> Int64:
 
 def _gaps(timeline: Timeline) -> tuple[Int64, Floats, Floats, Int64, npt.NDArray[np.bool_]]:
     """(rank, start, end, cell after it or -1, whether it is the rank's last) of every gap, by rank and time."""
-    known, ranks = timeline.dependencies, timeline.dependencies.rank_start.size - 1
-    free = np.zeros(len(known))
-    behind = known.previous >= 0
-    free[behind] = timeline.end[known.previous[behind]]
-    filled = known.rank_start[:-1] < known.rank_start[1:]
+    dependencies, ranks = timeline.dependencies, timeline.dependencies.rank_start.size - 1
+    free = np.zeros(len(dependencies))
+    behind = dependencies.previous >= 0
+    free[behind] = timeline.end[dependencies.previous[behind]]
+    filled = dependencies.rank_start[:-1] < dependencies.rank_start[1:]
     done = np.zeros(ranks)
-    done[filled] = timeline.end[known.rank_start[1:][filled] - 1]
-    rank = np.concatenate([known.rank, np.arange(ranks)]).astype(np.int64)
+    done[filled] = timeline.end[dependencies.rank_start[1:][filled] - 1]
+    rank = np.concatenate([dependencies.rank, np.arange(ranks)]).astype(np.int64)
     start = np.concatenate([free, done])
     end = np.concatenate([timeline.start, np.full(ranks, timeline.makespan)])
-    cell = np.concatenate([np.arange(len(known)), np.full(ranks, -1)])
+    cell = np.concatenate([np.arange(len(dependencies)), np.full(ranks, -1)])
     idle = np.flatnonzero(end - start > _ROUNDING * timeline.makespan)
     order = idle[np.lexsort((start[idle], rank[idle]))]
     return rank[order], start[order], end[order], cell[order], cell[order] < 0
@@ -141,24 +142,24 @@ def _gaps(timeline: Timeline) -> tuple[Int64, Floats, Floats, Int64, npt.NDArray
 def _excess(timeline: Timeline, costs: StageCosts, producer: Int64, before: Int32) -> tuple[Floats, Floats]:
     """(time above the mean, message time) by which the chain to each producer's arrival exceeds that to the end of
     the cell before. What the two chains have in common cancels."""
-    known = timeline.dependencies
-    deviation = _deviation(known, durations(known, costs))
-    sent = np.zeros(len(known))
+    dependencies = timeline.dependencies
+    deviation = _deviation(dependencies, durations(dependencies, costs))
+    sent = np.zeros(len(dependencies))
     waits = np.flatnonzero(timeline.bound_by >= 0)
-    sent[waits] = known.rank[timeline.bound_by[waits]] != known.rank[waits]
+    sent[waits] = dependencies.rank[timeline.bound_by[waits]] != dependencies.rank[waits]
     above, hops = deviation.copy(), sent
-    for low, high in pairwise(known.levels.start.tolist()):
-        cells = known.levels.order[low:high]
+    for low, high in pairwise(dependencies.levels.start.tolist()):
+        cells = dependencies.levels.order[low:high]
         cells = cells[timeline.bound_by[cells] >= 0]
         above[cells] += above[timeline.bound_by[cells]]
         hops[cells] += hops[timeline.bound_by[cells]]
     return above[producer] - above[before], costs.p2p * (hops[producer] + 1 - hops[before])
 
 
-def _deviation(known: Dependencies, duration: Floats) -> Floats:
+def _deviation(dependencies: Dependencies, duration: Floats) -> Floats:
     """[cells] duration less the mean over the cells of the same kind; exactly 0 where they do not differ."""
-    kind = known.schedule.kind.astype(np.int64)
-    signature = kind[known.first] + len(OpKind) * np.where(known.pairs, 1 + kind[known.second], 0)
+    kind = dependencies.schedule.kind.astype(np.int64)
+    signature = kind[dependencies.first] + len(OpKind) * np.where(dependencies.pairs, 1 + kind[dependencies.second], 0)
     count = np.maximum(bincount(signature), 1)
     mean = (bincount(signature, duration) / count)[signature]
     difference = duration - mean

@@ -28,9 +28,9 @@ from schedc.ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class CellKind:
-    """Cells with one program: of one kind, on stages with equal graphs.
+    """Cells that share one program: they have one kind, and their stages have equal graphs.
 
-    stages: of the forward and of the backward of one such cell (the same twice for a cell of one op).
+    stages: the stages of the forward and of the backward in one such cell (the same twice for a cell of one op).
     count: how many the schedule has. forward, backward: the graphs of both halves, None where there is no such half.
     serial: the time of all its segments and exchanges one after the other.
     """

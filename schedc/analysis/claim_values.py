@@ -31,7 +31,7 @@ class Environment:
 
     names: sizes (numbers), cost symbols ([K, 1]) and the rank variable ([1, P]).
     metric: arrays [K or 1, P], asked for by name, so that nothing is simulated that no claim speaks of.
-    magnitude: of an expression, what its rounding errors are relative to, besides its own value.
+    magnitude: what the rounding errors of an expression are relative to, besides its own value.
     """
 
     names: Mapping[str, Any]

@@ -1,13 +1,13 @@
 """Deadlock: ranks that wait for each other in a circle, shown as the shortest such circle.
 
 Why a circle among the cells is the whole question. A Program sends every message as soon as it is computed and
-waits for it only where it is needed. All its messages are taken from one global order, an order of the cells in
-which each comes after everything that it waits for, and both ends of every channel post theirs in that order.
+waits for it only where it is needed. All its messages are taken from one global order of the cells, in which each
+cell comes after everything that it waits for. Both ends of every channel post their messages in that order.
 
 * Cells in a circle can never run, whatever carries the messages: each waits, through the order of its rank or
   through a message, for itself.
-* Without a circle nothing gets stuck, even where a send is complete only when its receive is posted (rendezvous)
-  and messages carry no tag (the k-th receive of a channel takes the k-th send). Take the first cell of the global
+* Without a circle nothing gets stuck, even where a send is complete only when its receive is posted (rendezvous).
+  Messages need no tag either: the k-th receive of a channel takes the k-th send. Take the first cell of the global
   order that does not run. All cells before it have run, so its rank has reached it and all messages that it needs
   were sent. They were posted at both ends in the global order, after the earlier ones of their channels, so that
   each met its own counterpart and is complete. Then the cell runs: a contradiction. A wait for a send ends for the

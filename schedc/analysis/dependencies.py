@@ -24,17 +24,17 @@ class Dependencies:
     """The cells of a schedule and what each waits for.
 
     A cell is one op, or the two ops of an overlapped pair. Cells are numbered rank by rank, in order: those of
-    rank r are rank_start[r] ..< rank_start[r + 1]. What a cell needs of its own stage on its own rank (B and I
-    their F, W its I, R its F, B and I their R) comes earlier in that rank's order, which `schedc.ir.verify` checks, so
-    that ``previous`` covers it.
+    rank r are rank_start[r] ..< rank_start[r + 1]. A cell also needs ops of its own stage on its own rank:
+    B and I their F, W its I, R its F, B and I their R. Such an op comes earlier in the rank's order, as
+    `schedc.ir.verify` checks, so ``previous`` covers it.
 
     schedule: what this was made from.
     first, second: [cells] rows of the ops; second is the backward of a pair, else -1.
     cell_of: [ops] cell of each op.
     rank: [cells]; rank_start: [P + 1].
     previous: [cells] the cell before it on its rank, else -1.
-    producers: [2, cells] cells on whose output it waits: row 0 for its forward (F of the stage before), row 1 for
-        its backward (B or I of the stage after); -1 where it has none.
+    producers: [2, cells] the cells on whose output a cell waits, -1 where it waits for none. Row 0: for its forward,
+        F of the stage before. Row 1: for its backward, B or I of the stage after.
     remote: [2, cells] whether that producer is on another rank, which costs a message.
     """
 

@@ -26,9 +26,11 @@ class RankDifference:
     """How the order of one rank differs.
 
     index: position from 0 at which the orders part; first: the op there, of either ("" where an order has ended).
-    missing: ops that only the first schedule runs on this rank, added: only the second; moved: ops of both that must
-    move, at least, to turn one order into the other; paired: ops of both that are overlapped with another op, or
-    with none, in the other. The tuples name at most `SHOWN` of them.
+    missing: ops that only the first schedule runs on this rank.
+    added: ops that only the second schedule runs on this rank.
+    moved: ops of both; the fewest that must move to turn one order into the other.
+    paired: ops of both that are overlapped with another op, or with none, in the other schedule.
+    number: how many ops each list has, in this order; the tuples name at most `SHOWN` of them.
     """
 
     rank: int

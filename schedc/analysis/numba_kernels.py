@@ -25,8 +25,11 @@ _CALL_SECONDS = 1e-4
 """The compiled loops, once they are loaded."""
 
 RANK, FIRST, SECOND, OUT, COST, FRESH = range(6)
-"""Columns of the table that `advance` walks: the step's rank, the rows of the two outputs that it waits for or -1, the
-row that keeps its own end or -1, its row of durations, and 1 for the first step of a rank."""
+"""Columns of the table that `advance` walks; a row is a step.
+
+RANK: the step's rank. FIRST, SECOND: the rows of the outputs that it waits for, or -1. OUT: the row that keeps its own
+end, or -1. COST: its row of durations. FRESH: 1 for the first step of a rank.
+"""
 
 
 def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,10 +52,10 @@ _left_to_numpy = [0.0]
 
 
 def kernels(numpy_seconds: float) -> Kernels | None:
-    """The compiled loops if they are worth it for work that numpy does in about ``numpy_seconds``.
+    """The compiled loops if they are worth it for work that numpy does in about ``numpy_seconds`` seconds.
 
-    Before they are loaded such work adds up over the calls: a process that has left as much to numpy as loading costs
-    will have more of it, and spends at most twice what the better choice would have cost.
+    Before the loops are loaded, such work adds up over the calls. A process that has left as much to numpy as loading
+    costs will have more work of this kind. That process spends at most twice what the better choice would have cost.
     """
     if _loaded:
         return _loaded[0] if numpy_seconds >= _CALL_SECONDS else None

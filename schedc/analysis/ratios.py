@@ -9,7 +9,10 @@ from schedc.ir.arrays import Floats
 
 
 def idle(whole: Floats, busy: Floats) -> Floats:
-    """whole - busy, with what only rounding left over as 0: sums of many times differ in their last digits."""
+    """whole - busy, in the unit of both, for arrays of any shape. What only rounding left over is 0.
+
+    Sums of many times differ in their last digits.
+    """
     rest = whole - busy
     return np.asarray(np.where(np.abs(rest) <= 1e-12 * whole, 0.0, rest))
 
@@ -20,7 +23,7 @@ def span_ratios(span: Floats, busy: Floats) -> Floats:
 
 
 def ratios(whole: npt.ArrayLike, part: npt.ArrayLike) -> Floats:
-    """1 - part / whole; 0 where there is nothing to do."""
+    """1 - part / whole, element by element for arrays of any shape; 0 where there is nothing to do."""
     whole = np.asarray(whole, np.float64)
     safe = np.where(whole > 0, whole, 1.0)
     return np.asarray(np.where(whole > 0, (whole - part) / safe, 0.0))

@@ -1,11 +1,18 @@
 """Programs as JSON: small ones as `schedc compile` writes them; documented by `PROGRAM_FIELDS` and below.
 
-One object: ``schema`` "schedc.program" and ``version`` 1 (an integer; a reader refuses every other one), ``name``,
-``doc``, ``source`` (file that the spans point into), ``sizes``, ``placement`` (ranks, rank_of_stage as a list per
-pipe, first_microbatch), ``phases``, ``spans`` (line, column, end line, end column) and ``streams``: for each rank an
-object of columns, equally long, named and meant as those of `schedc.ir.program.Program`; ``kind`` holds names. Where a
-plan has placed the layers of a model there are also ``layout`` (its string) and ``layers`` (how many),
-and ``plan`` where it attaches more than layers.
+One object with these fields:
+
+    schema, version    "schedc.program" and 1, an integer; a reader refuses every other one
+    name, doc          of the schedule
+    source             file that the spans point into
+    sizes              size parameters by name
+    placement          ranks, rank_of_stage as a list per pipe, first_microbatch
+    phases             names of the phases
+    spans              line, column, end line, end column
+    streams            for each rank an object of columns, equally long, named and meant as those of
+                       `schedc.ir.program.Program`; ``kind`` holds names
+    layout, layers     only where a plan has placed the layers of a model: its string, and how many
+    plan               only where the plan attaches more than layers
 """
 
 from __future__ import annotations

@@ -204,7 +204,10 @@ def _sizes(reader: HeaderReader, value: Any) -> dict[str, int]:
 def check_indexes(
     reader: HeaderReader, path: str, columns: dict[str, npt.NDArray[Any]], limits: dict[str, int]
 ) -> None:
-    """Checks that ``phase`` and ``span`` are in their tables, so that messages can name every instruction."""
+    """Checks that indexes are in their tables, so that messages can name every instruction.
+
+    columns: ``phase`` and ``span``, each [n]; limits: how long the table of each is.
+    """
     for name, limit in limits.items():
         if columns[name].size and not 0 <= columns[name].min() <= columns[name].max() < limit:
             reader.fail(path, f"a {name} is not in 0 ..< {limit}")

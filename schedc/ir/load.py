@@ -16,8 +16,8 @@ _ZIP = b"PK"
 def load_program(content: str | bytes, file: str) -> Program:
     """The program in the ``content`` of a file, verified.
 
-    Raises DiagnosticError with everything that speaks against running it: S390, S391 or S393 for what is not the
-    text form, JSON or columns, S392 for another version, and the findings of `verify_program`.
+    Raises `DiagnosticError` with everything that speaks against running the program. S390, S391 or S393: it is not the
+    text form, JSON or columns. S392: it has another version. Then come the findings of `verify_program`.
     """
     program = read_program(content, file)
     if findings := verify_program(program):

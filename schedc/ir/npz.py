@@ -12,8 +12,9 @@ instructions. Its members:
 
 Arrays are signed integers, as narrow as their values allow. Equal programs give equal bytes.
 
-A reader allocates no more than the size of the file justifies. Some columns count up from row to row, so that the
-programs written here take more than two bytes per instruction; files with less than a quarter of a byte are refused.
+A reader allocates no more than the size of the file justifies. Some columns count up from row to row, so programs
+written here take more than two bytes per instruction. Files with less than a quarter of a byte per instruction are
+refused.
 """
 
 from __future__ import annotations

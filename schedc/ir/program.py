@@ -96,7 +96,8 @@ COLUMNS = (
 class Deferred(Protocol):
     """What can work out the columns of a Program, each by its name."""
 
-    def column(self, name: str) -> npt.NDArray[Any]: ...
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """[n] the column of this name, for n instructions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +113,11 @@ class Program(Columns):
         destination), of REDUCE: the rank with the other copy; else -1.
     channel: [n] `Channel` of SEND, RECV, WAIT; else -1.
     message: [n] number of the message of SEND, RECV, WAIT: its position in the one global order that both ends
-        of every channel follow; of REDUCE: its sequence number among the reductions of that pair of ranks; else -1.
+        of every channel follow. REDUCE: its sequence number among the reductions of that pair of ranks. Else -1.
     batch: [n] neighbouring SEND and RECV with one number are posted by one call; else -1.
     phase, span: [n] indexes into ``phases`` and ``spans``; those of the op that an instruction serves.
-    op: [n] position, in its rank's order of compute cells, of the cell that an instruction serves (a SEND: its
-        producer; RECV and WAIT for a receive: the consumer; WAIT for a send: the producer; REDUCE: -1).
+    op: [n] position, in its rank's order of compute cells, of the cell that an instruction serves. SEND: its
+        producer. RECV, and WAIT for a receive: the consumer. WAIT for a send: the producer. REDUCE: -1.
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
     plan: what is attached besides, as of a `Schedule`; `schedc.plan.plan_of` reads it.

@@ -28,6 +28,7 @@ class ProgramTable:
     program: Program
 
     def rows(self, kind: InstructionKind) -> Int64:
+        """[rows] the rows of instructions of this kind, ascending."""
         return np.flatnonzero(self.program.kind == kind)
 
     @cached_property
@@ -37,10 +38,12 @@ class ProgramTable:
 
     @cached_property
     def send(self) -> Int64:
+        """[messages] the row of each message's SEND."""
         return self._posts(SEND)
 
     @cached_property
     def receive(self) -> Int64:
+        """[messages] the row of each message's RECV."""
         return self._posts(RECV)
 
     def _posts(self, kind: InstructionKind) -> Int64:
@@ -49,6 +52,7 @@ class ProgramTable:
 
     @cached_property
     def computation(self) -> tuple[Schedule, Int64]:
+        """The schedule of the compute instructions, and [ops] the row of the instruction that runs each op."""
         return computation(self.program)
 
     @cached_property
@@ -68,7 +72,7 @@ class ProgramTable:
         return made.ravel(), taken.ravel()
 
     def slot(self, rows: Int64) -> Int64:
-        """The slot in ``flows`` that SEND, RECV or WAIT rows speak of."""
+        """[rows] the slot in ``flows`` that each of these SEND, RECV or WAIT rows speaks of."""
         program = self.program
         return (program.channel[rows].astype(np.int64) * program.stages + program.stage[rows]) * (
             program.microbatches
@@ -93,6 +97,7 @@ class ProgramTable:
         return Diagnostic(code, message, primary, notes=notes, help=help, source=program.source)
 
     def findings(self, rows: Int64, describe: Callable[[int], Diagnostic]) -> list[Diagnostic]:
+        """Findings for the first `SHOWN` of ``rows`` [rows]; the last one says how many more there are."""
         shown = [describe(int(row)) for row in rows[:SHOWN]]
         if rows.size > SHOWN:
             shown[-1] = replace(shown[-1], notes=(*shown[-1].notes, f"and {rows.size - SHOWN} more like this"))

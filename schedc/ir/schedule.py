@@ -39,7 +39,7 @@ class Schedule(Columns):
 
     The ops of rank r are rows rank_start[r] ..< rank_start[r + 1], in the order they run.
 
-    name, doc: of the schedule. doc is the text of its ``##`` comments.
+    name: the schedule's name. doc: the text of its ``##`` comments.
     sizes: every size parameter by name, e.g. {"P": 4, "M": 10}.
     rank_start: [P + 1]
     kind: [n] `OpKind`; stage: [n]; microbatch: [n], over all pipes (pipe 1 of two starts at M / 2).

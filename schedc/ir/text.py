@@ -4,8 +4,8 @@ A text begins with its form and version, ``schedule 1`` or ``program 1``. The he
 (for each pipe its microbatches, and the rank of each stage) and the tables of phases and spans. Then, for each rank,
 
 * a schedule has lines ``<phase>: <op> <op> ...``. An op is written as in torch's CSV, ``0F3``; ``@n`` changes the
-  span from this op on (in this line); an overlapped pair is ``(3F4;2B1)``, with its number as ``&n`` where that is
-  not how many pairs come before it; a lone op with a pair number, which no legal schedule has, is ``0F3&n``.
+  span from this op on (in this line). An overlapped pair is ``(3F4;2B1)``. Its number follows as ``&n`` where that is
+  not how many pairs come before it. A lone op with a pair number, which no legal schedule has, is ``0F3&n``.
 * a program has one instruction per line, ``<instruction> | <op> <phase>@<span>``: ``0F3``, ``(3F4;2B1)``,
   ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``.
   A is an activation, G a gradient, ``#`` the number of the message.

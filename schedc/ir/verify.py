@@ -99,7 +99,7 @@ def _first(
 ) -> list[Diagnostic]:
     """One finding for each of the first places, the last of which says how many more findings there are.
 
-    places: [rows] what tells source places apart: one line of a rank block stands for many ops of many ranks.
+    places: [rows] a key for the source place of each row; one line of a rank block yields many ops of many ranks.
     """
     _, first = np.unique(places, return_index=True)
     shown = [describe(int(row)) for row in rows[np.sort(first)[:SHOWN]]]

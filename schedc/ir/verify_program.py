@@ -166,7 +166,7 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
     rank, stage, place = program.rank, program.stage[table.rows(REDUCE)], program.placement
     schedule, op_row = table.computation
     weights = np.flatnonzero(WEIGHT[schedule.kind])
-    home = place.rank_of_stage[[0, -1]]  # of both copies; of one pipe, twice the same
+    home = place.rank_of_stage[[0, -1]]  # ranks of both copies; with one pipe twice the same
     apart = (home[0] != home[1]) & (place.pipes == 2) & (weights.size > 0)
     last = np.full(home.shape, -1)
     last[place.pipe_of_microbatch(schedule.microbatch[weights]) % 2, schedule.stage[weights]] = op_row[weights]

@@ -16,8 +16,8 @@ from schedc.passes.insert_communication import insert_communication
 def forward_only(training: Program | Schedule, costs: Costs | None = None) -> Program:
     """The program that runs every forward of ``training`` and hands its outputs on; no REDUCE, no backward.
 
-    A pair becomes its forward. It cannot deadlock if the training order does not: a forward waits only for
-    forwards, so every order of all ops that respects what they wait for, cut down to the forwards, does so too.
+    A pair becomes its forward. The program cannot deadlock if the training order does not. A forward waits only for
+    forwards, so an order in which all ops come after what they wait for stays one when cut down to the forwards.
     """
     schedule = training if isinstance(training, Schedule) else computation(training)[0]
     source_name = training.source_name if isinstance(training, Program) else None

@@ -24,9 +24,10 @@ Let a post need a message if the rank waits for it before the post. Every need o
 
 Now take the lowest message that never completes. All lower ones complete, so both ends reach its post, and nothing
 before it remains in either queue: it completes, a contradiction. So all messages complete, every wait ends, and the
-streams run to their end. A batch counts as its lower message m. The rank that sends m' posts it where SEND m' stands;
-it has no posts between m and m', and the consumer of m comes later (or the two are not batched), so that it needs only
-messages below m. Reductions come last and in order of stage on all ranks, so the lowest pending one has both its ends.
+streams run to their end. A batch counts as its lower message m. The rank that sends m' posts the batch where SEND m'
+stands. That rank has no posts between m and m', and the consumer of m comes later (or the two are not batched). So the
+batch needs only messages below m. Reductions come last and in order of stage on all ranks, so the lowest pending one
+has both its ends.
 
 `schedc.ir.verify_program` decides the same by running any Program under these rules.
 """
@@ -52,8 +53,10 @@ from schedc.passes.instruction_table import InstructionTable, Messages
 from schedc.passes.reductions import Reductions, reductions_of
 
 LOOKAHEAD = 2
-"""How many cells before its latest place a receive is posted, if the order of posts allows: enough that the peer
-never waits for the post, few enough that a rank holds no more than a few empty buffers."""
+"""How many cells before its latest place a receive is posted, if the order of posts allows.
+
+These are enough that the peer never waits for the post, and few enough that a rank holds only a few empty buffers.
+"""
 
 _NUMPY_MESSAGE = 1e-7
 """Seconds that numpy takes for a message in each step, roughly: what decides whether to load the compiled loops."""
@@ -96,8 +99,10 @@ def _ordered(cells: Dependencies, times: Floats) -> Int32:
 
 
 def _messages(cells: Dependencies, by_end: Int32) -> tuple[Messages, Int32]:
-    """One message per dependency between two ranks, and [2, cells] the number of the message that brings a cell what
-    its forward (row 0: an activation) and its backward (row 1: a gradient) needs, -1 where none does."""
+    """One message per dependency between two ranks, and [2, cells] the number of the message that a cell needs.
+
+    Row 0: the activation for its forward. Row 1: the gradient for its backward. -1 where no message brings it.
+    """
     consumer_of = np.full((len(cells), 2), -1, np.int32)
     for channel in range(2):
         consumer = np.flatnonzero(cells.remote[channel])
@@ -139,7 +144,7 @@ def _marked(cells: Dependencies, order: Int32, after: Int32, rank: Int32) -> _Ma
     by_rank = np.argsort(ranks, kind="stable")
     there = np.flatnonzero(is_mark[by_rank])
     mark = np.argsort(rank.astype(ranks.dtype), kind="stable").astype(np.int32)
-    before = there - np.arange(there.size)  # of what is before a mark, all that is no mark
+    before = there - np.arange(there.size)  # how many cells come before each mark
     return _Marks(mark, before.astype(np.int32) + rank[mark])
 
 
@@ -197,10 +202,10 @@ def _posts(cells: Dependencies, messages: Messages, by_end: Int32) -> _Posts:
 def _batches(cells: Dependencies, messages: Messages, posts: _Posts, start: Floats, end: Floats, p2p: float) -> Int32:
     """[messages] number of the batch, or -1; moves the receive of a batch's first message to its second's send.
 
-    Two messages in opposite directions that both ranks post one after the other. Only where the second is already
-    being received when the first is sent, and where it costs no time that the first then leaves no earlier than the
-    second: they are produced at the same time, or p2p is known and the first still arrives before the simulated
-    start of its consumer.
+    A batch is two messages in opposite directions that both ranks post one after the other. The second must already be
+    in reception when the first is sent. The first leaves no earlier than the second, and this must cost no time. Either
+    both are produced at the same time, or p2p is known and the first still arrives before its consumer's simulated
+    start.
     """
     batch = np.full(len(messages), -1, np.int32)
     place, follows = posts.by_message()
@@ -275,8 +280,11 @@ class _Streams:
 
 
 def _streams(cells: Dependencies, number: Int32, posts: _Posts, send_wait: Int32, reductions: Reductions) -> _Streams:
-    """In a gap stand posts, waits for sends and waits for receives, each in the order of messages, and then the cell
-    that closes it; at the end of a stream, the reductions."""
+    """Puts the instructions of each rank in order.
+
+    A gap has posts, waits for sends and waits for receives, each in the order of messages, then the cell that closes
+    the gap. The reductions stand at the end of a stream.
+    """
     ranks, messages = cells.rank_start.size - 1, send_wait.size
     reduced = bincount(reductions.rank, minlength=ranks).astype(np.int32)
     by_rank = posts.post[posts.post & 1 == 0] >> 1

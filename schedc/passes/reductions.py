@@ -14,7 +14,10 @@ from schedc.ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class Reductions:
-    """One per rank and stage, by rank and then stage. Columns: rank, stage, peer, sequence number, serving row."""
+    """One per rank and stage, by rank and then stage.
+
+    Columns, each [reductions]: rank, stage, peer, sequence number, serving row.
+    """
 
     rank: Int64
     stage: Int64
