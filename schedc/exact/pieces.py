@@ -22,7 +22,7 @@ _NEAR = 1_000_000
 class Epigraph:
     """The cone of all (x, z), x in a cone of costs, with z at least each of some linear forms.
 
-    cone: of [coordinates + 1]. forms: the forms that cut the cone, by the row of the cone that each made.
+    cone: in [coordinates + 1] dimensions. forms: the forms that cut the cone, by the row of the cone that each made.
     """
 
     cone: Cone

@@ -170,7 +170,7 @@ def regions_of(condition: Statement, space: Space) -> Iterator[CostRegion]:
 
 
 def refuted_in(statement: Statement, region: CostRegion, part: Cone, times: LinearTimes) -> Refuted | None:
-    """Costs of a region, inside a part of its closure, at which the statement fails; None if there are none."""
+    """Costs of a region, inside a part of its closure, at which the statement fails; None if it holds there."""
     if not closed(statement):
         inside = (face for face in part.faces() if region.holds_inside(face))
         return next((refuted for refuted in (decide(statement, face, times) for face in inside) if refuted), None)
