@@ -58,7 +58,7 @@ def bytes_in_use() -> int:
 
 def keep_memory() -> None:
     """Make malloc keep what is freed: neither trim the heap nor map large blocks one by one."""
-    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # of malloc.h
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # names in malloc.h
     libc = ctypes.CDLL("libc.so.6")
     for option, value in ((trim_threshold, 2**31 - 1), (mmap_threshold, 2**30), (mmap_max, 0)):
         libc.mallopt(option, value)

@@ -66,7 +66,10 @@ class RankPool:
         return outcomes
 
     def outcomes(self, case: str, *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
-        """As `run`, with a `RankError` in place of a missing result, for cases that are meant to fail."""
+        """As `run`, with a `RankError` in place of a missing result, for cases that are meant to fail.
+
+        timeout: seconds for all ranks to answer.
+        """
         self._ensure_started()
         request = json.dumps({"case": case, "arguments": arguments}).encode() + b"\n"
         for pipe in self._requests:

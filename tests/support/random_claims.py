@@ -42,7 +42,7 @@ def parsed(text: str) -> tree.Claim:
 
 
 def programs(seed: int) -> Iterator[Schedule]:
-    """Endless random programs: of the library at small sizes, and any legal order, some with Rs."""
+    """Endless random programs: library schedules at small sizes and any legal orders, some with Rs."""
     draw = random.Random(seed)
     while True:
         number, kind = draw.randrange(1 << 30), draw.random()

@@ -25,8 +25,8 @@ FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
 class Subject(NamedTuple):
     """What is trained or measured.
 
-    batch, targets: of one microbatch on one rank. A tuple is the positional arguments of the model's forward, a dict
-        its keywords.
+    batch, targets: those of one microbatch on one rank. A tuple is the positional arguments of the model's forward, a
+        dict its keywords.
     """
 
     model: nn.Module

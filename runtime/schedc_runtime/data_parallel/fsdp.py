@@ -37,6 +37,7 @@ class OrderedReduceScatter:
     """FSDP2's reduce-scatter with the parts added in the order of members, which torch's own leaves open."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized tensor of shape ``size``."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -1,8 +1,8 @@
 """Gradients summed over the replicas of a stage: which parameters travel together, and when their sums start.
 
 A replica is another pipeline that trains the same weights on other batches (`schedc_runtime.ranks.mesh`). The sums of
-a stage start right behind the last instruction that computes its weight gradients, and are waited for at the end of the
-stream: they run while other stages, or other pipelines, still compute. DDP's hooks would not do: they never see a
+a stage start right behind the last instruction that computes its weight gradients. A rank waits for them at the end of
+its stream, so that they overlap with the work of other stages and pipelines. DDP's hooks would not do: they never see a
 deferred weight gradient.
 """
 

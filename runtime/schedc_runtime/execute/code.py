@@ -20,7 +20,7 @@ Call = tuple[Handler, Any]
 class BoundStep(NamedTuple):
     """One call, and which instructions of the program it runs.
 
-    row: of the program, the first of ``width`` rows. More than one are messages that are posted together.
+    row: first of ``width`` rows of the program. More than one row are messages that are posted together.
     instruction: the one in ``row``. label: which micro-step of it, as ``run backward of 0.experts``; "" for all of it.
     """
 

@@ -84,7 +84,7 @@ class Executor:
         """Forget the step."""
         self.registers.reset()
         self.intervals: list[Interval] | None = None
-        """Of the step, if it is traced."""
+        """Intervals of the step, if it is traced."""
         self._final: list[Call] = []
         self._profile = False
         self._started = 0

@@ -40,7 +40,7 @@ def forward(registers: Registers, op: ComputeOperands) -> None:
 
 
 def keep_outputs(registers: Registers, op: ComputeOperands, outputs: tuple[torch.Tensor, ...]) -> None:
-    """Put a forward's outputs into their slot, and probe them if the step wants it."""
+    """Put a forward's outputs, in the boundary's shapes, into their slot, and probe them if the step wants it."""
     if op.write >= 0:
         registers.values[op.write] = outputs
     if registers.probing:
@@ -102,7 +102,10 @@ def wait(registers: Registers, op: WaitOperands) -> bool | None:
 
 @dataclass(frozen=True)
 class CopySum:
-    """This step's gradients of parameters of one dtype, on their way between the two ranks that hold a stage."""
+    """This step's gradients of parameters of one dtype, on their way between the two ranks that hold a stage.
+
+    theirs: [elements + parameters] what the other rank sends, as `flattened` lays it out.
+    """
 
     transport: Transport
     handles: Sequence[Any]

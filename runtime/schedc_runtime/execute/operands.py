@@ -12,7 +12,10 @@ from schedc_runtime.transport.base import Spec
 
 
 class ComputeStage(Protocol):
-    """What handlers ask of a stage; `schedc_runtime.stage.stage.Stage` says what each method does."""
+    """What handlers ask of a stage; `schedc_runtime.stage.stage.Stage` says what each method does.
+
+    Inputs, outputs and gradients have the shapes of the stage's boundaries.
+    """
 
     index: int
 
@@ -35,7 +38,7 @@ class ComputeOperands(NamedTuple):
     read: slot of the value consumed: the inputs of a forward, the gradients of the outputs of a backward; -1 for none.
     write: slot of the value produced: the outputs of a forward, the gradients of the inputs of a backward; -1 for none.
     defer: whether a backward leaves the weight gradients to a W.
-    probes: of a forward: positions of its floating outputs, and in which dtype to sum each (`probes_of`).
+    probes: positions of a forward's floating outputs, and in which dtype to sum each (`probes_of`).
     recomputed: whether the microbatch has an R between its forward and its backward.
     """
 

@@ -65,7 +65,7 @@ class Registers:
         return value
 
     def posted(self, index: int) -> tuple[Any, tuple[Tensor, ...]]:
-        """The transport's handle and the tensors of a message that was posted."""
+        """The transport's handle and the tensors of a posted message, in the shapes of its boundary."""
         handle: tuple[Any, tuple[Tensor, ...]] | None = self.handles[index]
         if handle is None:
             raise LookupError("the program waits for a message that it has not posted")

@@ -229,8 +229,9 @@ def costs_of(stages: Sequence[StageTimes], method: str, p2p: float | None = None
     B is there where it was timed, the table of cells where stages run in segments. Nothing else is ``given``.
 
     Every part of a stage takes its median over repetitions and ranks. F, I and W are the sums over the stage's parts,
-    exchanges included, one after the other. The table has, by role, the median over the stages' nodes of that role, of
-    two the lower: the first and last segments contain embedding, head and loss, which are not typical.
+    exchanges included, one after the other. The table has the median over the stages' nodes of each role, and the lower
+    value where a role has two nodes. The first and last segments contain embedding, head and loss, which are not
+    typical.
     """
     tables = [{key: median(times) for key, times in stage.samples.items()} for stage in stages]
 

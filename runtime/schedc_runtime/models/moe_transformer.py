@@ -102,7 +102,10 @@ def turn(x: Tensor) -> Tensor:
 
 
 class MoeBlock(nn.Module):
-    """Attention and a dense MLP or a `MoELayer`, each after a norm and around a residual connection."""
+    """[batch, tokens, width] to the same: attention, then a dense MLP or a `MoELayer`.
+
+    Both come after a norm and have a residual connection around them.
+    """
 
     def __init__(self, config: MoEConfig, *, dense: bool) -> None:
         super().__init__()
@@ -177,7 +180,10 @@ class MoETransformer(nn.Module):
 
 
 def multi_token_loss(factor: float = 0.3) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
-    """A loss for multi-token prediction: that of the next token plus ``factor`` times that of the one after."""
+    """A loss for multi-token prediction: that of the next token plus ``factor`` times that of the token after it.
+
+    The loss function takes logits [batch, tokens, vocab] and [batch, tokens - 1, vocab], and targets [batch, tokens].
+    """
 
     def loss_fn(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         logits, further = output

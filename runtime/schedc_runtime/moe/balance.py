@@ -110,6 +110,9 @@ class Balance(nn.Module):
     over all tokens of the microbatch on all replicas, which may have different numbers of tokens. Fractions have no
     gradient (Fedus et al., 2021, section 2.2). This rank adds its part times the number of replicas. The mean of the
     replicas' gradients is then the gradient of the loss, as for any mean loss.
+
+    output: [N, width]. sums: [experts] shares summed over this rank's tokens. everyone: [replicas, 2, experts] choices
+    of each expert, and sums of shares.
     """
 
     def __init__(self, routing: RouterConfig) -> None:

@@ -76,7 +76,7 @@ class Experts(nn.Module):
         return region_of_rows(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
 
     def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, *slots: Tensor) -> Tensor:
-        """As `forward`. Weight gradients go to ``sink``, or to autograd without one."""
+        """[R, width] to the same, as `forward`. Weight gradients go to ``sink``, or to autograd without one."""
         if slots and counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
             counts, borrowed = counts[:own], counts[own : own + lent]

@@ -295,7 +295,10 @@ def lend(lending: Lending, weight: Tensor, sink: WeightSink | None) -> Tensor:
 
 
 class ReturnedWork(NamedTuple):
-    """Gradients that came back for some experts of a stack, to be added to the gradient of the stack."""
+    """Gradients that came back for some experts of a stack, to be added to the gradient of the stack.
+
+    parameter: [E, ...] the stack. places: [hot] the experts' indices in the stack. grad: [hot, ...].
+    """
 
     parameter: nn.Parameter
     places: tuple[int, ...]

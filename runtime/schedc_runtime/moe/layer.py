@@ -269,7 +269,10 @@ def set_loss_scale(model: nn.Module, scale: float) -> None:
 
 
 def update_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Call `MoELayer.update_bias` of all layers, after the optimizer's step."""
+    """Call `MoELayer.update_bias` of all layers, after the optimizer's step.
+
+    reduce: sums a layer's load [experts] over data-parallel ranks and copies of the stage.
+    """
     for _, layer in moe_layers(model):
         layer.update_bias(reduce)
 

@@ -89,8 +89,8 @@ def places(blocks: Int64, count: int, capacity: int | None) -> Places:
     if sizes.size and int(sizes.max()) > capacity:
         raise ValueError(f"block {int(sizes.argmax())} has {int(sizes.max())} entries, its capacity is {capacity}")
     first = np.cumsum(sizes) - sizes
-    at = blocks * capacity + np.arange(len(blocks)) - first[blocks]
-    return Places(at, np.full(count, capacity), len(blocks) == count * capacity)
+    indices = blocks * capacity + np.arange(len(blocks)) - first[blocks]
+    return Places(indices, np.full(count, capacity), len(blocks) == count * capacity)
 
 
 def bounds(chunks: Int64, count: int) -> tuple[int, ...]:
@@ -99,7 +99,10 @@ def bounds(chunks: Int64, count: int) -> tuple[int, ...]:
 
 
 def tree(levels: Sequence[tuple[Int64, Int64 | None, tuple[int, ...], int]], direct: Int64, layout: Places) -> Tree:
-    """A tree from the columns of its `SumLevel`s; ``direct`` has an entry for each leaf that is not padding."""
+    """A tree from the columns of its `SumLevel`s: of [copies], at [copies] or None, bounds and small.
+
+    direct: [leaves without padding] the row of the trunk that each leaf copies. layout: the leaves' places.
+    """
     all_levels = [
         SumLevel(torch.from_numpy(of), None if at is None or _counts_up(at) else torch.from_numpy(at), cuts, small)
         for of, at, cuts, small in levels
@@ -122,7 +125,10 @@ def _counts_up(numbers: Int64) -> bool:
 
 
 def simple_tree(of: Int64, layout: Places, cuts: tuple[int, ...], small: int) -> Tree:
-    """A tree of one level."""
+    """A tree of one level.
+
+    of: [copies] the row that each copy is of. cuts: [chunks + 1] where chunks begin and end. small: number of rows.
+    """
     return tree([(of, None if layout.full else layout.at, cuts, small)], of, layout)
 
 

@@ -35,7 +35,10 @@ class ParityCheck(Protocol):
 
 
 class ReferenceCheck:
-    """The whole model, trained by the serial reference alone."""
+    """The whole model, trained by the serial reference alone.
+
+    The loss is a scalar. Batch and targets are [rows, ...], those of all replicas, one after the other.
+    """
 
     name = "reference"
 
@@ -69,6 +72,7 @@ class SerialCheck:
     """All ranks of the mesh in this process, cells in serial order, without recomputation.
 
     A plan may change the speed of these steps, but not a bit of their results.
+    The loss is a scalar. Batch and targets are [rows, ...], those of all replicas, one after the other.
     """
 
     name = "all ranks in one process, serial cells"

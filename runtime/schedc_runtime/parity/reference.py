@@ -40,7 +40,7 @@ class Work(NamedTuple):
 class Reference(NamedTuple):
     """The results of one step.
 
-    loss: [] the mean over microbatches. grads: by the model's parameter names, without parameters that have none.
+    loss: scalar, the mean over microbatches. grads: by the model's parameter names, without parameters that have none.
     """
 
     loss: Tensor

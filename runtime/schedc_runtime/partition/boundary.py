@@ -90,7 +90,7 @@ class Boundary:
         return tuple(leaf for leaf, entry in zip(leaves, self.entries, strict=True) if isinstance(entry, TensorSpec))
 
     def unpack(self, tensors: Sequence[Tensor]) -> Any:
-        """The values: the inverse of `pack`, with the constants put back."""
+        """The values, from tensors in the shapes of `tensors`: the inverse of `pack`, with the constants put back."""
         if self._flat:
             return tuple(tensors)
         rest = iter(tensors)
@@ -103,9 +103,9 @@ def infer_boundaries(
 ) -> tuple[Boundary, ...]:
     """[stages + 1] the boundaries of one microbatch: entry k is the input of stage k, the last is the model's output.
 
-    args, kwargs: of the model's forward for ONE microbatch; a `TensorSpec` may replace a tensor. This takes no memory
-    and computes nothing; parameters may be on the meta device. The result depends only on shapes, dtypes and values
-    that are no tensors. Every rank therefore gets the same result.
+    args, kwargs: arguments of the model's forward for ONE microbatch; a `TensorSpec` may replace a tensor. This takes
+    no memory and computes nothing; parameters may be on the meta device. The result depends only on shapes, dtypes and
+    values that are no tensors. Every rank therefore gets the same result.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = _device(partition.modules)
@@ -136,7 +136,7 @@ def _propagate(module: nn.Module, index: int, values: Any, device: torch.device)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise BoundaryError(
             f"stage {index}: what it computes depends on the values of its input ({error}), so that the shape of its"
-            " output cannot be told in advance",
+            " output cannot be inferred in advance",
             "keep data-dependent shapes inside one block, give that block's output a fixed shape, and count tokens"
             " with one_hot(...).sum(0) rather than bincount",
         ) from error

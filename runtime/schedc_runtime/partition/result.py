@@ -31,8 +31,8 @@ class Partition(StageModules):
     ) -> Digraph:
         """The partition as a picture: stages, their modules and parameters, and the values that cross boundaries.
 
-        args, kwargs: of the model's forward for ONE microbatch, as for `infer_boundaries`; with them, values have
-        shapes, dtypes and bytes. placement: of a program; it adds the ranks.
+        args, kwargs: arguments of the model's forward for ONE microbatch, as for `infer_boundaries`. With them, values
+        have shapes, dtypes and bytes. placement: that of a program; it adds the ranks.
 
         The result draws itself in a notebook. ``.render("model", format="svg")`` needs graphviz's program ``dot``;
         ``.source`` is the text. Raises `PartitionError` for arguments that the model was not partitioned for, and

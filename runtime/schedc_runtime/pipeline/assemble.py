@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a `Pipeline` was given; see there."""
+    """The arguments of a `Pipeline`, which explains them. timeout: seconds."""
 
     model: nn.Module
     program: Program
@@ -58,8 +58,8 @@ class Settings:
 class Assembly:
     """What a pipeline consists of; each step of `STEPS` sets some of it.
 
-    names: shape and dtype of each entry of the model's state. shards: of the dense parts, where they are sharded.
-    stages: of each place in this process, by index. copied: those of them that another rank holds, too.
+    names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
+    sharded. stages: stages of each place in this process, by index. copied: those that another rank holds, too.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
 

@@ -30,8 +30,8 @@ _KEPT = 16
 class BoundCode:
     """What has been bound so far.
 
-    stages: of each place here. Their boundaries are set to those of the signature that was bound or looked up last.
-    cells: the order inside cells. shards: of the dense parts, where they are sharded.
+    stages: stages of each place in this process. Binding or looking up a signature sets their boundaries.
+    cells: the order inside cells. shards: shards of the dense parts, where these are sharded.
     """
 
     def __init__(

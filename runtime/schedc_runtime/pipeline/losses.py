@@ -43,9 +43,9 @@ def share_loss(
     replicas: int,
     check_finite: bool,
 ) -> Tensor:
-    """[] the mean of all ranks' ``losses``, on the CPU; the same bits on every rank.
+    """The mean of all ranks' ``losses``, a scalar on the CPU; the same bits on every rank.
 
-    losses: [] each, by microbatch; those of replica r from ``r * microbatches`` on.
+    losses: scalars by microbatch; those of replica r from ``r * microbatches`` on.
     executors: those of this process, of the step that ends.
 
     Raises `NonFiniteLoss` on every rank if ``check_finite``, and `BatchRefused` where no rank formed a loss.

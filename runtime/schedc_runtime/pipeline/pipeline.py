@@ -45,8 +45,8 @@ class Pipeline:
         one pipeline. Each replica brings a batch of its own. Gradients and loss are means over all replicas.
     plan: what is attached to the schedule: expert ranks, how rows travel, recomputation, overlap; by default what the
         program was compiled with.
-    cells: the order inside overlapped instructions, the same on all ranks: times of segments and exchanges to order
-        by, or a function that gives each cell's program; by default as the plan says.
+    cells: the order inside overlapped instructions, the same on all ranks; by default as the plan says. Times of
+        segments and exchanges to order by, or a function that gives each cell's program.
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.

@@ -27,6 +27,9 @@ class Exchange(nn.Module, ABC):
     ``balance``. lane: the links that it takes, ``rail`` between nodes or ``node`` inside one. differentiable: whether
     gradients of its payload come back. group: the ranks that take part; set it in an exchange of your own.
 
+    payload: the tensors to send; `finish` returns the received ones. Rows go as [rows sent, ...] to
+    [rows received, ...]. Gradients have the shapes of what they belong to.
+
     A call as a module blocks and is differentiable. `start`, `ready` and `finish` are the same in three steps;
     `start_backward` and `finish_backward` are the gradient. An in-process group of several ranks has only the steps.
     """
@@ -65,7 +68,7 @@ class Exchange(nn.Module, ABC):
 
 
 def exchanged(exchange: Exchange, route: Any, *payload: Tensor) -> tuple[Tensor, ...]:
-    """The result of a differentiable exchange, under autograd. Forward and backward wait at once."""
+    """[rows sent, ...] to [rows received, ...]: a differentiable exchange. Forward and backward wait at once."""
     moved: tuple[Tensor, ...] = _Exchanged.apply(exchange, route, *payload)  # type: ignore[no-untyped-call]
     return moved
 

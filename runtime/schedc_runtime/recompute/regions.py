@@ -98,7 +98,7 @@ def repeat(kept: Sequence[Any], function: Callable[..., Any], *args: Any) -> Any
 
 
 class SavedTensor(NamedTuple):
-    """A tensor that is held. version: of its storage when it was saved, by which a later write is detected."""
+    """A tensor of any shape that is held. version: its storage's when it was saved; a later write raises it."""
 
     tensor: Tensor
     version: int
@@ -113,7 +113,11 @@ class SavedTensor(NamedTuple):
 
 
 class RegionOutput(NamedTuple):
-    """A view of a tensor that a region or an exchange returned."""
+    """A view of a tensor that a region or an exchange returned.
+
+    output: index of the tensor among the results. size: [dimensions] shape of the view. stride: [dimensions].
+    offset: elements of storage from the beginning of the result to that of the view.
+    """
 
     producer: Producer
     output: int
@@ -127,7 +131,7 @@ class RegionOutput(NamedTuple):
 
 
 class RegionInner(NamedTuple):
-    """The ``number``-th tensor that autograd saved inside a region."""
+    """The ``number``-th tensor, of any shape, that autograd saved inside a region."""
 
     region: Region
     number: int
@@ -140,7 +144,7 @@ Note = SavedTensor | RegionOutput | RegionInner
 
 
 def value_of(note: Note) -> Tensor:
-    """The tensor of a note, recomputed if it is not held."""
+    """The tensor of a note, in the shape that autograd saved. It is recomputed if it is not held."""
     return note.value()
 
 
@@ -305,13 +309,13 @@ class Recorder:
         return returned
 
     def comes_from(self, producer: Producer, index: int, tensor: Tensor) -> None:
-        """From here on save a note in place of ``tensor``: it is result ``index`` of ``producer``."""
+        """From here on save a note in place of ``tensor`` [...], which is result ``index`` of ``producer``."""
         storage = tensor.untyped_storage()
         entry = _Entry(_weak(storage), producer, index, int(tensor.storage_offset()))
         self._entries.setdefault(storage._cdata, entry)
 
     def note(self, tensor: Tensor) -> Note:
-        """The note that is held in place of a tensor that autograd saves."""
+        """The note that is held in place of a tensor [...] that autograd saves."""
         inside, number = self._inside, -1
         if inside is not None:
             number = inside.count

@@ -43,7 +43,7 @@ class _Written(NamedTuple):
 class Checkpoint:
     """What a forward depends on besides its inputs and parameters.
 
-    random: states of the generators of the CPU and of ``devices``. buffers: those that the forward writes to.
+    random: [bytes] states of the generators of the CPU and of ``devices``. buffers: those that the forward writes to.
     """
 
     random: Tensor

@@ -20,7 +20,10 @@ class BackwardSteps(SegmentedBase):
     """The micro-steps of a backward."""
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
-        """Take the gradients of the differentiable outputs. A stage that forms the loss gets none."""
+        """Take the gradients of the differentiable outputs. A stage that forms the loss gets none.
+
+        gradients: one per differentiable output, of its shape; None is zero.
+        """
         state = self._state(microbatch)
         if state.recorder is not None:
             state.recorder.forwarded()

@@ -41,7 +41,7 @@ class ForwardSteps(SegmentedBase):
         *,
         recompute_later: bool = False,
     ) -> None:
-        """Take the tensors of the input boundary; see `Stage.forward`."""
+        """Take the tensors of the input boundary, in its shapes; see `Stage.forward`."""
         if microbatch in self.in_flight:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
         graph, memory = (self.graph_with_r, self._memory_with_r) if recompute_later else (self.graph, self._memory)

@@ -28,8 +28,8 @@ Gradients = tuple[Tensor | None, ...]
 class SegmentRecord(NamedTuple):
     """What the backward of a segment needs.
 
-    leaves: the segment's own leaves, per value that it took. edges: where gradients enter its graph, per value that it
-    made.
+    leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape.
+    edges: [values made] where gradients enter the segment's graph, per tensor of the value.
     """
 
     leaves: tuple[tuple[Tensor | Taken, ...], ...]
@@ -178,6 +178,7 @@ class Taken:
         self.stride = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
 
     def take(self, grad: Tensor) -> None:
+        """Hold the gradient, which has the shape of the tensor."""
         if grad.stride() != self.stride:
             grad = torch.empty_strided(grad.shape, self.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
         self.grad = grad
@@ -225,5 +226,5 @@ def cut_off(value: Any) -> Any:
 
 
 def edge_of(tensor: Tensor) -> GradientEdge | None:
-    """Where the gradient of a tensor enters the graph; None if nothing needs it."""
+    """Where the gradient of a tensor [...] enters the graph; None if nothing needs the gradient."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None

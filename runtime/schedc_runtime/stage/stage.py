@@ -185,8 +185,8 @@ class Stage:
     ) -> tuple[Tensor, ...]:
         """B, or I with ``defer``: the gradient of each differentiable input, zeros where no output depends on it.
 
-        output_grads: one per differentiable output (`Boundary.gradients`), None for zero. Empty on a stage that forms
-        the loss. They are not written to. The microbatch's graph is freed.
+        output_grads: one per differentiable output (`Boundary.gradients`), of its shape; None is zero. Empty on a stage
+        that forms the loss. They are not written to. The microbatch's graph is freed.
         """
         saved = self._pop(microbatch)
         if self.loss_fn is not None:
@@ -239,7 +239,7 @@ class Stage:
             self._memory.adaptive.end_step()
 
     def take_losses(self) -> dict[int, Tensor]:
-        """Loss of each microbatch since the last call, not scaled."""
+        """Loss of each microbatch since the last call, by microbatch: scalars, without the loss scale."""
         losses, self.losses = self.losses, {}
         return losses
 
@@ -310,17 +310,20 @@ _engine = torch.autograd.Variable._execution_engine
 
 
 def differentiate(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
-    """`torch.autograd.backward` without its checks: accumulates into the leaves and frees the graph."""
+    """`torch.autograd.backward` without its checks: accumulates into the leaves and frees the graph.
+
+    grads: one per edge, of the shape of the edge's tensor.
+    """
     _engine.run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def device_holding(tensors: Sequence[Tensor]) -> torch.device:
-    """The device of ``tensors``; the CPU if they are empty."""
+    """The device of ``tensors``, of any shape; the CPU if the sequence is empty."""
     return tensors[0].device if tensors else torch.device("cpu")
 
 
 def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
-    """[] The mean over all microbatches, summed in ascending microbatch order."""
+    """The mean over all microbatches, a scalar, summed in ascending microbatch order."""
     return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 

@@ -61,7 +61,7 @@ def accumulate(parameter: nn.Parameter, grad: Tensor) -> None:
 
 
 class GradientWork(NamedTuple):
-    """A gradient that I has computed and W adds: ``parameter.grad += grad``."""
+    """A gradient, of the parameter's shape, that I has computed and W adds: ``parameter.grad += grad``."""
 
     parameter: nn.Parameter
     grad: Tensor
@@ -177,7 +177,10 @@ FORWARDS: dict[type, type[Deferring]] = {nn.Linear: _LinearForward, nn.Embedding
 
 
 def left_to_autograd(weight: Tensor, input: Tensor) -> bool:
-    """Whether autograd computes the weight's gradient: it is frozen, not a plain parameter, hooked, or cast."""
+    """Whether autograd computes the weight's gradient: it is frozen, not a plain parameter, hooked, or cast.
+
+    weight, input: tensors of any shape.
+    """
     return (
         not weight.requires_grad
         or not torch.is_grad_enabled()

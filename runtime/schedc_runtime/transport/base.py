@@ -20,6 +20,7 @@ class Transfer(NamedTuple):
     """One message: the tensors of one stage boundary for one microbatch, to or from one rank.
 
     peer: the other rank, on the pipeline axis.
+    tensors: in the shapes of the boundary's specs.
     receive: True if ``tensors`` are buffers to fill, False if they are to be sent. Before `wait`, tensors to be sent
         must not change and buffers must not be read.
     """

@@ -38,7 +38,10 @@ __all__ = [
 
 
 class SoloCommunicator:
-    """A group of one rank: every collective is complete when it starts."""
+    """A group of one rank: every collective is complete when it starts.
+
+    An `all_gather` of a tensor [...] returns [1, ...]. The other collectives return the tensors that they took.
+    """
 
     cooperative = False
 

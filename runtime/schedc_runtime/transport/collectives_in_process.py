@@ -62,7 +62,11 @@ class InProcessCommunicators:
 
 
 class InProcessCommunicator:
-    """One member's end of `InProcessCommunicators`."""
+    """One member's end of `InProcessCommunicators`.
+
+    An `all_to_all` moves rows [sum(send), ...] to [sum(receive), ...], an `all_gather` takes [...] to [size, ...], and
+    a `sum` keeps the shape.
+    """
 
     cooperative = True
 

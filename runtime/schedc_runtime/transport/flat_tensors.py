@@ -29,7 +29,10 @@ def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def unflattened(parameters: Sequence[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """(parameter, gradient) of each parameter that has one. flat: result of `flattened`, of one rank or summed."""
+    """(parameter, gradient) of each parameter that has a gradient, which has the shape of the parameter.
+
+    flat: [elements + parameters] result of `flattened`, of one rank or summed.
+    """
     *parts, present = torch.split(flat, [*(p.numel() for p in parameters), len(parameters)])
     for parameter, part, has in zip(parameters, parts, present.tolist(), strict=True):
         if has:

@@ -31,7 +31,7 @@ class SideStream:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[], Any], taken: Iterable[Tensor]) -> Ahead:
-        """Start ``work``, which reads the tensors ``taken`` in their present state; returns at once."""
+        """Start ``work``, which reads the tensors ``taken``, of any shape, in their present state; returns at once."""
         taken = list(taken)
         device = next((tensor.device for tensor in taken if tensor.is_cuda), None)
         if device is None:
@@ -48,7 +48,7 @@ class SideStream:
 
 
 def joined(ahead: Ahead, tensors: Iterable[Tensor]) -> None:
-    """Let the current stream wait for work on a side stream, before it uses the results ``tensors``."""
+    """Let the current stream wait for work on a side stream. tensors: its results [...], which are used next."""
     if ahead.done is None:
         return
     for tensor in tensors:

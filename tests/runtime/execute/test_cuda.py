@@ -27,7 +27,7 @@ PLAN = "  experts 8 top 2\n  topology nodes 2 x 2\n"
 
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sums by index are added in any order on a GPU unless torch is told otherwise."""
+    """A GPU adds sums by index in any order unless torch is set to deterministic algorithms."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     yield

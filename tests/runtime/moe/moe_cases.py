@@ -35,8 +35,10 @@ def small_layer(routing: RouterConfig = ROUTING) -> MoELayer:
 
 
 def plain(layer: MoELayer, parts: list[Tensor], capacity: ExpertCapacity | None = None) -> tuple[list[Tensor], Tensor]:
-    """([N, width] per rank, auxiliary loss) of a whole layer over the tokens of all ranks: every expert over every
-    token, weighted with zero where it was not chosen or was dropped."""
+    """([N, width] per rank, auxiliary loss) of a whole layer over the tokens of all ranks.
+
+    Every expert takes every token, weighted with zero where the expert was not chosen or the choice was dropped.
+    """
     routing = layer.router.routing
     outputs, indices, shares = [], [], []
     for x in parts:
@@ -67,8 +69,10 @@ COUNTS = (5, 10, 1, 8)
 
 
 def uneven(rank: int, world_size: int) -> list[float]:
-    """Four ranks with other numbers of tokens, sharing experts by fours, twos and not at all: the largest error of
-    each in loss and gradients, against plain autograd over all their tokens."""
+    """Largest error in loss and gradients of four ranks with other numbers of tokens, against plain autograd.
+
+    One error each for ranks that share experts by fours, by twos and not at all.
+    """
     assert dist.group.WORLD is not None
     replicas = TorchCommunicator(dist.group.WORLD, 30.0, "replicas")
     whole = small_layer()

@@ -87,7 +87,7 @@ def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> 
     text = "E|t*5L" if program.stages == 2 else "E|tt|t|ttL"
     pipe = Pipeline(model, program, loss_fn=next_token_loss, cut=Cut(layers=parse_layout(text)), in_process=True)
     trained = sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    assert check_parity(pipe, model, 2 * program.microbatches) == trained  # of those that have a gradient at all
+    assert check_parity(pipe, model, 2 * program.microbatches) == trained  # names with a gradient
     assert not any("embedding" in name for name in trained)
 
 

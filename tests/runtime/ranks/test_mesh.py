@@ -76,7 +76,7 @@ def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     loss = pipe.step(batch, targets)
     assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-12)
     compared = 0
-    for stage in pipe._held():  # of every replica and copy
+    for stage in pipe._held():  # the stages of every replica and copy
         for name, parameter in stage.module.named_parameters():
             assert same(parameter.grad, wanted.grads[name]), name
             compared += 1

@@ -99,7 +99,7 @@ def test_a_stage_keeps_its_inputs_until_its_r(segmented: bool) -> None:
     assert held(stage, 1).total == x.nbytes + target.nbytes
     assert stage.in_flight == (0, 1)
     stage.recompute(1)
-    own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # of the run that is repeated
+    own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # those of the second run
     assert held(stage, 1).total == whole + own
     for m in (0, 1):
         stage.backward(m)

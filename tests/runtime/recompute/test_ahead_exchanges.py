@@ -153,7 +153,7 @@ def test_of_a_microbatch_with_an_r_the_inputs_are_held_and_nothing_else() -> Non
     stage.forward(1, (x,), target, recompute_later=True)
     assert held(stage, 1).total == x.nbytes + target.nbytes < whole / 10
     stage.recompute(1)
-    own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # of the run that is repeated
+    own = sum(b.nbytes for name, b in stage.module.named_buffers() if "running" in name)  # those of the second run
     assert held(stage, 1).total == whole + own
     for m in (0, 1):
         stage.backward(m)
