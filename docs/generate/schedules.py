@@ -46,7 +46,7 @@ def _index() -> str:
         [
             "# Schedules of the library",
             f"All at {sizes} and at costs {costs} per stage, messages free. The peak counts "
-            "microbatches on one P-th of the model: of 2P stages each has half the size.",
+            "microbatches on one P-th of the model. A stage has half that size if the model has 2P stages.",
             "\n".join(["| schedule | what it is | bubble | peak activations |", "|---|---|---|---|", *rows]),
             "`schedc check NAME -D P=8 -D M=32 --cost W=0.5` prints a row with all its ranks. `schedc report NAME` "
             "derives the formulas of a schedule for all sizes and costs.",
