@@ -73,7 +73,7 @@ Input: TypeAlias = "ScheduleTree | ReadPlan | Order"
 def open_input(given: Given) -> Input:
     """Opens a SCHEDULE argument: the checked schedule or plan of a file or library name, or a legal order.
 
-    Raises `DiagnosticError`: that of `open_schedule`; for a plan, the findings of its lines; for an order, everything
+    Raises the `DiagnosticError` of `open_schedule`. A plan raises the findings of its lines. An order raises everything
     that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605).
     """
     if is_order(given):

@@ -130,7 +130,7 @@ def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float
 _PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
 """(per routed row, per shared expert) recomputed FLOPs, per column of a token and column of an expert.
 
-Of a routed row it is the first product, or both; no gradient needs the second product of a shared expert."""
+For a routed row that is the first product, or both; no gradient needs the second product of a shared expert."""
 
 _FORWARD = 6
 """FLOPs of a forward, in the same unit."""

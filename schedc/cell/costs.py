@@ -75,7 +75,7 @@ class CellCosts:
         return times
 
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
-        """Time of one half of a node. A recomputation takes its ``share`` of the forward."""
+        """Time of one half of a node, in time units. A recomputation takes its ``share`` of the forward."""
         if half is Half.RECOMPUTE:
             return self.times(shape, index).forward * shape.nodes[index].share
         return self.times(shape, index)[_HALVES.index(half)]

@@ -39,7 +39,10 @@ SAME = 1e-9
 
 
 def lower_bound(tasks: Tasks, duration: Sequence[float]) -> float:
-    """A lower bound of the cell's time: the longest chain, or a queue's work with what must precede and follow it."""
+    """A lower bound of the cell's time: the longest chain, or a queue's work with what must precede and follow it.
+
+    duration: [tasks] in time units, as the bound.
+    """
     ends, tail = _heads(tasks, duration), _tails(tasks, duration)
     bound = max(ends, default=0.0)
     for queue in range(len(QUEUES)):
@@ -57,6 +60,7 @@ def varied(tasks: Tasks, duration: Sequence[float], start: Priority, bound: floa
     """List schedules of changed priorities, beginning with ``start``; none is longer than the one before.
 
     A changed priority moves all tasks that depend on the change; a changed order moves a single task.
+    duration: [tasks] in time units; bound: that of `lower_bound`.
     """
     source = random.Random(len(tasks))
     best, schedules = start, [LaneClock(tasks, duration).run(start)]
@@ -82,6 +86,7 @@ def improved(tasks: Tasks, duration: Sequence[float], starts: Sequence[Sequence[
     First the search minimizes the cell's time. Each round begins with another schedule and moves one task at a time
     between its dependencies and its followers. A move stays if the cell gets no longer, or early in a round a little.
     Then the search makes outputs complete earlier, in a cell of the same time.
+    duration: [tasks] in time units; bound: that of `lower_bound`.
     """
     kinds = [_distinct(tasks, kind, bound) for kind in starts]
     orders = [order for ranked in zip_longest(*kinds) for order in ranked if order is not None]

@@ -110,9 +110,10 @@ def check_claims(
 ) -> list[ClaimResult]:
     """Decide every claim on a legal schedule for all costs, and at the given costs if it covers them.
 
-    The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all: greater than 0, p2p at least 0,
-    FB between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does not name p2p covers
-    p2p = 0 only. A claim that does not compare sums of times and costs is tried at up to `VECTORS` cost vectors.
+    The symbols F, I, W, B, R, FB and p2p are what each stage costs, the same for all. Each is greater than 0 but p2p,
+    which is at least 0. FB is between max(F, B) and F + B, and B = I + W where the order has an I. A claim that does
+    not name p2p covers p2p = 0 only. A claim that does not compare sums of times and costs is tried at up to `VECTORS`
+    cost vectors.
 
     memory: the peaks of the schedule, if they are measured already.
     follows_costs: whether other costs would have chosen another order (`policy`).

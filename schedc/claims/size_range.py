@@ -40,8 +40,10 @@ def sizes_in(text: str, tree: t.ScheduleTree, given: Mapping[str, int]) -> Itera
     """The sizes of the range, for every parameter of ``tree``, smallest values first.
 
     A size that the range does not bound keeps the value ``given``, else its default. The least value is 1 where the
-    range says nothing. Raises `DiagnosticError`: S111 for a given size that ``tree`` has not, syntax errors (S0), S511
-    for what is not a bounded range of these sizes, S116 for arithmetic, S512 for more than `MAX_SIZES` sizes.
+    range says nothing.
+
+    Raises `DiagnosticError`: S0 for syntax errors, S111 for a given size that ``tree`` has not, S116 for arithmetic.
+    S511: this is not a bounded range of these sizes. S512: it has more than `MAX_SIZES` sizes.
     """
     if unknown := unknown_sizes(tree, given):
         raise DiagnosticError(unknown)

@@ -143,8 +143,8 @@ class Trials:
     def battery(self, names: frozenset[str]) -> Iterator[Costs]:
         """Integer cost vectors at which a claim with these names is tried if it cannot be decided.
 
-        They vary FB from max(F, B) to F + B where the claim names it or the schedule has pairs, R from 0 to 3/2 F where
-        the claim names it or the schedule has Rs, and p2p where the claim names it.
+        FB varies from max(F, B) to F + B where the claim names FB or the schedule has pairs. R varies from 0 to 3/2 F
+        where the claim names R or the schedule has Rs. p2p varies where the claim names p2p.
         """
         overlaps = "FB" in names or bool(self.dependencies.pairs.any())
         recomputes = "R" in names or self.recomputes

@@ -28,7 +28,7 @@ def report(schedule: Given, sizes: dict[str, int], costs: Costs, as_latex: bool,
     counterexample. For a plan, the formulas are those of its schedule.
 
     Formulas hold for all sizes and costs. With a cost file that has a table [cell], the report also has the
-    communication that is exposed and hidden at one size, per kind of cell and for the step.
+    exposed and the hidden communication at one size. Both are given per kind of cell and for the step.
     """
     from schedc.diagnostics import RequestError
     from schedc.elaborate.sizes import unknown_sizes

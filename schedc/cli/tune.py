@@ -81,7 +81,8 @@ def tune(
     """Search for a better order of SCHEDULE's ops under a cap on memory, with a proven lower bound.
 
     The result is an order that every command takes in place of a schedule: `schedc check FILE`. It is never worse than
-    SCHEDULE itself, by the same timeline and memory as in `schedc check` (docs/guide/tuning.md).
+    SCHEDULE itself, by the same timeline and memory as in `schedc check` (docs/guide/tuning.md). The search stops
+    after --time seconds, or after --effort.
     """
     from schedc.diagnostics import DiagnosticError
     from schedc.report.check import failed_json

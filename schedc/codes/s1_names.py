@@ -206,8 +206,8 @@ S1: tuple[DiagnosticCode, ...] = (
     _code(
         "S123",
         "stages that do not fit the ranks",
-        "The placement has more than 16,384 stages, puts a stage on a rank that does not exist, leaves a rank without "
-        "a stage, or gives the pipes more or fewer microbatches than the schedule has.",
+        "The placement has more than 16,384 stages, puts a stage on a rank that does not exist, or leaves a rank "
+        "without a stage. Or it gives the pipes more or fewer microbatches than the schedule has.",
         "place v",
         "place map(2*P) { stage s on rank s }",
     ),

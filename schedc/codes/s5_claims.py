@@ -22,11 +22,11 @@ S5: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S501",
         "a claim does not hold",
-        "A claim holds for all costs at the given sizes: every cost above 0, p2p at least 0 (0 if the claim does not "
-        "name it), FB between max(F, B) and F + B, and B = I + W if the order has an I. The counterexample is "
-        "simulated and shown with both sides of the claim. Most published formulas hold only under a condition: state "
-        "it with `when`. `bubble` is the idle time from the start of the step to its end, `span_bubble` from a rank's "
-        "first op to its last.",
+        "A claim holds for all costs at the given sizes. Every cost is above 0 but p2p, which is at least 0 (0 if the "
+        "claim does not name it). FB is between max(F, B) and F + B, and B = I + W if the order has an I. The "
+        "counterexample is simulated and shown with both sides of the claim. Most published formulas hold only under a "
+        "condition: state it with `when`. `bubble` is the idle time from the start of the step to its end, "
+        "`span_bubble` from a rank's first op to its last.",
         wrong=_file("bubble == (P-1)*F"),
         right=_file("bubble == (P-1)*(F+B)"),
     ),

@@ -32,9 +32,10 @@ S6: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S604",
         "a message of a lowered schedule CSV does not fit the computation",
-        "Every value that one rank computes and another needs is sent once, after the op that computes it, and "
-        "received once, before the op that needs it: 0SEND_F3 with 1RECV_F3 for an activation, 1SEND_B3 with 0RECV_B3 "
-        "for a gradient. Stages on one rank hand over values without messages. Raised when a lowered file is read.",
+        "Every value that one rank computes and another needs is sent once and received once. It is sent after the "
+        "op that computes it, and received before the op that needs it. An activation has 0SEND_F3 with 1RECV_F3, a "
+        "gradient 1SEND_B3 with 0RECV_B3. Stages on one rank hand over values without messages. Raised when a lowered "
+        "file is read.",
     ),
     DiagnosticCode(
         "S605",

@@ -162,9 +162,12 @@ def load_costs(path: str | Path) -> Costs:
 def parse_costs(source: Source) -> Costs:
     """The costs of a TOML text.
 
-    Keys: ``schema``; in table ``[ops]`` F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per
-    stage; in table ``[memory]`` activation, pending_weight and recomputed, likewise; table ``[cell]`` is that of
-    `schedc.cell.table`. All but the schema may be left out.
+    Key ``schema``, and three tables that may be left out, as may each of their keys:
+
+    * ``[ops]``: F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per stage.
+    * ``[memory]``: activation, pending_weight and recomputed, likewise.
+    * ``[cell]``: that of `schedc.cell.table`.
+
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
     values = parse_toml(source)

@@ -1,8 +1,8 @@
 """The cost of dispatching rows to experts: copies, bytes and seconds of three methods in closed form, and a choice.
 
-The figures are expectations for tokens whose experts are drawn uniformly: any ``top`` of ``experts`` different ones,
-or, with limited groups, any ``limit`` of ``groups`` and then any ``top`` of the experts in these. Copies of a token
-that leave its node are those of docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
+The figures are expectations for tokens whose experts are drawn uniformly. A token has any ``top`` of ``experts``
+different ones. With limited groups it has any ``limit`` of ``groups``, and then any ``top`` of the experts in these.
+Copies of a token that leave its node are those of docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
 (N-1)(1 - C(E-E/N, k)/C(E, k)). A combine moves the same rows back, and a backward pass both again.
 """
 
@@ -94,9 +94,9 @@ def _missed(experts: int, held: int, top: int) -> float:
 def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic | None:
     """Rows per token and rank of one dispatch; None where there is no exact form (`untouched`).
 
-    flat: one row per expert, over both kinds of links at once. The others have two hops: one row to each node that
-    needs it (hierarchical) or to every node (allgather), then inside each node one to each rank that needs it, of
-    which the rank that took the row from its rail is one.
+    flat: one row per expert, over both kinds of links at once. The others have two hops. The first hop takes one row to
+    each node that needs it (hierarchical), or to every node (allgather). The second takes one row, inside each node, to
+    each rank that needs it. The rank that took the row from its rail counts as one of these.
     """
     others, inside = topology.nodes - 1, topology.per_node - 1
     if method == "flat":
@@ -137,7 +137,10 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
 
 
 def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -> MethodChoice:
-    """The simplest method within `MARGIN` of the least time, and why."""
+    """The simplest method within `MARGIN` of the least time, and why.
+
+    bytes_per_token: a rank's tokens times the bytes of a row, as in `time`.
+    """
     methods = METHODS if topology.nodes > 1 else ("flat", "hierarchical")  # in one node allgather is the latter
     times = {method: time(method, routing, topology, bytes_per_token) for method in methods}
     seconds = {method: value for method, value in times.items() if value is not None}
@@ -164,7 +167,9 @@ _IN_ONE_NODE = {
     "flat": "a copy for each expert takes about as long, or the speed of the links in it is not known",
     "hierarchical": "a rank that holds several of a token's experts gets one copy",
 }
-_NO_OTHER = "of the others no closed form is known, because the groups of experts are not equal parts of the nodes"
+_NO_OTHER = (
+    "the other methods have no known closed form, because the groups of experts are not equal parts of the nodes"
+)
 
 
 def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:

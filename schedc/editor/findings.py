@@ -41,7 +41,7 @@ def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
 
 
 def _of_schedule(tree: ScheduleTree) -> list[Diagnostic]:
-    """Findings about a schedule: of its names, and at the default sizes of its order and its claims."""
+    """Findings about the names of a schedule, and at its default sizes about its order and its claims."""
     if findings := check(tree):
         return findings
     if any(parameter.default is None for parameter in tree.parameters):

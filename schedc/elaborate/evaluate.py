@@ -39,7 +39,7 @@ class Scope:
     """The names that are visible to a statement.
 
     instances: number of instances that run the statement.
-    index: function that gives, for each instance, the instance of ``parent`` that it came from. None: both have the
+    index: function that gives [instances], the instance of ``parent`` that each instance came from. None: both have the
         same instances. Called only when a name of the parent is first used.
     """
 

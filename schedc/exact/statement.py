@@ -59,7 +59,10 @@ class Affine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison with 0: ``form`` . x plus each time multiplied by its factor, ``op`` 0. All are integers."""
+    """A comparison with 0: ``form`` . x plus each time multiplied by its factor, ``op`` 0. All are integers.
+
+    form: [coordinates]. times: each with its factor, which has no unit.
+    """
 
     op: str
     form: Vector
@@ -142,7 +145,7 @@ def quantities(statement: Statement) -> tuple[Quantity, ...]:
 
 
 def true_at(statement: Statement, vector: Vector, times: Mapping[Quantity, int]) -> bool:
-    """Whether a statement holds at a vector, given the times there."""
+    """Whether a statement holds at a ``vector`` [coordinates], given the times there in the unit of the costs."""
     if isinstance(statement, bool):
         return statement
     if isinstance(statement, Comparison):

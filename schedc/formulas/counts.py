@@ -23,7 +23,11 @@ _LEAST_ROWS = 10
 
 @dataclass(frozen=True, eq=False)
 class RankPart:
-    """Ranks that share a formula. ``text``: the condition on ``r``; empty for all ranks."""
+    """Ranks that share a formula.
+
+    text: the condition on ``r``; empty for all ranks.
+    holds: [n] whether the condition holds, from [n] ranks and [n] numbers of ranks.
+    """
 
     text: str
     holds: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Bools]
@@ -176,7 +180,7 @@ def _two(
 def count_left_out(
     pieces: Sequence[CountPiece], targets: npt.NDArray[np.int64], table: Table, ranks: str, microbatches: str
 ) -> Example | None:
-    """A value that no piece covers, at the smallest size that has one."""
+    """A value of ``targets`` [n], the rows of the table, that no piece covers, at the smallest size that has one."""
     open_ = np.ones(targets.size, bool)
     for piece in pieces:
         open_ &= ~piece.applies(table, ranks, microbatches)

@@ -92,6 +92,7 @@ def beyond(forms: Sequence[LinearForm], table: Table, most: Mapping[str, int]) -
 
 
 def monomial_values(monomial: Monomial, table: Table) -> Floats:
+    """[rows] the product of the atoms at each row of the table."""
     rows = len(next(iter(table.values())))
     result = np.ones(rows)
     for atom in monomial:

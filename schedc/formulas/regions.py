@@ -12,7 +12,11 @@ from schedc.ir.arrays import Bools, Int64
 
 @dataclass(frozen=True, eq=False)
 class SizeRegion:
-    """Sizes that satisfy a condition. ``texts``: the condition, with ``{P}`` and ``{M}`` for ranks and microbatches."""
+    """Sizes that satisfy a condition.
+
+    texts: the condition, with ``{P}`` and ``{M}`` for ranks and microbatches.
+    holds: [n] whether the condition holds, from [n] numbers of ranks and [n] numbers of microbatches.
+    """
 
     texts: tuple[str, ...]
     holds: Callable[[Int64, Int64], Bools]

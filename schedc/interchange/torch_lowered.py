@@ -44,8 +44,8 @@ def to_lowered_csv(program: Program) -> str:
     stage, S609 for an order with Rs.
 
     SEND stands behind what it sends and RECV where the Program posts it; torch waits for a message by itself.
-    UNSHARD comes before the first use of a stage and again after a RESHARD, which makes room for the stages that are
-    used sooner; REDUCE_GRAD behind the last weight gradient of a stage. They do nothing without FSDP.
+    UNSHARD comes before the first use of a stage and again after a RESHARD. A RESHARD makes room for the stages that
+    are used sooner. REDUCE_GRAD comes behind the last weight gradient of a stage. All three do nothing without FSDP.
     """
     one_copy(program.placement, "torch's lowered CSV", program.source)
     only_exported_kinds(program, "torch's lowered CSV")

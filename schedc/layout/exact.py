@@ -118,8 +118,8 @@ def fits(problem: FittingProblem, limits: Limits) -> bool:
 def place(problem: FittingProblem, limits: Limits) -> list[Counts] | None:
     """[stages] counts of a layout within the limits; None where no layout fits.
 
-    The freedom within the limits is used to make loads even. Of the splits that fit, up to `_TRIED` are completed, and
-    the one with the least sum of squares of the stages' loads is taken.
+    The freedom within the limits is used to make loads even. Up to `_TRIED` of the splits that fit are completed. The
+    result is the one with the least sum of squares of the stages' loads.
     """
     reached = _reached(problem, limits)
     final = reached[-1][:, -1, -1]

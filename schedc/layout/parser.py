@@ -49,9 +49,10 @@ def parse_layout(text: str | Source, *, dense: int | None = None, layers: int | 
     """The layout that a string says.
 
     dense: how many of the first ``t`` are dense layers; the others are MoE. None: all are dense. layers: the number of
-    layers that the string must have; None for any. Raises `DiagnosticError` with every finding at its place: S140 for
-    what cannot be read, S141 for more than `LARGEST` parts, S142 for parts out of place, S143 for another number of
-    layers.
+    layers that the string must have; None for any.
+
+    Raises `DiagnosticError` with every finding at its place. S140: text that cannot be read. S141: more than `LARGEST`
+    parts. S142: parts out of place. S143: another number of layers.
     """
     source = text if isinstance(text, Source) else Source("layout", text)
     reader = _LayoutReader(source)

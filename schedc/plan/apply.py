@@ -73,7 +73,7 @@ def place_layers(directives: Directives, schedule: Schedule) -> Layout:
 
 
 def layout_of_plan(plan: PlanTree, schedule: Schedule) -> Layout:
-    """The layout that a schedule made from ``plan`` carries, with dense and MoE layers told apart."""
+    """The layout that a schedule made from ``plan`` carries, which knows dense from MoE layers."""
     return parse_layout(schedule.layout, dense=dense_of(plan))
 
 

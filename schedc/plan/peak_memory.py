@@ -79,7 +79,7 @@ def extra_memory(
 
 
 def hot_slots(plan: Attachments, layout: Layout) -> tuple[Floats, float]:
-    """(`ExtraMemory.slots`, `ExtraMemory.passing`) of a plan's hot experts, at most.
+    """([stages] `ExtraMemory.slots`, a scalar `ExtraMemory.passing`) of a plan's hot experts, at most, in bytes.
 
     Both are 0 where the plan has none, does not say their sizes, or has a capacity.
     """

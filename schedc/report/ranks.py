@@ -15,8 +15,8 @@ def rank_table(facts: dict[str, Any], every: bool) -> list[str]:
     """A headline and a line per rank, from the report of a schedule.
 
     Above `SUMMARIZED_ABOVE` ranks, unless ``every`` rank is asked for, neighbours with equal values share a line. If
-    that leaves more lines than this, only those of the first and the last rank are kept, and of the first ranks with
-    the least and the greatest value of each column; a last line says how many ranks are left out.
+    that leaves more lines than this, the table keeps those of the first and the last rank. For each column the table
+    also keeps the first ranks with the least and the greatest value. A last line says how many ranks are left out.
     """
     columns = [facts[name] for name in _COLUMNS]
     cells = ["  ".join(f"{values[rank]:>{len(name)}g}" for name, values in zip(_COLUMNS, columns, strict=True))

@@ -20,8 +20,8 @@ Order = list[int]
 def serial_order(problem: SearchProblem, arcs: Arcs) -> Order:
     """One microbatch after another, as far as the arcs allow, with each weight gradient as early as possible.
 
-    If microbatches do not depend on each other (no pairs, one sequence), no order needs less memory on any rank: a
-    microbatch runs its forwards through all chunks of a rank before its first backward there.
+    If microbatches do not depend on each other (no pairs, one sequence), no order needs less memory on any rank.
+    The reason: a microbatch runs its forwards through all chunks of a rank before its first backward there.
     """
     schedule, first = problem.schedule, problem.dependencies.first
     second = np.maximum(problem.dependencies.second, first)

@@ -6,7 +6,7 @@ forwards, backwards and weight gradients.
 
 This loses no order if the sequence is the same on all stages (first in, first out) and every stage splits all of its
 backwards or none. Proof: number the k-th forward, the k-th backward and the k-th weight gradient of every stage k.
-Each op still starts after what it needs: if the k-th op of one sequence starts at t, then k ops of the sequence before
+Each op still starts after what it needs. If the k-th op of one sequence starts at t, then k ops of the sequence before
 it have ended by t, so the first k of them have. Times and memory do not change. Otherwise, keeping the sequence is a
 restriction (`SearchProblem.limits`).
 """

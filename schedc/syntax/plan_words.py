@@ -1,7 +1,7 @@
 """The table of the words that begin a line of a plan: the one place that names them for everything about text.
 
-Everything about text follows from a row: the tokens, the parser's recovery, the formatter, error messages, hover texts,
-the Pygments lexer, the grammar of the editors (`schedc.editor.textmate`, held by a test) and the fuzzer. The table lies
+Everything about text follows from a row: the tokens, the parser's recovery, the formatter, error messages and hover
+texts. So do the Pygments lexer, the grammar of the editors (`schedc.editor.textmate`) and the fuzzer. The table lies
 in `syntax`, below the values of a plan, so that the tokens can read it. `schedc.plan.directives` has, by its word, what
 a directive means.
 

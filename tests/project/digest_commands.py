@@ -307,7 +307,7 @@ def taken(name: str) -> Iterator[tuple[str, str]]:
 
 
 def columns(path: Path) -> str:
-    """Of an archive's arrays: names, types, shapes and bytes."""
+    """The digest of an archive's arrays: names, types, shapes and bytes."""
     with np.load(path) as archive:
         arrays = {name: np.asarray(archive[name]) for name in archive.files}
     return sha(

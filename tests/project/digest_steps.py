@@ -221,7 +221,7 @@ def trained(case: Case, in_process: bool = True) -> dict[str, str]:
 
 
 def executed(pipe: Pipeline) -> list[Any]:
-    """Of each local rank of the first replica: rows and parts of the program in the order in which they ran."""
+    """Rows and parts of the program in the order in which they ran, for each local rank of the first replica."""
     return [[rank, [(span.row, span.rows, str(span.part)) for span in spans]] for rank, spans in pipe.intervals.items()]
 
 

@@ -5,8 +5,8 @@
 Every input goes through all stages that it reaches: reading, checks, elaboration, legality, timeline, memory, claims,
 messages, drawing, and the forms that are written. A fault is any other exception, a diagnostic that cannot be shown or
 has no explanation, or more than `SECONDS` of CPU time in each of three tries. What a legal schedule may cost is
-bounded, so that the time of an input says something: ops and work of an evaluation by the limits below, memory by the
-limit of the process.
+bounded, so that the time of an input says something. The limits below bound ops and work of an evaluation; the limit of
+the process bounds memory.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def read_format(given: Case) -> str:
 
 
 def read_plan(given: Case) -> str:
-    """A plan from disk, all that is told of it, the program that carries it; an editor's findings and its format."""
+    """A plan from disk, its report, the program that carries it; an editor's findings and its format."""
     source = Source("fuzz.sched", given.text)
     shown = findings(source)
     _shown(shown or [_RIGHT])

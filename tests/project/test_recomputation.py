@@ -246,7 +246,7 @@ TIMES = CellCosts.of(
 
 
 def marked(shape: StageShape) -> StageShape:
-    """Of a MoE stage what the level `full` does again."""
+    """A MoE stage, marked with what the level `full` recomputes."""
     return replace(shape, nodes=tuple(replace(node, recomputed=node.role in FULL) for node in shape.nodes))
 
 
@@ -318,7 +318,7 @@ def test_all_ranks_of_a_group_dispatch_again_or_none() -> None:
     assert "0R0 again 0.dispatch.rail" in "".join(found.notes)
 
 
-# Told and handed on.
+# Targets, search, commands and formulas.
 
 
 def test_targets_that_have_no_such_op_say_so() -> None:

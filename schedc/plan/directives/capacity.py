@@ -49,7 +49,7 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
-    """rows: of an expert from one rank; null where the plan does not say how many tokens there are."""
+    """rows: how many an expert takes from one rank; null where the plan does not say how many tokens there are."""
     if plan.capacity is None:
         return {"capacity": None}
     rows = None

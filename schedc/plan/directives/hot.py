@@ -46,7 +46,7 @@ def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradict
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
-    """break_even_rows: of an expert on a rank, from which on a copy of it moves fewer bytes than its rows do.
+    """break_even_rows: rows on a rank for one expert, from which on a copy of it moves fewer bytes than its rows do.
 
     off: why there will be none in spite of the line, or null.
     """

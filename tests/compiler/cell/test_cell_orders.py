@@ -109,8 +109,11 @@ BEST = [
     (TWO, THREE, (25, 5, 1), 0.9793),
     (TWO, THREE, (28, 5, 1), 0.9548),
 ]
-"""Communication hidden in a pair of stages by the best order there is, as an exact solver has proved, by the times of
-an exchange between nodes and inside one, and of the routing. The ratio to compute is 0.55 to 0.86."""
+"""Share of communication that the best order hides in a pair of stages, as an exact solver has proved.
+
+The times are those of an exchange between nodes and inside a node, and of the routing. The ratio to compute is 0.55 to
+0.86.
+"""
 NEAR = [(FOUR, FOUR, (25, 5, 1), 0.975)]
 """Pairs of which no proof is known; a solver has found 0.983."""
 

@@ -144,8 +144,11 @@ def test_one_rank_needs_no_messages() -> None:
 
 
 class Clock:
-    """Times of a run. A message completes ``latency`` after both ends have reached it; the ends of a rank are
-    reached in the order of posts, one when the other is complete, or (``in_order`` false) as soon as posted."""
+    """Times of a run. A message completes ``latency`` after both ends have reached it.
+
+    The ends of a rank are reached in the order of posts, one when the other is complete, or (``in_order`` false) as
+    soon as posted.
+    """
 
     def __init__(
         self, program: Program, duration: Callable[[int, int], float], latency: float = 0.0, in_order: bool = True

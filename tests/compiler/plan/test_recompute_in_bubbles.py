@@ -58,7 +58,7 @@ def test_what_the_last_rank_has_to_do_is_all_that_is_left() -> None:
     assert analysis.timeline.makespan == (P - 1) * (F + B) + M * (F + R + B)
     by_rank = [sum(op.kind is OpKind.R for op in analysis.schedule.ops(rank)) for rank in range(P)]
     assert by_rank == [M, M, M, 0]
-    assert [claim.holds for claim in analysis.claims] == [True, True]  # of the order without them
+    assert [claim.holds for claim in analysis.claims] == [True, True]  # claims are about the order without them
 
 
 def test_the_example_by_hand_is_as_short() -> None:
@@ -114,7 +114,7 @@ def _before(schedule: Schedule, row: int) -> Schedule:
     return _with_recomputation(known, np.array([known.cell_of[row]], np.int64))
 
 
-# What is written, and told.
+# What is written and reported.
 
 
 def test_it_travels_in_the_plan_and_the_rs_in_the_program() -> None:
@@ -220,7 +220,7 @@ dispatch = {rail = 5.0}
 combine = {rail = 5.0}
 """
 _SHARED = 4 / 6
-"""Of a shared expert's three products two are done again."""
+"""Share of a shared expert that is recomputed: two of its three products."""
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_cells_are_priced_with_what_they_do_again(
 
 
 FORWARD = 4 + 5 + 6 + 2 + 5
-"""Of a MoE layer of `CELLS`, one node after the other."""
+"""Time of the forward of a MoE layer of `CELLS`, one node after the other."""
 
 
 @pytest.mark.parametrize(
