@@ -22,8 +22,8 @@ ROWS = 1
 
 def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 dense 1") -> Program:
     """A schedule of the library with a plan of these lines attached, as `schedc compile` gives it."""
-    given = ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    text = f"sched 1\n\nplan tried = {schedule}({given}) {{\n  layers {layers}\n{lines}\n}}\n"
+    arguments = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    text = f"sched 1\n\nplan tried = {schedule}({arguments}) {{\n  layers {layers}\n{lines}\n}}\n"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tried.sched"
         path.write_text(text, encoding="utf-8")
@@ -67,7 +67,7 @@ def train(pipe: Pipeline, steps: int) -> list[Tensor]:
 
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str]]) -> list[list[str]]:
     """Per case: names of what differs from all ranks in one process, of rank 0 after some steps; elsewhere []."""
-    found = []
+    differing = []
     for case in cases:
         pipe = Pipeline(model(), compiled(*case), loss_fn=next_token_loss, timeout=30)
         losses = train(pipe, 2)
@@ -79,5 +79,5 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], st
         wrong += [name for name, value in state.items() if not torch.equal(value, whole[name])]
         if rank == 0 and state.keys() != whole.keys():
             wrong.append("names")
-        found.append(wrong)
-    return found
+        differing.append(wrong)
+    return differing

@@ -113,7 +113,7 @@ def same(mine: Any, wanted: Tensor) -> bool:
 
 def disagreements(rank: int, world_size: int) -> list[str]:
     """Errors of replicas that were built or called differently."""
-    found = []
+    errors = []
     program = compile_schedule("1f1b", P=2, M=2)
     mesh = Mesh(2, 1, 2)
     model = small_gpt()
@@ -124,15 +124,15 @@ def disagreements(rank: int, world_size: int) -> list[str]:
             pipe = Pipeline(attempt, program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
             pipe.step(*tokens(2 * (1 + pipe.replica)))
         except Exception as error:
-            found.append(str(error).splitlines()[0])
+            errors.append(str(error).splitlines()[0])
     late = mesh.coordinate(rank).replica
     routings = RouterConfig(4, 2), RouterConfig(4, 2, balance=0.1 * late)
     for routing, plan in (routings[0], Attachments(hot=Hot(1, 1.1 + late))), (routings[1], Attachments()):
         try:
             Pipeline(small_moe(routing=routing), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
         except RuntimeFault as error:
-            found.append(str(error).splitlines()[0])
-    return found
+            errors.append(str(error).splitlines()[0])
+    return errors
 
 
 def a_replica_fails(rank: int, world_size: int) -> list[str]:

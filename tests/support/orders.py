@@ -54,8 +54,8 @@ def schedule(lines: Sequence[str | Iterable[str]], placement: Placement, name: s
         for cell in re.finditer(r"[^,\s]+", text):
             pair = len(rows) if ";" in cell[0] else -1
             for op in _OP.finditer(cell[0]):
-                at = start + cell.start()
-                spans.append(source.span_at(at + op.start(), at + op.end()))
+                cell_start = start + cell.start()
+                spans.append(source.span_at(cell_start + op.start(), cell_start + op.end()))
                 rows.append((OpKind[op[2]], int(op[1]), int(op[3]), pair))
         rows.append(None)
         start += len(text) + 1
@@ -96,12 +96,12 @@ def placements() -> st.SearchStrategy[Placement]:
 
 def cells_of(placement: Placement, rank: int, split: bool) -> list[str]:
     """All ops of a rank, in one order that is right on that rank."""
-    found = []
+    ops = []
     for stage in range(placement.stages):
         for microbatch in range(placement.microbatches):
             if placement.rank_of(np.array([stage]), np.array([microbatch]))[0] == rank:
-                found += [f"{stage}{kind}{microbatch}" for kind in ("FIW" if split else "FB")]
-    return found
+                ops += [f"{stage}{kind}{microbatch}" for kind in ("FIW" if split else "FB")]
+    return ops
 
 
 def _needs(op: str, placement: Placement) -> list[str]:

@@ -59,15 +59,18 @@ def programs(seed: int) -> Iterator[Schedule]:
 
 def features(schedule: Schedule) -> Iterator[str]:
     """What of a schedule makes claims about it harder to decide."""
-    known = Dependencies.of(schedule)
-    if (known.pairs & (schedule.kind[known.second] == OpKind.I)).any():
+    dependencies = Dependencies.of(schedule)
+    if (dependencies.pairs & (schedule.kind[dependencies.second] == OpKind.I)).any():
         yield "F & I"
     if has_recomputation(schedule):
         yield "R"
     if (np.diff(schedule.rank_start) == 0).any():
         yield "a rank without ops"
-    before = [{int(p) for p in (known.previous[c], *known.producers[:, c]) if p >= 0} for c in range(len(known))]
-    if any(_branches(int(cell), before) for cell in known.rank_start[:-1] if cell < len(known)):
+    before = [
+        {int(p) for p in (dependencies.previous[c], *dependencies.producers[:, c]) if p >= 0}
+        for c in range(len(dependencies))
+    ]
+    if any(_branches(int(cell), before) for cell in dependencies.rank_start[:-1] if cell < len(dependencies)):
         yield "two chains to a start"
 
 
@@ -108,11 +111,11 @@ class Pieces:
     def at(cls, dependencies: Dependencies, costs: dict[str, int]) -> Pieces:
         whole = {"I": 1, "W": 1} | costs
         whole.setdefault("B", whole["I"] + whole["W"])
-        given = {s: float(c) for s, c in whole.items()}
-        return cls(simulate(dependencies.schedule, Costs(**given), dependencies), whole)  # type: ignore[arg-type]
+        as_floats = {s: float(c) for s, c in whole.items()}
+        return cls(simulate(dependencies.schedule, Costs(**as_floats), dependencies), whole)  # type: ignore[arg-type]
 
     @property
-    def known(self) -> Dependencies:
+    def dependencies(self) -> Dependencies:
         return self.timeline.dependencies
 
     def of(self, metric: str, rank: int | None) -> Form:
@@ -121,7 +124,7 @@ class Pieces:
             return self._path(int(np.argmax(self.timeline.end)))
         values = getattr(self.timeline, metric)
         rank = int(np.argmax(values)) if rank is None else rank
-        cells = range(*self.known.rank_start[rank : rank + 2].tolist())
+        cells = range(*self.dependencies.rank_start[rank : rank + 2].tolist())
         work = total(self._duration(cell) for cell in cells)
         if metric == "bubble":
             return less(self.of("makespan", None), work)
@@ -137,15 +140,15 @@ class Pieces:
                 parts.append(self._duration(cell))
             own = True
             before = int(self.timeline.bound_by[cell])
-            if "p2p" in self.costs and before >= 0 and self.known.rank[before] != self.known.rank[cell]:
+            if "p2p" in self.costs and before >= 0 and self.dependencies.rank[before] != self.dependencies.rank[cell]:
                 parts.append({"p2p": Fraction(1)})
             cell = before
         return total(parts)
 
     def _duration(self, cell: int) -> Form:
-        kind, second = self.known.schedule.kind, int(self.known.second[cell])
+        kind, second = self.dependencies.schedule.kind, int(self.dependencies.second[cell])
         if second < 0:
-            return {OpKind(kind[self.known.first[cell]]).name: Fraction(1)}
+            return {OpKind(kind[self.dependencies.first[cell]]).name: Fraction(1)}
         if kind[second] == OpKind.B:
             return {"FB": Fraction(1)}
         terms: list[Form] = [{"FB": Fraction(1), "W": Fraction(-1)}, {"F": Fraction(1)}, {"I": Fraction(1)}]
@@ -199,11 +202,11 @@ class Maker:
 
     @classmethod
     def of(cls, schedule: Schedule, draw: random.Random) -> Maker:
-        known = Dependencies.of(schedule)
+        dependencies = Dependencies.of(schedule)
         extra = set(draw.sample(("p2p", "B", "W", "FB"), draw.choice((0, 0, 1, 1, 2))))
-        symbols = symbols_of(known, extra)
+        symbols = symbols_of(dependencies, extra)
         some = draw.sample(vectors := grid(symbols), min(10, len(vectors)))
-        return cls(draw, known, symbols, [Pieces.at(known, vector) for vector in some])
+        return cls(draw, dependencies, symbols, [Pieces.at(dependencies, vector) for vector in some])
 
     def claim(self) -> str:
         text = self._statement(self.draw.choice((1, 1, 1, 2)))
@@ -278,8 +281,8 @@ class Maker:
         times = "" if factor == 1 else f"{_number(factor)}*"
         if self.draw.random() < 0.3:
             return f"{named(*first)} {self._op()} {times}{named(*second)}"
-        at = self.draw.choice(self.pieces)
-        right = written(self._changed(less(at.of(*first), at.of(*second), factor)))
+        pieces = self.draw.choice(self.pieces)
+        right = written(self._changed(less(pieces.of(*first), pieces.of(*second), factor)))
         return f"{named(*first)} - {times}{named(*second)} {self._op()} {right}"
 
     def _per_rank(self) -> str:
@@ -292,17 +295,17 @@ class Maker:
             )
         if self.draw.random() < 0.2:
             return f"{metric}[r] <= ops[r]*{self.draw.choice(self.symbols)} + peak_activations*F"
-        at, ranks = self.draw.choice(self.pieces), self.dependencies.schedule.ranks
-        forms = [written(at.of(metric, rank)) for rank in range(ranks)]
+        pieces, ranks = self.draw.choice(self.pieces), self.dependencies.schedule.ranks
+        forms = [written(pieces.of(metric, rank)) for rank in range(ranks)]
         changed = self.draw.randrange(ranks)
-        forms[changed] = written(self._changed(at.of(metric, changed)))
+        forms[changed] = written(self._changed(pieces.of(metric, changed)))
         right = "".join(f"({form}) if r == {rank} else " for rank, form in enumerate(forms[:-1])) + f"({forms[-1]})"
         return f"{metric}[r] {self._op()} ({right})"
 
     def _ratio(self) -> str:
-        at = self.draw.choice(self.pieces)
+        pieces = self.draw.choice(self.pieces)
         name = self.draw.choice(("bubble_ratio", "bubble_ratio", "span_bubble_ratio"))
-        exact = Grid(self.dependencies, [{s: at.costs[s] for s in self.symbols}]).metric(name, None)[0]
+        exact = Grid(self.dependencies, [{s: pieces.costs[s] for s in self.symbols}]).metric(name, None)[0]
         number = exact + self.draw.choice((0, 0, Fraction(1, 10), Fraction(-1, 100)))
         value = f"({number.numerator}/{number.denominator})"
         symbol, op = self.draw.choice(self.symbols), self._op()
@@ -320,12 +323,12 @@ class Maker:
     def _constant(self) -> str:
         """A time and a number, alone or beside costs."""
         time = self._time()
-        at = self.draw.choice(self.pieces)
-        number = sum(count * at.costs[s] for s, count in at.of(*time).items())
+        pieces = self.draw.choice(self.pieces)
+        number = sum(count * pieces.costs[s] for s, count in pieces.of(*time).items())
         if self.draw.random() < 0.5:
             return f"{named(*time)} {self._op()} {written({'1': Fraction(number)})}"
         symbol = self.draw.choice(self.symbols)
-        beside = {"1": number - at.costs[symbol] + Fraction(self.draw.choice((0, 0, 1))), symbol: Fraction(1)}
+        beside = {"1": number - pieces.costs[symbol] + Fraction(self.draw.choice((0, 0, 1))), symbol: Fraction(1)}
         return f"{named(*time)} {self._op()} {written(beside)}"
 
     def _cases(self) -> str:

@@ -84,19 +84,19 @@ def two_steps(
         losses += [loss for _, loss in sorted(stages[-1].take_losses().items())]
         for stage in stages:
             stage.check_empty()
-    found = {f"{stage.index} {name}": value for stage in stages for name, value in stage.module.named_buffers()}
+    state = {f"{stage.index} {name}": value for stage in stages for name, value in stage.module.named_buffers()}
     for stage in stages:
-        found |= {f"{stage.index} {n}": p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
-    return {**found, "losses": torch.stack(losses), "random": torch.rand(3)}
+        state |= {f"{stage.index} {n}": p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
+    return {**state, "losses": torch.stack(losses), "random": torch.rand(3)}
 
 
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str, list[str]]]) -> list[list[str]]:
     """Per case (schedule, sizes, lines, lines of recomputation): what differs from the plan without the latter."""
-    found = []
+    differing = []
     for schedule, sizes, lines, levels in cases:
         expected = trained(schedule, sizes, lines)
-        found += [unequal(trained(schedule, sizes, f"{lines}\n{level}"), expected) for level in levels]
-    return found
+        differing += [unequal(trained(schedule, sizes, f"{lines}\n{level}"), expected) for level in levels]
+    return differing
 
 
 def ahead_parity(
@@ -109,18 +109,18 @@ def ahead_parity(
 
     Plans with experts, at each level, are compared with a plan that recomputes nothing.
     """
-    found = []
+    differing = []
     for schedule, sizes, overlap in dense:
         program = with_rs(compile_schedule(schedule, **sizes))
         pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, cut=Cut(segmented=overlap))
         check_parity(pipe, small_gpt(), program.microbatches)
         pipe.close()
         states = [noisy_grads(tried, cut=Cut(segmented=overlap)) for tried in (program, without_recomputation(program))]
-        found.append(unequal(*states))
+        differing.append(unequal(*states))
     for schedule, sizes, lines, levels in experts:
         expected = trained(schedule, sizes, lines)
-        found += [unequal(trained(schedule, sizes, f"{lines}\n{level}", rs=True), expected) for level in levels]
-    return found
+        differing += [unequal(trained(schedule, sizes, f"{lines}\n{level}", rs=True), expected) for level in levels]
+    return differing
 
 
 def noisy_grads(program: Program, **options: Any) -> dict[str, Tensor]:
@@ -128,9 +128,9 @@ def noisy_grads(program: Program, **options: Any) -> dict[str, Tensor]:
     pipe = Pipeline(small_gpt(dropout=0.3), program, loss_fn=next_token_loss, timeout=30, **options)
     torch.manual_seed(7)
     loss = pipe.step(*tokens(program.microbatches))
-    found = {"loss": loss, "random": torch.rand(2), **gradients(pipe)}
+    results = {"loss": loss, "random": torch.rand(2), **gradients(pipe)}
     pipe.close()
-    return found
+    return results
 
 
 class Block(nn.Module):

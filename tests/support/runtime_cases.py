@@ -56,9 +56,9 @@ def plain(model: nn.Module, batch: Tensor, targets: Tensor, microbatches: int) -
     ]
     loss = torch.stack(losses).mean()
     loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return loss.detach(), found
+    return loss.detach(), grads
 
 
 def differences(pipe: Pipeline, loss: Tensor, expected: Reference) -> list[str]:

@@ -74,17 +74,17 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
     ends: list[list[Step]] = [[], []]
     if forward is not None and kind[0] == "F":
         for node, what in enumerate(forward.nodes):
-            add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, at) for at in what.after])
+            add(Half.FORWARD, forward, node, [_done(Half.FORWARD, forward, needed) for needed in what.after])
         ends[0] = [_done(Half.FORWARD, forward, node) for node in forward.outputs]
     if backward is not None and kind == "R":
         for node in backward.recomputed:
-            again = [at for at in backward.nodes[node].after if at in backward.recomputed]
-            add(Half.RECOMPUTE, backward, node, [_done(Half.RECOMPUTE, backward, at) for at in again])
+            again = [needed for needed in backward.nodes[node].after if needed in backward.recomputed]
+            add(Half.RECOMPUTE, backward, node, [_done(Half.RECOMPUTE, backward, needed) for needed in again])
     if backward is not None and kind not in ("W", "R"):
         for node in reversed(backward.backward):
-            users = [at for at in backward.consumers[node] if at in backward.backward]
-            add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, at) for at in users])
-        ends[1] = [_done(Half.BACKWARD, backward, at) for at in backward.backward if backward.nodes[at].inputs]
+            users = [user for user in backward.consumers[node] if user in backward.backward]
+            add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, user) for user in users])
+        ends[1] = [_done(Half.BACKWARD, backward, user) for user in backward.backward if backward.nodes[user].inputs]
     if backward is not None and kind[-1] in "BW":
         for node in backward.weights:
             needs[Step(Action.RUN, Half.WEIGHT, node)] = [] if kind == "W" else [_done(Half.BACKWARD, backward, node)]
@@ -93,8 +93,8 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
     while needs:
         steps.append(min((s for s, after in needs.items() if not any(x in needs for x in after)), key=priority.get))
         del needs[steps[-1]]
-    at = [max([steps.index(step) + 1 for step in wanted], default=-1) for wanted in ends]
-    return CellProgram(steps=tuple(steps), activation_at=at[0], gradient_at=at[1], kind=kind)
+    sent_after = [max([steps.index(step) + 1 for step in wanted], default=-1) for wanted in ends]
+    return CellProgram(steps=tuple(steps), activation_at=sent_after[0], gradient_at=sent_after[1], kind=kind)
 
 
 def _done(half: Half, shape: StageShape, node: int) -> Step:
@@ -158,12 +158,12 @@ class Ranks:
 
     def results(self) -> dict[Coordinate, dict[str, Tensor]]:
         """Gradients by name and losses, of every place."""
-        found = {}
+        of_places = {}
         for place, held in self.stages.items():
             named = {name: p.grad for stage in held.values() for name, p in stage.module.named_parameters()}
             named |= {f"loss {m}": loss for stage in held.values() for m, loss in stage.take_losses().items()}
-            found[place] = {name: value for name, value in named.items() if value is not None}
-        return found
+            of_places[place] = {name: value for name, value in named.items() if value is not None}
+        return of_places
 
 
 def together(mesh: Mesh, model: nn.Module, program: Program, cells: CellSource, method: Method = "flat") -> Ranks:

@@ -17,10 +17,10 @@ from support.runtime_cases import next_token_loss, small_gpt, tokens
 
 
 def parameter(size: int, dtype: torch.dtype = torch.float32, *, expert: bool = False) -> nn.Parameter:
-    made = nn.Parameter(torch.zeros(size, dtype=dtype))
+    result = nn.Parameter(torch.zeros(size, dtype=dtype))
     if expert:
-        made.expert_parallel = True  # type: ignore[attr-defined]
-    return made
+        result.expert_parallel = True  # type: ignore[attr-defined]
+    return result
 
 
 def test_buckets_hold_one_dtype_of_one_group_and_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,8 +119,8 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
             yield None
             outputs = step.finish(pending)
         else:
-            found = step(route, *values)
-            outputs = found if isinstance(found, tuple) else (found,)
+            result = step(route, *values)
+            outputs = result if isinstance(result, tuple) else (result,)
         tape.append((step, values, outputs))
         values = list(outputs)
     output, gradients = values[0].detach(), (data.gradients[rank],)
@@ -147,8 +147,8 @@ def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[T
     )
     values: tuple[Tensor, ...] = (x, weights)
     for step in layer(method, matrices, group):
-        found = step(route, *values)
-        values = found if isinstance(found, tuple) else (found,)
+        result = step(route, *values)
+        values = result if isinstance(result, tuple) else (result,)
     values[0].backward(data.gradients[group.rank])
     return values[0].detach(), given(x.grad), given(weights.grad), given(matrices.grad)
 
@@ -175,9 +175,9 @@ def run_in_process(case: Case, data: Data, groups: Sequence[ExpertGroup], method
     """All ranks in one process, each as far as it gets in turn."""
     running = [steps(case, data, group, method) for group in groups]
     while True:
-        found = [next(each) for each in running]
-        if found[0] is not None:
-            return [result for result in found if result is not None]
+        results = [next(each) for each in running]
+        if results[0] is not None:
+            return [result for result in results if result is not None]
 
 
 def plain(case: Case, data: Data) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:

@@ -79,8 +79,8 @@ def gradients(pipe: Pipeline) -> dict[str, Tensor]:
 def lent(pipe: Pipeline) -> dict[str, int]:
     """What all layers and ranks counted, summed."""
     names = ("hot_experts", "hot_rows", "hot_bytes_sent", "hot_bytes_saved")
-    found = [layer.statistics for layer in layers_of(pipe)]
-    return {name: sum(getattr(statistics, name) for statistics in found) for name in names}
+    counted = [layer.statistics for layer in layers_of(pipe)]
+    return {name: sum(getattr(statistics, name) for statistics in counted) for name in names}
 
 
 def exchanged_bytes(pipe: Pipeline) -> int:
@@ -94,7 +94,7 @@ def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
     and whether experts have gradients."""
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], 2, 30.0)
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for policy in (None, HotPolicy(2, 1.0, 1)):
         (_, layer), *_ = moe_layers(skewed(2.0))
         shard_experts(layer, group, "hierarchical", hot=policy)
@@ -103,20 +103,20 @@ def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
         y = layer(x)
         y.sin().sum().backward()
         grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
-        found.append([y.detach(), *(grad for grad in grads if grad is not None)])
-    error = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+        results.append([y.detach(), *(grad for grad in grads if grad is not None)])
+    error = max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
     return error, layer.statistics.hot_rows, layer.experts.down.grad is not None
 
 
 def parity(rank: int, world_size: int, cases: Sequence[tuple[str, dict[str, int], str]]) -> list[Any]:
     """Per case: names of what differs here from all ranks in one process, after two steps; and what was lent here."""
-    found = []
+    outcomes = []
     for case in cases:
         pipe = pipeline(*case, skewed(), here=False)
         expected = pipeline(*case, skewed())
         losses = [torch.equal(step(pipe, seed), step(expected, seed)) for seed in (1, 2)]
         mine, wanted = gradients(pipe), gradients(expected)
         wrong = [name for name, grad in mine.items() if not torch.equal(grad, wanted[name])]
-        found.append([losses, wrong, lent(pipe)])
+        outcomes.append([losses, wrong, lent(pipe)])
         pipe.close()
-    return found
+    return outcomes

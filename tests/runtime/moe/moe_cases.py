@@ -80,7 +80,7 @@ def uneven(rank: int, world_size: int) -> list[float]:
     outputs, loss = plain(whole, parts)
     # What each rank gives is averaged over ranks.
     (sum(y.sin().sum() for y in outputs) / 4 + loss).backward()
-    found = []
+    largest = []
     for experts in (4, 2, 1):
         layer = small_layer()
         groups = [range(first, first + experts) for first in range(0, 4, experts)]
@@ -100,8 +100,8 @@ def uneven(rank: int, world_size: int) -> list[float]:
                 grad = full
             dist.all_reduce(grad)
             errors.append(_apart(grad / 4, wanted))
-        found.append(max(errors))
-    return found
+        largest.append(max(errors))
+    return largest
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -113,7 +113,7 @@ def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any]
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], per_node, 30.0)
     limit = ExpertCapacity(*capacity) if capacity else None
-    found: dict[str, tuple[Tensor, ...]] = {}
+    results: dict[str, tuple[Tensor, ...]] = {}
     for method in METHODS:
         layer = small_layer()
         whole = {name: value.clone() for name, value in layer.state_dict().items()}
@@ -122,20 +122,22 @@ def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any]
         x = tokens(world_size)[rank].requires_grad_()
         y = layer(x.view(2, 5, WIDTH)).view_as(x)
         (y.sin().mean() * 0.5).backward()
-        found[method] = (y.detach(), x.grad, *(p.grad for p in layer.parameters()))  # type: ignore[assignment]
+        results[method] = (y.detach(), x.grad, *(p.grad for p in layer.parameters()))  # type: ignore[assignment]
         joined = full_state_dict(copy.deepcopy(layer))
         assert all(torch.equal(joined[name], whole[name]) for name in whole)
         layer.load_state_dict(local_state(layer, whole))
         assert [name for name, p in layer.named_parameters() if is_expert(p)] == ["experts.gate_up", "experts.down"]
-    bitwise = all(torch.equal(a, b) for method in METHODS for a, b in zip(found[method], found["flat"], strict=True))
+    bitwise = all(
+        torch.equal(a, b) for method in METHODS for a, b in zip(results[method], results["flat"], strict=True)
+    )
     whole_layer = small_layer()
     parts = [x.requires_grad_() for x in tokens(world_size)]
     outputs, loss = plain(whole_layer, parts, limit)
     (sum(y.sin().mean() for y in outputs) * 0.5 + 0.5 * world_size * loss).backward()
     experts = layer.experts
     expected = [outputs[rank].detach(), parts[rank].grad]
-    mine = list(found["flat"][:2])
-    for (name, parameter), grad in zip(whole_layer.named_parameters(), found["flat"][2:], strict=True):
+    mine = list(results["flat"][:2])
+    for (name, parameter), grad in zip(whole_layer.named_parameters(), results["flat"][2:], strict=True):
         grad = grad.clone()
         if name.startswith("experts."):
             expected.append(parameter.grad[experts.first : experts.first + len(grad)])  # type: ignore[index]

@@ -106,11 +106,11 @@ def test_padded_shapes_do_not_depend_on_the_routing() -> None:
     for routing, seed in (("random", 0), ("random", 1), ("one", 0)):
         case = Case(2, 2, (7, 7, 7, 7), routing=routing, capacity=2, seed=seed, width=2)
         data = data_of(case)
-        found = [
+        of_routes = [
             [(r.route.hops, r.route.counts) for r in run_in_process(case, data, in_process_expert_groups(4, 2), method)]
             for method in METHODS
         ]
-        shapes.append(found)
+        shapes.append(of_routes)
     assert shapes[0] == shapes[1] == shapes[2]
     assert shapes[0][0][0][1] == (2 * 4,) * 4
 

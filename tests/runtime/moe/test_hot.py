@@ -110,10 +110,10 @@ def test_once_off_the_threshold_is_higher() -> None:
 
     def choose(rows: int) -> bool:
         routing = np.array([[0] * rows + [2] * (100 - rows)] * 2)[..., None]
-        found = chooser.choose(routing, count=True).hot
-        assert chooser.choose(routing, count=True).hot == found  # the same again within a step
+        hot = chooser.choose(routing, count=True).hot
+        assert chooser.choose(routing, count=True).hot == hot  # the same again within a step
         chooser.end_step()
-        return bool(found)
+        return bool(hot)
 
     assert [choose(rows) for rows in (75, 74, 76, 79, 75, 74, 75)] == [True, False, False, True, True, False, False]
 
@@ -189,13 +189,13 @@ def test_gradients_are_those_without_hot_experts(nodes: int, per_node: int, meth
 
 
 def test_methods_agree_bit_by_bit() -> None:
-    found = []
+    results = []
     for method in ("flat", "hierarchical", "allgather"):
         pipe = pipeline("zbh1", {"P": 1, "M": 1}, lines_of(2, 2, method) + HOT, skewed(2.0))
         step(pipe)
         assert lent(pipe)["hot_rows"] > 0
-        found.append(gradients(pipe))
-    assert unequal(found[0], found[1]) == unequal(found[0], found[2]) == []
+        results.append(gradients(pipe))
+    assert unequal(results[0], results[1]) == unequal(results[0], results[2]) == []
 
 
 @pytest.mark.parametrize("line", ["  hot 2 until imbalance < 50", "  hot auto"])

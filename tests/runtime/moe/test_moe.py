@@ -56,8 +56,8 @@ def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObj
             max_size=5,
         )
     )
-    found = choose(torch.tensor(rows), k, groups, kept_groups).tolist()
-    assert found == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
+    chosen = choose(torch.tensor(rows), k, groups, kept_groups).tolist()
+    assert chosen == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
 
 
 def test_softmax_and_sigmoid_weights() -> None:
@@ -201,14 +201,14 @@ def test_expert_gradients_at_once_deferred_and_plain(counts: list[int], padded: 
     sinks = [WeightSink(), WeightSink()]
     install(sunk, sinks[0])
     install(deferred, sinks[1])
-    given = None if padded else counts
+    row_counts = None if padded else counts
     inputs = [torch.randn(sum(counts), 6, dtype=dtype) for _ in range(3)]
     leaves: list[list[Tensor]] = [[], [], [], []]
     for m, rows in enumerate(inputs):
         for kind, call in enumerate((at_once, sunk, deferred, None)):
             leaf = rows.clone().requires_grad_()
             leaves[kind].append(leaf)
-            output = call(leaf, given) if call else plain_experts(plain, leaf, counts)
+            output = call(leaf, row_counts) if call else plain_experts(plain, leaf, counts)
             with sinks[1].deferring(m) if call is deferred else nullcontext():
                 output.sin().sum().backward()
         assert len(sinks[1].pending[m]) == 2
@@ -313,8 +313,8 @@ def test_a_trace_shows_the_exchanges_in_their_order(method: str) -> None:
     traced = fx.GraphModule(layer, _Tracer().trace(layer))
     x = tokens(1)[0]
     assert torch.equal(traced(x), layer(x))
-    found = [layer.get_submodule(str(n.target)) for n in traced.graph.nodes if n.op == "call_module"]
-    shown = [(m.label, getattr(m, "hop", "")) for m in found if isinstance(m, Exchange)]
+    modules = [layer.get_submodule(str(n.target)) for n in traced.graph.nodes if n.op == "call_module"]
+    shown = [(m.label, getattr(m, "hop", "")) for m in modules if isinstance(m, Exchange)]
     hops = ["flat"] if method == "flat" else ["rail", "node"]
     assert shown == [("routing", ""), *(("dispatch", h) for h in hops), *(("combine", h) for h in hops[::-1])]
 

@@ -91,9 +91,9 @@ def test_logits_and_gradients_are_the_original_models(
     exact = bitwise and dtype == torch.float64
     tolerance = {"rtol": 1e-11, "atol": 1e-15} if exact else {"rtol": 3e-4, "atol": 1e-7}
     torch.testing.assert_close(logits, expected, **tolerance)
-    found = original_state_dict(model, {key: p.grad for key, p in model.named_parameters()})
+    grads = original_state_dict(model, {key: p.grad for key, p in model.named_parameters()})
     for key, parameter in original.named_parameters():
-        torch.testing.assert_close(found[key], parameter.grad, **tolerance, msg=key)
+        torch.testing.assert_close(grads[key], parameter.grad, **tolerance, msg=key)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("DeepseekV3", DEEPSEEK)])

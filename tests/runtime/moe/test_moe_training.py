@@ -103,13 +103,13 @@ def test_pipelines_that_share_experts_have_the_gradients_of_plain_autograd(sched
         part.backward()
         expected += part.detach()
     torch.testing.assert_close(loss, expected)
-    found: dict[str, list[Tensor | None]] = {}
+    grads: dict[str, list[Tensor | None]] = {}
     for name, parameter in pipe.named_parameters():
-        found.setdefault(name, []).append(parameter.grad)
+        grads.setdefault(name, []).append(parameter.grad)
     for name, parameter in other.named_parameters():
         assert parameter.grad is not None
         parts = parameter.grad.chunk(2) if name.endswith((".gate_up", "experts.down")) else [parameter.grad] * 2
-        for grad, part in zip(found[name], parts, strict=True):
+        for grad, part in zip(grads[name], parts, strict=True):
             torch.testing.assert_close(grad, part, rtol=1e-10, atol=1e-13, msg=name)
     pipe.close()
 

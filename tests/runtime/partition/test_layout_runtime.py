@@ -63,10 +63,10 @@ def test_a_plan_is_executed_without_being_told_again(plan: str, tmp_path: Path) 
         len(stage) - sum(part.kind in ("noop", "embedding", "head") for part in stage) for stage in layout.stages
     ]
     assert [len(held) for held in pipe.partition.blocks] == of_stages
-    given = Pipeline(
+    even_pipe = Pipeline(
         small_gpt(blocks=7), program, loss_fn=next_token_loss, cut=Cut(layers=even(Model(7), 4)), in_process=True
     )
-    assert [len(held) for held in given.partition.blocks] == [2, 2, 2, 1]
+    assert [len(held) for held in even_pipe.partition.blocks] == [2, 2, 2, 1]
 
 
 def test_a_program_whose_layout_is_none_of_its_layers(tmp_path: Path) -> None:

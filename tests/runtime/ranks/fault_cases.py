@@ -62,22 +62,22 @@ def refusals(rank: int, world_size: int) -> list[list[str]]:
         ((batch, object()), targets),
         ((batch, 3), targets),
     ]
-    found = []
+    outcomes = []
     for data in bad:
-        found.append(outcome(pipe, *data))
+        outcomes.append(outcome(pipe, *data))
         pipe.zero_grad()
         assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
     try:
         pipe.step(batch, targets) if rank else pipe.evaluate(batch, targets)
     except Exception as error:
-        found.append([type(error).__name__, str(error)])
+        outcomes.append([type(error).__name__, str(error)])
     pipe.close()
-    return found
+    return outcomes
 
 
 def different_models(rank: int, world_size: int) -> list[str]:
     """Rank 1 builds or freezes its model otherwise: fatal where a stage has two copies, and only there."""
-    found = []
+    errors = []
     for schedule, freeze in (("dualpipe", False), ("dualpipe", True), ("1f1b", False)):
         model = small_gpt(blocks=4)
         if rank == 1 and freeze:
@@ -86,10 +86,10 @@ def different_models(rank: int, world_size: int) -> list[str]:
             nn.init.ones_(model.blocks[0].up.weight)
         try:
             Pipeline(model, compile_schedule(schedule, P=2, M=4), loss_fn=next_token_loss, timeout=20).close()
-            found.append("built")
+            errors.append("built")
         except Exception as error:
-            found.append(str(error).splitlines()[0])
-    return found
+            errors.append(str(error).splitlines()[0])
+    return errors
 
 
 def other_device(rank: int, world_size: int) -> list[str]:
@@ -123,9 +123,9 @@ def failing(rank: int, world_size: int, fault: str, timeout: float = 2.0) -> lis
     if fault == "shape" and rank == 0:
         on_call(model.blocks[1], 2, lambda output: output[:, :3].contiguous())
     start = time.monotonic()
-    found = outcome(pipe, *tokens(8))
+    first = outcome(pipe, *tokens(8))
     seconds = time.monotonic() - start
-    return [found, seconds, outcome(pipe, *tokens(8))]
+    return [first, seconds, outcome(pipe, *tokens(8))]
 
 
 def _raise(output: Tensor) -> Tensor:
@@ -187,11 +187,11 @@ def not_finite(rank: int, world_size: int, block: int, call: int) -> list[Any]:
     try:
         pipe.step(batch, targets)
     except Exception as error:
-        found = [type(error).__name__, getattr(error, "microbatch", -1), getattr(error, "stage", -1), str(error)]
+        raised = [type(error).__name__, getattr(error, "microbatch", -1), getattr(error, "stage", -1), str(error)]
     pipe.zero_grad()
     wrong = differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets))
     pipe.close()
-    return [found, wrong]
+    return [raised, wrong]
 
 
 def whole_state(rank: int, world_size: int, schedule: str) -> list[Any]:

@@ -110,10 +110,10 @@ def test_a_stage_keeps_its_inputs_until_its_r(segmented: bool) -> None:
 def test_a_forward_holds_nothing_of_a_block_while_the_next_one_runs(segmented: bool) -> None:
     stage, _ = dense_stages(segmented, Level.NONE, blocks=4)
     first, second = stage.module.blocks.children()
-    made: list[StorageWeakRef] = []
+    storages: list[StorageWeakRef] = []
     gone: list[bool] = []
-    first.block.up.register_forward_hook(lambda *given: made.append(StorageWeakRef(given[-1].untyped_storage())))
-    second.register_forward_pre_hook(lambda *_: gone.append(made[-1].expired()))
+    first.block.up.register_forward_hook(lambda *given: storages.append(StorageWeakRef(given[-1].untyped_storage())))
+    second.register_forward_pre_hook(lambda *_: gone.append(storages[-1].expired()))
     for m, again in enumerate([False, True]):
         stage.forward(m, tokens(1)[:1], recompute_later=again)
     stage.recompute(1)
@@ -167,12 +167,12 @@ def test_stages_with_experts(level: Level) -> None:
             bytes_held.append(sum(held(stage, m).saved.values()))
         if ahead:
             stage.recompute(0)
-        given = {}
+        input_grads = {}
         for m in (0, 1):
             with FlopCounterMode(display=False) as counter:
-                given[f"input {m}"] = stage.backward(m, (x,))[0]
+                input_grads[f"input {m}"] = stage.backward(m, (x,))[0]
             flops.append(counter.get_total_flops())
-        return {**given, **{n: p.grad for n, p in stage.module.named_parameters()}}, bytes_held, flops
+        return {**input_grads, **{n: p.grad for n, p in stage.module.named_parameters()}}, bytes_held, flops
 
     none, all_held, least = step(moe_stage(Level.NONE, ahead=False), ahead=False)
     _, without, most = step(moe_stage(level, ahead=False), ahead=False)

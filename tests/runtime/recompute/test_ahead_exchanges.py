@@ -44,8 +44,8 @@ class Swap(Exchange):
         return Pending(self.group.expert, self.group.expert.all_to_all(payload, share, share, self.label))
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
-        given: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
-        return given
+        received: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
+        return received
 
     def start_backward(self, route: None, *gradients: Tensor) -> Pending:
         return self.start(None, *gradients)
@@ -116,12 +116,14 @@ def stages_of(blocks: int, stages: int, *, count: bool = False) -> list[Segmente
     """Ready for microbatches with an R."""
     parts = partition(model(blocks), stages)
     boundaries = infer_boundaries(parts, batch()[:1])
-    made: list[Any] = [new_stage(parts, at, module, None, next_token_loss) for at, module in enumerate(parts.modules)]
-    for at, stage in enumerate(made):
+    bound_stages: list[Any] = [
+        new_stage(parts, at, module, None, next_token_loss) for at, module in enumerate(parts.modules)
+    ]
+    for at, stage in enumerate(bound_stages):
         stage.bind(boundaries[at], boundaries[at + 1])
         stage.set_recomputation(Recompute(), count=count)
         stage.prepare_recompute()
-    return made
+    return bound_stages
 
 
 def test_exchanges_with_one_label_have_names_of_their_own() -> None:

@@ -66,8 +66,8 @@ def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]]
     lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n"
     expected = trained(*schedule, lines, dropout=0.0, in_process=True)
     for level in levels:
-        found = trained(*schedule, f"{lines}  recompute {level}", dropout=0.0, in_process=True)
-        assert unequal(found, expected) == [], level
+        results = trained(*schedule, f"{lines}  recompute {level}", dropout=0.0, in_process=True)
+        assert unequal(results, expected) == [], level
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -76,14 +76,14 @@ def test_bits_under_autocast() -> None:
     sizes = {"query_rank": 8, "key_value_rank": 4, "plain": 4, "rotary": 4, "value": 4, "inner": 16, "expert_inner": 6}
     model = MoETransformer(MoEConfig(vocab=32, width=16, heads=2, moe_blocks=1, routing=RouterConfig(4, 2), **sizes))
     program = schedc.compile("1f1b", P=1, M=1)
-    found = []
+    grads = []
     for level in (Level.NONE, Level.NORM, Level.FULL):
         plan = Attachments(recompute=(Recompute(level),))
         pipe = Pipeline(copy.deepcopy(model), program, loss_fn=next_token_loss, plan=plan)
         with torch.autocast("cpu", torch.bfloat16):
             pipe.step(*tokens(1))
-        found.append({name: p.grad for name, p in pipe.named_parameters() if p.grad is not None})
-    assert [unequal(each, found[0]) for each in found] == [[], [], []]
+        grads.append({name: p.grad for name, p in pipe.named_parameters() if p.grad is not None})
+    assert [unequal(each, grads[0]) for each in grads] == [[], [], []]
 
 
 CASES = [
@@ -134,17 +134,17 @@ def test_dense_stages(level: Level, overlap: bool) -> None:
         Attachments(),
         Attachments(recompute=(Recompute(level), Recompute(), Recompute(Level.ACT), Recompute(level))),
     ]
-    found = []
+    results = []
     for plan in plans:
         pipe = Pipeline(
             model(), program, loss_fn=next_token_loss, in_process=True, plan=plan, cut=Cut(segmented=overlap)
         )
         torch.manual_seed(1)
         loss = pipe.step(*tokens(6))
-        found.append({"loss": loss, **{name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}})
+        results.append({"loss": loss, **{name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}})
         pipe.close()
-    assert len(found[0]) > 30
-    assert unequal(found[1], found[0]) == []
+    assert len(results[0]) > 30
+    assert unequal(results[1], results[0]) == []
 
 
 def test_the_routing_is_not_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ class Called(nn.Module):
 )
 def test_activations_that_are_called_as_functions(activation: Any, saved: int) -> None:
     """saved: tensors of [32, 64] that are not held at `act`."""
-    found = []
+    measured = []
     for level in (Level.NONE, Level.NORM, Level.ACT):
         torch.manual_seed(0)
         stage = block_stage([Called(activation)], 32, 16, Recompute(level))
@@ -194,8 +194,8 @@ def test_activations_that_are_called_as_functions(activation: Any, saved: int) -
         (y,) = stage.forward(0, (x,))
         bytes_held = sum(held(stage, 0).saved.values())
         (gradient,) = stage.backward(0, (y,))
-        found.append((bytes_held, [y, gradient, *[p.grad for p in stage.module.parameters()]]))
-    (none, expected), (norm, _), (act, results) = found
+        measured.append((bytes_held, [y, gradient, *[p.grad for p in stage.module.parameters()]]))
+    (none, expected), (norm, _), (act, results) = measured
     assert none - act == saved * 32 * 64 * 4
     assert norm == none
     assert all(map(torch.equal, results, expected))
@@ -234,10 +234,10 @@ def test_cells_price_what_is_done_once_more(level: Level, experts: int, shared: 
     costs = CellCosts.of(
         {"experts": SegmentTimes(12), "shared": SegmentTimes(6), "permute": SegmentTimes(1)}, {"dispatch.node": 7.0}
     )
-    found = {shape.nodes[at].role: costs.duration(shape, Half.RECOMPUTE, at) for at in shape.recomputed}
+    times = {shape.nodes[at].role: costs.duration(shape, Half.RECOMPUTE, at) for at in shape.recomputed}
     sent = {"permute": 1, "dispatch": 7} if level is Level.FULL else {}
-    assert found == pytest.approx({"experts": experts, "shared": shared, **sent})
-    products = (found["experts"] + found["shared"]) * WIDTH * INNER
+    assert times == pytest.approx({"experts": experts, "shared": shared, **sent})
+    products = (times["experts"] + times["shared"]) * WIDTH * INNER
     assert products + 2 * WIDTH * EXPERTS == pytest.approx(saving(SIZES, "fp32", level).flops)
 
 
@@ -296,10 +296,10 @@ def test_a_backward_without_what_was_to_be_sent_again() -> None:
 def test_writing_into_what_is_held_is_found_out() -> None:
     class Writes(Block):
         def forward(self, x: Tensor) -> Tensor:
-            made = self.attention(self.first(x))
-            output = torch.sin(made)
-            made.mul_(2.0)
-            return super().forward(output + made)
+            attended = self.attention(self.first(x))
+            output = torch.sin(attended)
+            attended.mul_(2.0)
+            return super().forward(output + attended)
 
     blocks: list[nn.Module] = [Writes(WIDTH, INNER, EXPERTS, TOP, 0)]
     stage, x = block_stage(blocks, TOKENS, WIDTH, Recompute(Level.NORM)), torch.randn(TOKENS, WIDTH)

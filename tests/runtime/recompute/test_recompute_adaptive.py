@@ -64,12 +64,12 @@ def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int
 def test_decisions_stay_until_they_are_clearly_wrong() -> None:
     def step(*fullest: int) -> list[bool]:
         """Microbatches of 100 rows on two ranks, so many on the fuller one."""
-        found = []
+        recomputed = []
         for rows in fullest:
             everyone = (torch.arange(100) >= rows).long().view(1, 100, 1).repeat(2, 1, 1)
-            found.append(decides.decide(3, arrivals(everyone, 2), 0) is Level.FULL)
+            recomputed.append(decides.decide(3, arrivals(everyone, 2), 0) is Level.FULL)
         decides.end_step()
-        return found
+        return recomputed
 
     decides = Adaptive(Level.FULL, 1.5, By.GROUP)
     assert step(50, 50) == [True, True]
@@ -105,7 +105,7 @@ def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
         moe(0.0), schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, in_process=True, plan=plan,
         mesh=Mesh(1, 2), cells=listed,
     )  # fmt: skip
-    found: list[list[int]] = []
+    recomputed: list[list[int]] = []
     counts = [0] * len(list(pipe._held()))
     for step in range(3):
         for stage in pipe._held():
@@ -116,10 +116,10 @@ def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
             pipe.step(*tokens(4))
         adaptives = [stage.recomputation.adaptive for stage in pipe._held()]
         now = [x.recomputed if x else 0 for x in adaptives]
-        found.append([a - b for a, b in zip(now, counts, strict=True)])
+        recomputed.append([a - b for a, b in zip(now, counts, strict=True)])
         counts = now
     grads = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None}
-    return found, grads, counter.get_total_flops()
+    return recomputed, grads, counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.GROUP, Level.MEDIUM), (By.RANK, Level.MEDIUM)])

@@ -24,10 +24,10 @@ def measured(plan: Recompute) -> tuple[float, int, int]:
     """Bytes that autograd has saved, and those the runtime holds, per token and layer; FLOPs of the backward."""
     stage, x = moe_stage(plan), torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
     stage.forward(0, (x,))
-    found = held(stage, 0)
+    bytes_held = held(stage, 0)
     with FlopCounterMode(display=False) as flops:
         stage.backward(0, (x,))
-    return sum(found.saved.values()) / TOKENS / 2, found.runtime // TOKENS, flops.get_total_flops()
+    return sum(bytes_held.saved.values()) / TOKENS / 2, bytes_held.runtime // TOKENS, flops.get_total_flops()
 
 
 STATISTICS = 2 * 2 * 4

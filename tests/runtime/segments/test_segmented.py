@@ -135,8 +135,8 @@ def toy_results(stage: SegmentedStage, run: Callable[[SegmentedStage, Tensor, Te
     generator = torch.Generator().manual_seed(2)
     x, grad = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     (y,), (x_grad,) = run(stage, x, grad)
-    found = {name: p.grad for name, p in stage.module.named_parameters()}
-    return {"y": y, "x": x_grad, **{name: g for name, g in found.items() if g is not None}}
+    grads = {name: p.grad for name, p in stage.module.named_parameters()}
+    return {"y": y, "x": x_grad, **{name: g for name, g in grads.items() if g is not None}}
 
 
 def at_once(stage: SegmentedStage, x: Tensor, grad: Tensor) -> Any:

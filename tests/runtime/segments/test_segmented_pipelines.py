@@ -78,7 +78,7 @@ def test_expert_groups_train_the_undivided_model() -> None:
     mesh = Mesh(2, experts=2)
     ranks = together(mesh, small_moe(), program, listed)
     ranks.step()
-    found = ranks.results()
+    results = ranks.results()
     total: dict[str, Tensor] = {}
     model = small_moe()
     for replica in range(2):
@@ -86,7 +86,7 @@ def test_expert_groups_train_the_undivided_model() -> None:
         for name, grad in plain(model, batch, targets, 4)[1].items():
             total[name] = total[name] + grad if name in total else grad
     seen = set()
-    for place, grads in found.items():
+    for place, grads in results.items():
         for name, grad in grads.items():
             if name.startswith("loss"):
                 continue
@@ -94,7 +94,7 @@ def test_expert_groups_train_the_undivided_model() -> None:
             if ".experts." in name:  # each rank has half of the experts, whose tokens came from everywhere
                 expected = total[name].chunk(2)[place.replica]
             else:
-                grad = grad + found[place._replace(replica=1 - place.replica)][name]
+                grad = grad + results[place._replace(replica=1 - place.replica)][name]
                 expected = total[name]
             torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-13)
     assert seen == {name for name, _ in model.named_parameters()}
@@ -250,9 +250,9 @@ def test_emulated_time_is_that_of_the_table() -> None:
         kind = x.kind_name
         forward = shapes[x.stage] if kind[0] == "F" else None
         backward = shapes[x.backward_slot[0]] if kind != "F" else None
-        found = predict(listed(kind, forward, backward), forward, backward, COSTS)
-        carried, exposed = carried + found.communication * unit, exposed + found.exposed * unit
-        computed += found.compute * unit
+        prediction = predict(listed(kind, forward, backward), forward, backward, COSTS)
+        carried, exposed = carried + prediction.communication * unit, exposed + prediction.exposed * unit
+        computed += prediction.compute * unit
     assert sum(spent.carried for spent in device.spent.values()) == pytest.approx(carried)
     assert device.busy == pytest.approx(computed)
     stood = sum(spent.exposed for spent in device.spent.values())
