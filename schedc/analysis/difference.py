@@ -98,10 +98,10 @@ def compare(
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
     ranks = range(max(first.ranks, second.ranks))
-    found = (_rank(rank, _ops(first, rank), _ops(second, rank)) for rank in ranks)
+    by_rank = (_rank(rank, _ops(first, rank), _ops(second, rank)) for rank in ranks)
     one, other = _figures(first, costs), _figures(second, second_costs or costs)
     figures = tuple(Figure(name, one[name], other[name]) for name in one)
-    return Difference((first, second), tuple(f for f in found if f is not None), figures)
+    return Difference((first, second), tuple(each for each in by_rank if each is not None), figures)
 
 
 # Orders.

@@ -31,8 +31,8 @@ def _of_plan(tree: PlanTree, file: FileTree) -> list[Diagnostic]:
     """Findings in this text about a plan. The schedules of the file must be free of faults."""
     try:
         plan = read_plan_lines(applied(tree, file))
-        if found := check_plan_lines(plan.directives):
-            return found
+        if contradictions := check_plan_lines(plan.directives):
+            return contradictions
         if all(parameter.default is not None for parameter in plan.parameters):
             legal_schedule(plan, {})
     except DiagnosticError as error:

@@ -61,15 +61,15 @@ class ProgramTable:
         by slot (channel, producing stage, microbatch); -1 where there is no such value."""
         program, (schedule, row) = self.program, self.computation
         shape = (program.stages, program.microbatches)
-        made = np.full((2, *shape), -1)
+        producer = np.full((2, *shape), -1)
         for channel, kinds in ((Channel.ACTIVATION, [OpKind.F]), (Channel.GRADIENT, kinds_where(BACKWARD))):
             ops = np.flatnonzero(np.isin(schedule.kind, kinds))
-            made[channel, schedule.stage[ops], schedule.microbatch[ops]] = row[ops]
-        taken = np.full_like(made, -1)
-        taken[Channel.ACTIVATION, :-1] = made[Channel.ACTIVATION, 1:]
-        taken[Channel.GRADIENT, 1:] = made[Channel.GRADIENT, :-1]
-        made[taken < 0] = -1
-        return made.ravel(), taken.ravel()
+            producer[channel, schedule.stage[ops], schedule.microbatch[ops]] = row[ops]
+        consumer = np.full_like(producer, -1)
+        consumer[Channel.ACTIVATION, :-1] = producer[Channel.ACTIVATION, 1:]
+        consumer[Channel.GRADIENT, 1:] = producer[Channel.GRADIENT, :-1]
+        producer[consumer < 0] = -1
+        return producer.ravel(), consumer.ravel()
 
     def slot(self, rows: Int64) -> Int64:
         """[rows] the slot in ``flows`` that each of these SEND, RECV or WAIT rows speaks of."""

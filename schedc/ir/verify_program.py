@@ -181,12 +181,12 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
         help = "sum a stage with the rank of its other copy, after its last weight gradient"
         return table.finding("S318", row, message, help=help)
 
-    found = table.findings(wrong, misplaced)
-    for at, of in np.argwhere(count != apart)[:SHOWN].tolist():
-        message = f"rank {home[at, of]} sums stage {of} {count[at, of]} times instead of {int(apart[of])}"
-        found.append(Diagnostic("S318", message, source=program.source))
-    if found:
-        return found
+    findings = table.findings(wrong, misplaced)
+    for pipe, of in np.argwhere(count != apart)[:SHOWN].tolist():
+        message = f"rank {home[pipe, of]} sums stage {of} {count[pipe, of]} times instead of {int(apart[of])}"
+        findings.append(Diagnostic("S318", message, source=program.source))
+    if findings:
+        return findings
     low, high = np.minimum(rank[rows], program.peer[rows]), np.maximum(rank[rows], program.peer[rows])
     order = rows[np.lexsort((rows, rank[rows], high, low))]
     sequence = np.lexsort((program.message[rows], rank[rows], high, low))

@@ -76,23 +76,23 @@ def test_no_step_gets_longer(seed: int, R: float, p2p: float) -> None:
     stages = [(seed >> stage) % 3 > 0 for stage in range(schedule.stages)]
     again = tuple(R * chosen for chosen in stages)
     costs = Costs(F=2.0, I=3.0, W=1.0, R=R, p2p=p2p, recompute_in_backward=again)
-    known = Dependencies.of(schedule)
-    found = place_recomputations(known, costs, stages)
-    assert check_schedule(found.schedule) == []
-    without = simulate(schedule, costs, known)
-    assert simulate(found.schedule, costs, found).makespan <= without.makespan
-    kept = found.schedule.kind != OpKind.R
+    dependencies = Dependencies.of(schedule)
+    placed = place_recomputations(dependencies, costs, stages)
+    assert check_schedule(placed.schedule) == []
+    without = simulate(schedule, costs, dependencies)
+    assert simulate(placed.schedule, costs, placed).makespan <= without.makespan
+    kept = placed.schedule.kind != OpKind.R
     for name in ("kind", "stage", "microbatch", "phase", "span"):
-        assert (getattr(found.schedule, name)[kept] == getattr(schedule, name)).all()
-    assert (found.schedule.pair[kept] >= 0).tolist() == (schedule.pair >= 0).tolist()
-    _directly_before_backwards(found, stages)
+        assert (getattr(placed.schedule, name)[kept] == getattr(schedule, name)).all()
+    assert (placed.schedule.pair[kept] >= 0).tolist() == (schedule.pair >= 0).tolist()
+    _directly_before_backwards(placed, stages)
 
 
-def _directly_before_backwards(known: Dependencies, stages: list[bool]) -> None:
-    schedule = known.schedule
+def _directly_before_backwards(dependencies: Dependencies, stages: list[bool]) -> None:
+    schedule = dependencies.schedule
     for row in np.flatnonzero(schedule.kind == OpKind.R).tolist():
-        follows = int(known.cell_of[row]) + 1
-        of = max(int(known.first[follows]), int(known.second[follows]))
+        follows = int(dependencies.cell_of[row]) + 1
+        of = max(int(dependencies.first[follows]), int(dependencies.second[follows]))
         assert BACKWARD[schedule.kind[of]]
         assert stages[schedule.stage[row]]
         assert (schedule.stage[of], schedule.microbatch[of]) == (schedule.stage[row], schedule.microbatch[row])
@@ -110,8 +110,8 @@ def test_a_backward_works_out_inside_what_no_op_has() -> None:
 def _before(schedule: Schedule, row: int) -> Schedule:
     from schedc.plan.place_recomputation import _with_recomputation  # the one place where an R is put into an order
 
-    known = Dependencies.of(schedule)
-    return _with_recomputation(known, np.array([known.cell_of[row]], np.int64))
+    dependencies = Dependencies.of(schedule)
+    return _with_recomputation(dependencies, np.array([dependencies.cell_of[row]], np.int64))
 
 
 # What is written and reported.
