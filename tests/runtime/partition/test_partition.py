@@ -326,7 +326,7 @@ def test_a_partition_is_a_picture_of_stages_and_of_what_crosses() -> None:
     block, held = (sum(p.numel() for p in module.parameters()) for module in (model.blocks[0], cut.modules[1]))
     assert labels["s1"].split(r"\l")[:2] == [
         f"stage 1 on rank 1: {held:,} parameters, {4 * held / 1000:.4g} KB",
-        f"blocks.1 to blocks.3: 3 Block, each {block:,} parameters, {4 * block / 1000:.4g} KB",
+        f"blocks.1 to blocks.3: 3 GptBlock, each {block:,} parameters, {4 * block / 1000:.4g} KB",
     ]
     assert [row.partition(":")[0] for row in labels["s2"].split(r"\l")] == [
         "stage 2 on rank 2", "blocks.4", "norm", "head", "",
