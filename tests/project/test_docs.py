@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from project.console import Command, File, run, session, shows
 from schedc.cli import main
@@ -57,8 +58,13 @@ def pages(processes: bool) -> list[Path]:
     return [path for path, each in commands.items() if each and any(c.starts_processes for c in each) == processes]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", pages(processes=False), ids=name_of)
+def quick_or_slow(paths: list[Path]) -> list[ParameterSet]:
+    """The pages as parameters; those that derive formulas take longer."""
+    slow = {path: "schedc report" in "".join(blocks(path, "console")) for path in paths}
+    return [pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] * slow[path]) for path in paths]
+
+
+@pytest.mark.parametrize("path", quick_or_slow(pages(processes=False)))
 def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console(path, tmp_path, monkeypatch)
 
@@ -136,7 +142,7 @@ def resolves(name: str) -> bool:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_modules_names_and_files_of_the_house_exist(path: Path) -> None:
-    text = path.read_text(encoding="utf-8").split("### Moved")[0]
+    text = re.sub(r"```diff\n.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL).split("### Moved")[0]
     names = set(re.findall(r"(?<![\w/.\"])((?:schedc|schedc_runtime)(?:\.\w+)+)(?![/\"])", text))
     folders = "schedc|runtime|tests|benchmarks|examples|schedules|docs|editors"
     files = set(re.findall(rf"(?<![\w/.=-])((?:{folders})/[\w/.-]*\w)", text))
