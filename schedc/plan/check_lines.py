@@ -17,7 +17,7 @@ _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), La
 
 
 def check_plan_lines(directives: Directives) -> list[Diagnostic]:
-    """What is wrong with the lines of a plan, before any size is known (S144 to S152, S401)."""
+    """What is wrong with the lines of a plan, before any size is known."""
     plan = directives.tree
     findings = [*_line_faults(plan)]
     for line in plan.lines:

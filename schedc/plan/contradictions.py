@@ -13,7 +13,7 @@ from schedc.plan.directives.base import Contradiction
 
 
 def contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
-    """The contradictions of a plan (S145, S149 to S152).
+    """The contradictions of a plan.
 
     ranks: those that share the experts; None where that is not known.
     """

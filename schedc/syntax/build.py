@@ -8,6 +8,7 @@ from typing import Any
 
 from lark import Token, Transformer, v_args
 
+from schedc.diagnostics import CompilerBug
 from schedc.source import Source, Span
 from schedc.syntax import plan as p
 from schedc.syntax import tree as t
@@ -23,6 +24,11 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def __init__(self) -> None:
         super().__init__()
         self.source = Source("", "")
+
+    def __default__(self, data: Any, children: list[Any], meta: Any) -> Any:
+        if data.startswith("_"):  # a repetition, whose children lark puts into the rule around it
+            return super().__default__(data, children, meta)
+        raise CompilerBug("TreeBuilder", f"there is no method for the rule `{data}` of grammar.lark")
 
     def text(self, span: Span) -> str:
         """The source text of ``span`` on one line."""

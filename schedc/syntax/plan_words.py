@@ -1,9 +1,10 @@
 """The table of the words that begin a line of a plan: the one place that names them for everything about text.
 
 Everything about text follows from a row: the tokens, the parser's recovery, the formatter, error messages and hover
-texts. So do the Pygments lexer, the grammar of the editors (`schedc.editor.textmate`) and the fuzzer. The table lies
+texts. So do the Pygments lexer and the lines that `tests/project/fuzz_plans.py` writes. The grammar of the editors is
+written again by `schedc.editor.textmate`; a test says when. The table lies
 in `syntax`, below the values of a plan, so that the tokens can read it. `schedc.plan.directives` has, by its word, what
-a directive means.
+a directive means. The order here is that of the docs; `DIRECTIVES` has the order of a canonical text.
 
 The column ``token`` names the form of a line. A new word with a form that exists (``SETTING``: a name, ``FACTOR``: a
 number and at most one option) needs no grammar: a row here is all. A new form is a rule in `grammar.lark` under a new

@@ -15,6 +15,7 @@ from schedc.plan.check_lines import check_plan_lines
 from schedc.plan.read import read_plan_lines
 from schedc.source import Source
 from schedc.syntax.parser import parse
+from schedc.syntax.plan_words import FORMS
 from schedc.syntax.words import BUILTINS, METRICS, PLACEMENTS, ROLES
 from support.paths import ROOT
 
@@ -41,4 +42,4 @@ def test_every_word_of_the_language_is_described() -> None:
     words = set(
         re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))))
     )
-    assert {*ROLES, *PLACEMENTS, *BUILTINS, *COST_SYMBOLS, *METRICS} <= words
+    assert {*ROLES, *PLACEMENTS, *BUILTINS, *COST_SYMBOLS, *METRICS, *FORMS} <= words

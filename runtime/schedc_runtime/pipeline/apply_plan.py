@@ -92,7 +92,7 @@ def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, p
 def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> None:
     """Checks the values of a plan that was made in Python, as the lines of a plan are checked.
 
-    Raises `DiagnosticError` (S145, S149 to S152).
+    Raises `DiagnosticError`.
     """
     findings = []
     if plan.recompute and len(plan.recompute) != program.stages:

@@ -106,11 +106,14 @@ def no_findings(_directives: Directives, _schedule: Schedule, _layout: Layout) -
 class Directive:
     """The row of a directive: what its file gives to the table `schedc.plan.directives.DIRECTIVES`.
 
-    read: a line into the attachments, with the findings of the line alone. write: its lines in the canonical text.
-    several: whether a plan may have several of its lines. check_lines: findings beside other lines, before any size is
-    known. contradictions: what is wrong with the values, of a line or of a plan made in Python; ranks: those that share
-    the experts, None where that is not known. check_schedule: findings beside a schedule and its layout. resolve: the
-    fields that a schedule decides. facts: keys of the plan's report, for ``--json``. text: lines of that report.
+    read: reads a line into the attachments, and reports what is wrong with the line by itself.
+    write: yields its lines in the canonical text. several: whether a plan may have several of its lines.
+    check_lines: reports what is wrong beside another line, before any size is known.
+    contradictions: yields what is wrong with the values, also in a plan made in Python. Its second argument is the
+        number of ranks that share the experts; None where it is not known.
+    check_schedule: yields what is wrong for this schedule and layout. Plans made in Python do not meet it.
+    resolve: gives the fields that a schedule decides.
+    facts: gives keys of the plan's report, for ``--json``. text: yields lines of that report.
     """
 
     word: str

@@ -59,7 +59,9 @@ def grammar_words() -> set[str]:
 def test_both_highlighters_know_the_words_of_the_grammar() -> None:
     assert set(keywords()) == grammar_words() | {"if"}
     path = ROOT / "editors" / "vscode" / "syntaxes" / "sched.tmLanguage.json"
-    assert path.read_text(encoding="utf-8") == textmate_grammar(), "run python -m schedc.editor.textmate > that file"
+    assert path.read_text(encoding="utf-8") == textmate_grammar(), (
+        f"run python -m schedc.editor.textmate > {path.relative_to(ROOT)}"
+    )
     rules = json.loads(path.read_text())["patterns"]
     by_name = {rule.get("name"): set(re.findall(r"\w+", rule["match"].replace(r"\b", ""))) for rule in rules}
     assert by_name["keyword.control.sched"] == set(keywords())

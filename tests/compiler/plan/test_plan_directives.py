@@ -272,7 +272,9 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     ]  # fmt: skip
     assert DIRECTIVES.keys() <= FORMS.keys()
     several = [form for word, form in FORMS.items() if word not in ("layout", "memory", "parameters", "activations")]
-    analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
+    whole = analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
+    silent = [word for word, directive in DIRECTIVES.items() if not any(directive.write(plan_of(whole.schedule)))]
+    assert silent == ["overlap"], "a program loses these directives: give them a writer"  # `cell` implies overlap
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
     analyse(written(tmp_path, "\n  ".join(held).replace("4096", "512"), "dualpipev(P = 8, M = 16)"), {})
     analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
