@@ -27,7 +27,7 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
 
     def __default__(self, data: Any, children: list[Any], meta: Any) -> Any:
         if data.startswith("_"):  # a repetition, whose children lark puts into the rule around it
-            return super().__default__(data, children, meta)
+            return super().__default__(data, children, meta)  # type: ignore[no-untyped-call]
         raise CompilerBug("TreeBuilder", f"there is no method for the rule `{data}` of grammar.lark")
 
     def text(self, span: Span) -> str:
