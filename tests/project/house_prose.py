@@ -19,7 +19,9 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 def files() -> list[Path]:
     """Every file with prose: Python, schedules, and pages that are no output of a build."""
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _READERS]
+    made = {ROOT / "docs" / "reference" / name for name in ("codes", "commands", "schedules")}  # by `make docs`
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _READERS)
+    paths = [path for path in found if path.parent not in made]
     return sorted({*paths, *(ROOT / name for name in PAGES if (ROOT / name).exists())})
 
 
