@@ -208,7 +208,7 @@ def test_activations_that_are_called_as_functions(activation: Any, saved: int) -
     ("recompute", "mesh", "code", "message"),
     [
         ([Recompute(Level.FULL, 2.0, By.RANK)] * 2, Mesh(2, 2), "S150", "each rank decides for itself"),
-        ([Recompute(Level.FULL, 0.5)] * 2, None, "S149", "more than 0.5 times the mean"),
+        ([Recompute(Level.FULL, 0.5)] * 2, None, "S149", r"stage 1: `adaptive\(0.5\)` of level full"),
         ([Recompute(Level.FULL)], None, "S149", "levels of 1 stages, and the program has 2"),
     ],
 )
