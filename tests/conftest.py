@@ -1,8 +1,10 @@
-"""Settings of all tests: properties take their time, and no test depends on the colours or the width of a terminal."""
+"""Settings of all tests: properties take their time, and no test depends on the terminal that starts it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 from hypothesis import settings
 
@@ -11,3 +13,7 @@ settings.load_profile("schedc")
 
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS"):
     os.environ.pop(name, None)
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

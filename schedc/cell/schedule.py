@@ -97,7 +97,7 @@ def _by_hand(tasks: Tasks, duration: tuple[float, ...], order: PlanOrder) -> Pla
         stuck = [task.name for index, task in enumerate(tasks.all) if index not in ran]
         more = f", and {len(stuck) - 4} more" if len(stuck) > 4 else ""
         raise DiagnosticError([
-            Diagnostic("S323", "the order of the cell comes to a standstill", Label(order.span, "this order"),
+            Diagnostic("S323", "the order of the cell deadlocks", Label(order.span, "this order"),
                        notes=(f"these wait for each other: {', '.join(stuck[:4])}{more}",),
                        help="let each part come after what it needs, or leave the order to `overlap auto`",
                        source=order.source)

@@ -91,7 +91,7 @@ def _positions(order: PlanOrder, names: tuple[str, ...], roles: tuple[str, ...])
         if role not in roles:
             _refuse(order, f"`{name}`: no such role in this lane", did_you_mean(role, roles))
         if (half, role) in positions:
-            _refuse(order, f"`{name}` stands twice in one lane", "name each part of a layer once")
+            _refuse(order, f"`{name}` appears twice in one lane", "name each part of a layer once")
         positions[half, role] = number
     return positions
 

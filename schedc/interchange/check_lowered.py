@@ -54,7 +54,7 @@ def _ends(values: LoweredValues) -> list[Diagnostic]:
         for row in _first(good[first != good]):
             earlier = int((values.sent if verb == "sends" else values.received)[values.slot[row]])
             findings.append(
-                cells.finding("S604", row, f"{cells.text(row)} stands here twice", other=(earlier, "first here"))
+                cells.finding("S604", row, f"{cells.text(row)} appears here twice", other=(earlier, "first here"))
             )
     needed = values.produced >= 0
     for message_row, home, receive in ((values.sent, values.produced, False), (values.received, values.consumed, True)):
@@ -115,7 +115,7 @@ def _reduced(cells: TorchCells, rows: Int64) -> list[Diagnostic]:
     findings = []
     for row in reductions[1:].tolist():
         other = (int(reductions[0]), "first here")
-        findings.append(cells.finding("S605", row, f"{cells.text(row)} stands here twice", other=other))
+        findings.append(cells.finding("S605", row, f"{cells.text(row)} appears here twice", other=other))
     if reductions[0] < last:
         row, other = int(reductions[0]), (last, "this one comes later")
         message = f"{cells.text(row)} comes before the last weight gradient of its stage"

@@ -50,7 +50,7 @@ def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
 def _name_faults(
     plan: PlanTree, entries: tuple[GivenValue, ...], names: tuple[str, ...], code: str, what: str
 ) -> Iterator[Diagnostic]:
-    """Entries whose name is not one of ``names``, or stands twice in its line."""
+    """Entries whose name is not one of ``names``, or appears twice in the line."""
     for index, entry in enumerate(entries):
         if entry.name not in names:
             help = did_you_mean(entry.name, (*names, *PLAN_LINES))

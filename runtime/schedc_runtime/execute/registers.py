@@ -52,7 +52,7 @@ class Registers:
         self.probing = False
         """Whether forwards leave `probes`."""
         self.probes: list[tuple[ComputeOperands, list[Tensor]]] = []
-        """Of each forward: the sums of its outputs, which are finite if the outputs are."""
+        """[forwards] the sums of the outputs of each forward. They are finite if the outputs are."""
         self.pending: list[PendingSum] = []
         """Sums of gradients in the order in which they were started."""
 

@@ -60,7 +60,7 @@ def _steps(reading: Reading, lane: CellLane | None, roles: tuple[str, ...], part
             help = "segments stand in `compute`, exchanges in `comm`" if role in (*SEGMENTS, *EXCHANGES) else help
             reading.fault("S147", f"`{role}` is no step of this lane", step.span, help)
         elif name in steps:
-            message = f"`{step.text}` stands twice in one lane"
+            message = f"`{step.text}` appears twice in one lane"
             reading.fault("S147", message, step.span, "name each step of a layer once")
         else:
             steps.append(name)

@@ -252,12 +252,12 @@ def test_an_order_by_hand_takes_halves_of_other_layers() -> None:
 @pytest.mark.parametrize(
     ("compute", "communication", "message", "help"),
     [
-        (("F.mlp", "F.attention"), (), "comes to a standstill", "after what it needs"),
+        (("F.mlp", "F.attention"), (), "deadlocks", "after what it needs"),
         (("F.attenton",), (), "`F.attenton`: no such role in this lane", "did you mean `attention`?"),
-        (("F.mlp", "F.experts"), (), "`F.experts` stands twice in one lane", "once"),
+        (("F.mlp", "F.experts"), (), "`F.experts` appears twice in one lane", "once"),
         (("F.mlp.W",), (), "`F.mlp.W` is no part of a cell", "B.experts.W"),
         ((), ("B.dispatch.W",), "`B.dispatch.W` is no part of a cell", "B.role.I"),
-        ((), ("F.combine", "F.dispatch"), "comes to a standstill", "after what it needs"),
+        ((), ("F.combine", "F.dispatch"), "deadlocks", "after what it needs"),
     ],
 )
 def test_an_order_that_cannot_run_is_refused_where_it_stands(
