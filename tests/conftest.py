@@ -11,6 +11,10 @@ from hypothesis import settings
 settings.register_profile("schedc", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("schedc")
 
+# Tests and their ranks run side by side: threads that wait for each other in a busy loop would take the cores.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS"):
     os.environ.pop(name, None)
 

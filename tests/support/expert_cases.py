@@ -13,6 +13,7 @@ from schedc.compiler import compile as compile_schedule
 from schedc.ir.program import Program
 from schedc_runtime import Pipeline
 from schedc_runtime.moe.router import RouterConfig
+from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import small_moe
 
@@ -68,16 +69,20 @@ def train(pipe: Pipeline, steps: int) -> list[Tensor]:
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str]]) -> list[list[str]]:
     """Per case: names of what differs from all ranks in one process, of rank 0 after some steps; elsewhere []."""
     differing = []
-    for case in cases:
+    for case, (wanted, whole) in zip(cases, spread(_reference, cases), strict=True):
         pipe = Pipeline(model(), compiled(*case), loss_fn=next_token_loss, timeout=30)
         losses = train(pipe, 2)
         state = pipe.full_state_dict()
         pipe.close()
-        expected, wanted = in_process(*case)
-        whole = expected.full_state_dict()
         wrong = [f"loss {n}" for n, pair in enumerate(zip(losses, wanted, strict=True)) if not torch.equal(*pair)]
         wrong += [name for name, value in state.items() if not torch.equal(value, whole[name])]
         if rank == 0 and state.keys() != whole.keys():
             wrong.append("names")
         differing.append(wrong)
     return differing
+
+
+def _reference(case: tuple[str, dict[str, int], str]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Losses, and the whole model's state after the steps, of all ranks in one process."""
+    pipe, losses = in_process(*case)
+    return losses, pipe.full_state_dict()

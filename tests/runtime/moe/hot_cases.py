@@ -16,6 +16,7 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from support.expert_cases import compiled
+from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import small_moe
 
@@ -111,12 +112,16 @@ def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
 def parity(rank: int, world_size: int, cases: Sequence[tuple[str, dict[str, int], str]]) -> list[Any]:
     """Per case: names of what differs here from all ranks in one process, after two steps; and what was lent here."""
     outcomes = []
-    for case in cases:
+    for case, (expected, wanted) in zip(cases, spread(_reference, cases), strict=True):
         pipe = pipeline(*case, skewed(), here=False)
-        expected = pipeline(*case, skewed())
-        losses = [torch.equal(step(pipe, seed), step(expected, seed)) for seed in (1, 2)]
-        mine, wanted = gradients(pipe), gradients(expected)
-        wrong = [name for name, grad in mine.items() if not torch.equal(grad, wanted[name])]
+        losses = [torch.equal(step(pipe, seed), loss) for seed, loss in zip((1, 2), expected, strict=True)]
+        wrong = [name for name, grad in gradients(pipe).items() if not torch.equal(grad, wanted[name])]
         outcomes.append([losses, wrong, lent(pipe)])
         pipe.close()
     return outcomes
+
+
+def _reference(case: tuple[str, dict[str, int], str]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Losses of two steps, and the gradients after them, of all ranks in one process."""
+    pipe = pipeline(*case, skewed())
+    return [step(pipe, seed) for seed in (1, 2)], gradients(pipe)
