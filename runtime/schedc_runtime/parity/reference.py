@@ -20,6 +20,8 @@ from schedc.ir.program import Program, computation
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.pipeline.counts import CountOfTargets
+from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, labels_counted
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.stage.stage import LossFunction, Stage, mean_loss
 from schedc_runtime.stage.weight_gradients import uninstall
@@ -52,14 +54,16 @@ def reference_step(
     program: Program | None,
     microbatches: Sequence[Microbatch],
     targets: Sequence[Any],
-    loss_fn: LossFunction,
+    loss_fn: LossOfMicrobatch,
     *,
     segmented: bool = False,
+    count_fn: CountOfTargets = labels_counted,
 ) -> Reference:
     """Loss and gradients of one step. The partition's modules and gradients stay as they are: a copy is run.
 
     program: gives every rank's stages and order of work; None is one rank, ascending microbatches, full backwards.
-    microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`.
+    microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`. count_fn: as of a `Pipeline`, for
+    the targets of a microbatch.
     """
     count = len(microbatches)
     if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
@@ -68,7 +72,11 @@ def reference_step(
             f" given {count} microbatches and {partition.stages} stages"
         )
     boundaries = infer_boundaries(partition, *microbatches[0])
-    ranks = _copies(partition, program, boundaries, loss_fn, segmented)
+    head = LossHead(loss_fn)
+    counts = [None if target is None else count_fn(target) for target in targets]
+    total = sum(float(each or 0) for each in counts)
+    head.begin(count / total if total and None not in counts else None, keep_outputs=False)
+    ranks = _copies(partition, program, boundaries, head, segmented)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
     for rank, kind, index, m in _serial(program, partition.stages, count):
@@ -76,7 +84,7 @@ def reference_step(
         if kind is OpKind.R:
             continue  # the reference keeps everything
         if kind is OpKind.F:
-            values[m] = stage.forward(m, values[m], targets[m], 1.0 / count)
+            values[m] = stage.forward(m, values[m], Expected(m, targets[m], 0, 0), 1.0 / count)
         elif kind is OpKind.W:
             stage.weight(m)
         else:

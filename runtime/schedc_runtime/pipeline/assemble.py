@@ -29,10 +29,11 @@ from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mes
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
+from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
 from schedc_runtime.pipeline.stages import StagesByIndex, copied_stages, device_of, layout_of, stages_of_places
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
-from schedc_runtime.stage.stage import LossFunction, Stage
+from schedc_runtime.stage.stage import Stage
 
 if TYPE_CHECKING:
     from schedc_runtime.data_parallel.fsdp import DenseSharding
@@ -44,7 +45,7 @@ class Settings:
 
     model: nn.Module
     program: Program
-    loss_fn: LossFunction
+    loss_fn: LossOfMicrobatch | None
     cut: Cut
     mesh: Mesh | None
     plan: Attachments | None
@@ -59,7 +60,8 @@ class Assembly:
     """What a pipeline consists of; each step of `STEPS` sets some of it.
 
     names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
-    sharded. stages: stages of each place in this process, by index. copied: those that another rank holds, too.
+    sharded. head: the loss function of the last stages. stages: stages of each place in this process, by index.
+    copied: those that another rank holds, too.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
 
@@ -71,6 +73,7 @@ class Assembly:
     partition: Partition = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
     shards: DenseSharding | None = None
+    head: LossHead = field(init=False)
     stages: dict[Coordinate, StagesByIndex] = field(init=False)
     copied: list[Stage] = field(init=False)
     cell_source: CellSource = field(init=False)
@@ -157,8 +160,9 @@ def make_stages(assembly: Assembly) -> None:
         if assembly.shards is not None:
             assembly.shards.take(place, modules, assembly.device)
 
+    assembly.head = LossHead(settings.loss_fn)
     assembly.stages = stages_of_places(
-        assembly.partition, program, assembly.places, settings.loss_fn, attach=spread, segmented=settings.cut.segmented
+        assembly.partition, program, assembly.places, assembly.head, attach=spread, segmented=settings.cut.segmented
     )
     recompute_stages(assembly.stages.values(), assembly.plan, program)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]

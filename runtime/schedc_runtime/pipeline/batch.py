@@ -10,6 +10,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.pipeline.rows import Rows
 from schedc_runtime.transport.base import describe
 
 Json = Any
@@ -25,6 +26,9 @@ class StepRequest(NamedTuple):
     batch, targets: their signatures; None where the rank was given none.
     needs_batch, needs_targets: whether the rank holds a first or a last stage.
     call: what was called and with which options, which must be the same on all ranks.
+    has_loss: whether the rank can form a loss, where it holds a last stage.
+    replica, counted: the number of targets of a replica, where the rank has counted them; else None.
+    meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not.
     """
 
     batch: Json
@@ -32,6 +36,24 @@ class StepRequest(NamedTuple):
     needs_batch: bool
     needs_targets: bool
     call: Json
+    has_loss: bool = True
+    replica: int = 0
+    counted: float | None = None
+    meeting: str = ""
+
+
+class Agreement(NamedTuple):
+    """What all ranks know of a step before its first message.
+
+    signature: that of one replica's batch, padded to whole microbatches. rows: over the microbatches of each process;
+    None without a tensor that has rows. total: number of targets of all replicas; None where it is not known.
+    has_targets: whether any rank has some.
+    """
+
+    signature: Json
+    rows: Rows | None
+    total: float | None
+    has_targets: bool
 
 
 def signature_of(value: Any) -> Json:
@@ -49,10 +71,19 @@ def signature_of(value: Any) -> Json:
     return {"refused": type(value).__name__}
 
 
-def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: int, replicas: int = 1) -> Json:
-    """The batch's signature, given the requests of all processes. Raises `BatchRefused`, for equal arguments alike.
+def agree(
+    requests: Sequence[StepRequest],
+    names: Sequence[str],
+    microbatches: int,
+    replicas: int = 1,
+    counting: int = 1,
+    counted: bool | None = None,
+) -> Agreement:
+    """What follows from the requests of all processes. Raises `BatchRefused`, for equal arguments alike.
 
-    requests: [processes]. names: [processes] what errors call them.
+    requests: [processes]. names: [processes] what errors call them. replicas: those whose batch a process brings.
+    counting: number of processes that count targets, one per replica. counted: whether the loss function returns
+    counts; None if that is not known yet.
     """
     for name, request in zip(names, requests, strict=True):
         if request.call != requests[0].call:
@@ -60,12 +91,58 @@ def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: i
                 f"{names[0]} calls {_call(requests[0].call)}, {name} calls {_call(request.call)}",
                 "call step and evaluate in the same order and with the same options on every rank",
             )
+        if request.needs_targets and not request.has_loss:
+            raise BatchRefused(
+                f"{name} holds the last stage, and its pipeline has no loss function: it cannot train or form a loss",
+                "pass Pipeline(..., loss_fn=...), or ask for outputs alone: evaluate(batch, outputs=True)",
+            )
     batch = _agreed("batch", names, [(r.batch, r.needs_batch) for r in requests], "first")
     targets = _agreed("targets", names, [(r.targets, r.needs_targets) for r in requests], "last", optional=True)
+    rows = _rows(batch, targets, microbatches, replicas)
+    if rows is not None and rows.padded and (reason := _unpaddable(requests, counted)):
+        raise not_padded(batch, targets, rows, replicas, *reason)
+    counts = {request.replica: request.counted for request in requests if request.counted is not None}
+    total = sum(counts.values()) if len(counts) == counting else None
+    padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
+    return Agreement(padded, rows, total, targets is not None)
+
+
+SCALAR = (
+    "a scalar loss is a mean over the rows of its microbatch, and microbatches would have different numbers of them",
+    "return schedc_runtime.Loss(sum, count) from loss_fn",
+)
+"""Why a batch cannot be padded under a scalar loss, and what helps."""
+
+
+def not_padded(batch: Json, targets: Json, rows: Rows, replicas: int, why: str, remedy: str) -> BatchRefused:
+    """The refusal of a batch that does not divide, with signatures of [rows, ...] tensors."""
+    signatures = (("batch", batch), ("targets", targets))
+    path, leaf = next(x for what, signature in signatures for x in _leaves(signature, what) if x[1].get("shape"))
+    into = f"{rows.parts // replicas} microbatches" + (f" for each of {replicas} replicas" if replicas > 1 else "")
+    return BatchRefused(
+        f"{path} has {rows.rows} rows ({_show(leaf)}), which do not divide into {into}, and cannot be padded: {why}",
+        f"use a batch size that is a multiple of {rows.parts}, drop the last, smaller batch of an epoch, or {remedy}",
+    )
+
+
+def _unpaddable(requests: Sequence[StepRequest], counted: bool | None) -> tuple[str, str] | None:
+    """Why rows cannot be repeated, and what helps; None where they can."""
+    if meeting := next((request.meeting for request in requests if request.meeting), ""):
+        return meeting, "take out what lets rows see each other"
+    return SCALAR if counted is False else None
+
+
+def _rows(batch: Json, targets: Json, microbatches: int, replicas: int) -> Rows | None:
+    """The rows that all tensors have in common. Raises `BatchRefused` for different numbers of rows, and for 0."""
     sizes: dict[int, str] = {}
     for name, signature in (("batch", batch), ("targets", targets)):
         for path, leaf in _leaves(signature, name):
-            _check_leaf(path, leaf, microbatches, replicas)
+            if "refused" in leaf:
+                raise BatchRefused(
+                    f"{path} is a {leaf['refused']}: only tensors and plain values (bool, int, float, str, None) can be"
+                    " passed",
+                    "build other objects inside the model",
+                )
             if leaf.get("shape"):
                 sizes.setdefault(leaf["shape"][0], f"{path} ({_show(leaf)})")
     if len(sizes) > 1:
@@ -74,22 +151,30 @@ def agree(requests: Sequence[StepRequest], names: Sequence[str], microbatches: i
             f"{first} and {second} differ in their first dimension, along which the batch is split",
             "give all tensors one batch dimension; make what is the same for every microbatch a buffer of the model",
         )
-    return batch
+    for number, where in sizes.items():
+        if not number:
+            raise BatchRefused(f"{where} has no rows", "leave out empty batches")
+        return Rows(number, microbatches * replicas)
+    return None
 
 
-def split(value: Any, microbatches: int, device: torch.device) -> list[Any]:
-    """[microbatches] parts of ``value``: tensors split along dimension 0 and moved to ``device``, all else repeated.
+def split(value: Any, microbatches: int, device: torch.device, *, pad: bool = False) -> list[Any]:
+    """[microbatches] parts of ``value``, on ``device``: tensors split along dimension 0, all else repeated.
 
-    Lists come back as tuples.
+    pad: repeat rows, so that all parts have as many. Otherwise the first parts have one row more where [rows, ...]
+    tensors do not divide. Lists come back as tuples.
     """
     if isinstance(value, Tensor):
-        moved = value.to(device, non_blocking=True)
-        return list(moved.chunk(microbatches)) if value.dim() else [moved] * microbatches
+        if not value.dim():
+            return [value.to(device, non_blocking=True)] * microbatches
+        rows = Rows(value.shape[0], microbatches)
+        whole = value.index_select(0, rows.sources(value.device)) if pad and rows.padded else value
+        return list(whole.to(device, non_blocking=True).tensor_split(microbatches))
     if isinstance(value, (tuple, list)):
-        parts = [split(item, microbatches, device) for item in value]
+        parts = [split(item, microbatches, device, pad=pad) for item in value]
         return [tuple(items) for items in zip(*parts, strict=True)] if parts else [()] * microbatches
     if isinstance(value, Mapping):
-        fields = {key: split(item, microbatches, device) for key, item in value.items()}
+        fields = {key: split(item, microbatches, device, pad=pad) for key, item in value.items()}
         return [{key: items[m] for key, items in fields.items()} for m in range(microbatches)]
     return [value] * microbatches
 
@@ -112,6 +197,15 @@ def microbatch_of(signature: Json, microbatches: int) -> Any:
         return TensorSpec((*rows, *leaf["shape"][1:]), getattr(torch, leaf["dtype"]))
 
     return _map(signature, tensor)
+
+
+def with_rows(signature: Json, rows: int) -> Json:
+    """A signature whose tensors have ``rows`` rows."""
+    if "items" in signature:
+        return {"items": [item and with_rows(item, rows) for item in signature["items"]]}
+    if "fields" in signature:
+        return {"fields": {key: item and with_rows(item, rows) for key, item in signature["fields"].items()}}
+    return {**signature, "shape": [rows, *signature["shape"][1:]]} if signature.get("shape") else signature
 
 
 def _map(signature: Json, leaf: Callable[[Json], Any]) -> Any:
@@ -160,21 +254,6 @@ def _leaves(signature: Json, path: str) -> list[tuple[str, Json]]:
     if "fields" in signature:
         return [x for key, item in signature["fields"].items() for x in _leaves(item, f"{path}[{key!r}]")]
     return [(path, signature)]
-
-
-def _check_leaf(path: str, leaf: Json, microbatches: int, replicas: int) -> None:
-    if "refused" in leaf:
-        raise BatchRefused(
-            f"{path} is a {leaf['refused']}: only tensors and plain values (bool, int, float, str, None) can be passed",
-            "build other objects inside the model",
-        )
-    parts = microbatches * replicas
-    if leaf.get("shape") and (leaf["shape"][0] % parts or not leaf["shape"][0]):
-        into = f"{microbatches} microbatches" + (f" for each of {replicas} replicas" if replicas > 1 else "")
-        raise BatchRefused(
-            f"{path} has {leaf['shape'][0]} rows ({_show(leaf)}), which do not divide into {into}",
-            f"use a batch size that is a multiple of {parts}, or drop the last, smaller batch of an epoch",
-        )
 
 
 def _show(signature: Json) -> str:

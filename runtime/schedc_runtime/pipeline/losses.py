@@ -1,17 +1,20 @@
-"""The end of a step: the mean loss on every rank, and which stage made it NaN or infinite."""
+"""The end of a step: the loss and what else was formed, on every rank, and which stage made it NaN or infinite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.pipeline.batch import BatchRefused
+from schedc_runtime.pipeline.loss_function import Formed
 from schedc_runtime.ranks.control import ControlPlane
 
 
@@ -36,36 +39,131 @@ class Leftovers(Exception):
     """A program ended before everything that it produced was used; the compiler makes no such program."""
 
 
-def share_loss(
+class CountRefused(BatchRefused):
+    """The loss function has counted other targets than were counted before the step. Every rank raises the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """The result of a step or an evaluation, on every rank.
+
+    loss: [] over all microbatches and replicas: the mean over what `Loss` counts, else over microbatches.
+    losses: [replicas * M] means of each microbatch; those of replica r from r * M on.
+    count: number of targets, or of microbatches under a scalar loss.
+    metrics: each metric of `Loss` summed over all microbatches and replicas, and divided by ``count``.
+    outputs: [rows, ...] the model's, for the microbatches of this process's last stages, without repeated rows. None
+        on ranks without a last stage, and where nobody asked for outputs.
+    microbatches: numbers of the microbatches that ``outputs`` has, ascending.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    count: float
+    metrics: dict[str, float]
+    outputs: Any = None
+    microbatches: tuple[int, ...] = ()
+
+
+class Shared(NamedTuple):
+    """What all ranks formed in a step: [] loss, [replicas * M] losses, on the CPU.
+
+    targets: their number. counted: whether they are of `Loss`.
+    """
+
+    loss: Tensor
+    losses: Tensor
+    targets: float
+    metrics: dict[str, float]
+    counted: bool
+
+
+def share(
     control: ControlPlane,
-    losses: Mapping[int, Tensor],
+    formed: Mapping[int, Formed],
     executors: Sequence[Executor],
     replicas: int,
+    *,
     check_finite: bool,
-) -> Tensor:
-    """The mean of all ranks' ``losses``, a scalar on the CPU; the same bits on every rank.
+    count: float | None = None,
+) -> Shared:
+    """The losses of all ranks; the same bits on every rank.
 
-    losses: scalars by microbatch; those of replica r from ``r * microbatches`` on.
-    executors: those of this process, of the step that ends.
+    formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. executors: those of this
+    process, of the step that ends. count: number of targets that the gradients were weighed with, if any.
 
-    Raises `NonFiniteLoss` on every rank if ``check_finite``, and `BatchRefused` where no rank formed a loss.
+    Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank formed a loss, and
+    `CountRefused` for another count than ``count``.
     """
     program = executors[0].program
-    dtype = str(next(iter(losses.values())).dtype).removeprefix("torch.") if losses else ""
-    # A float of any of torch's dtypes is exact in JSON, which Python writes with as many digits as it takes.
-    mine = [dtype, {m: float(loss) for m, loss in losses.items()}]
-    everyone = control.gather("the end of the step, to share the loss", mine)
-    values = {int(m): value for _, part in everyone for m, value in part.items()}
-    name = next((name for name, _ in everyone if name), "")
-    if not name:
+    everyone = control.gather("the end of the step, to share the loss", _on_host(formed))
+    values = {int(number): value for part in everyone for number, value in part["formed"].items()}
+    dtype = next((part["dtype"] for part in everyone if part["dtype"]), "")
+    if not dtype:
         raise BatchRefused("no rank formed a loss: no targets were given", "pass targets")
     if missing := sorted(set(range(program.microbatches * replicas)) - values.keys()):
         raise Leftovers(f"the program formed no loss for the microbatches {missing}")
-    mean = torch.tensor([values[m] for m in sorted(values)], dtype=getattr(torch, name)).mean()  # as `mean_loss`
-    if check_finite and not torch.isfinite(mean):
-        microbatch, stage = _culprit(control, values, executors)
-        raise NonFiniteLoss(float(mean), microbatch, stage, program.stages)
-    return mean
+    shared = _joined([values[number] for number in sorted(values)], getattr(torch, dtype), count)
+    if check_finite and not torch.isfinite(shared.loss):
+        microbatch, stage = _culprit(control, {m: value[0] for m, value in values.items()}, executors)
+        raise NonFiniteLoss(float(shared.loss), microbatch, stage, program.stages)
+    return shared
+
+
+def _on_host(formed: Mapping[int, Formed]) -> dict[str, Any]:
+    """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host."""
+    flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
+    tensors = [value for value in flat if isinstance(value, Tensor)]
+    copied = iter(torch.stack([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
+    plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
+    return {
+        "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
+        "formed": {
+            number: [next(plain), next(plain), {name: next(plain) for name in each.metrics}, each.counted]
+            for number, each in formed.items()
+        },
+    }
+
+
+def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> Shared:
+    """values: [replicas * M] of each microbatch: sum, count, metrics, whether it is counted."""
+    sums, counts, metrics, forms = zip(*values, strict=True)
+    counted = any(form for form, count in zip(forms, counts, strict=True) if count)
+    if not counted:
+        losses = torch.tensor(sums, dtype=dtype)
+        return Shared(losses.mean(), losses, len(values), {}, False)  # as `mean_loss`
+    if not all(forms):
+        raise CountRefused("loss_fn returned a `Loss` for some microbatches and a scalar for others", "return one kind")
+    total = math.fsum(counts)
+    if agreed is not None and not math.isclose(total, agreed, rel_tol=1e-9):
+        raise CountRefused(
+            f"loss_fn counted {total:g} targets, and {agreed:g} were counted before the step: the gradients have a"
+            " wrong weight",
+            "zero them, and pass Pipeline(count_fn=...), which counts the targets as loss_fn does; the default counts"
+            " labels that are not -100",
+        )
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return Shared(
+        torch.tensor(math.fsum(sums) / total, dtype=dtype),
+        torch.tensor([value / (count or 1.0) for value, count in zip(sums, counts, strict=True)], dtype=dtype),
+        int(total) if total.is_integer() else total,
+        {name: math.fsum(each.get(name, 0.0) for each in metrics) / total for name in names},
+        True,
+    )
+
+
+def joined_outputs(outputs: Mapping[int, Any]) -> Any:
+    """The outputs of several microbatches, by number, in one: tensors joined along their rows.
+
+    Tensors are [rows, ...]; scalars are stacked to [microbatches]. What is no tensor is that of the first microbatch.
+    """
+    leaves, trees = zip(*[pytree.tree_flatten(outputs[number]) for number in sorted(outputs)], strict=True)
+    return pytree.tree_unflatten([_together(parts) for parts in zip(*leaves, strict=True)], trees[0])
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    if not isinstance(parts[0], Tensor):
+        return parts[0]
+    return torch.cat(list(parts)) if parts[0].dim() else torch.stack(list(parts))
 
 
 def _culprit(control: ControlPlane, losses: Mapping[int, float], executors: Sequence[Executor]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from time import perf_counter_ns, time_ns
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -15,18 +15,20 @@ from schedc.ir.program import Program
 from schedc.passes.forward_only import forward_only
 from schedc.plan import Attachments
 from schedc_runtime.execute.cell_programs import CellSource
-from schedc_runtime.execute.executor import Executor, Interval, run_together
-from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.execute.executor import Interval
 from schedc_runtime.pipeline.assemble import Settings, assemble
-from schedc_runtime.pipeline.batch import StepRequest, agree, arguments, signature_of, split
-from schedc_runtime.pipeline.contexts import evaluating, isolated_gradients
+from schedc_runtime.pipeline.contexts import evaluating
+from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.cut import Cut
-from schedc_runtime.pipeline.losses import Leftovers, share_loss
+from schedc_runtime.pipeline.loss_function import LossOfMicrobatch, labels_counted
+from schedc_runtime.pipeline.losses import StepResult
+from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.state import gather_state, load_state
+from schedc_runtime.pipeline.step import PipelineCall, StepRunner
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
-from schedc_runtime.stage.stage import LossFunction, Stage
+from schedc_runtime.stage.stage import Stage
 
 
 class Pipeline:
@@ -39,7 +41,9 @@ class Pipeline:
     Every rank builds the whole model, equal on all ranks (same seed), and keeps the stages that the program places on
     it. Parameters and optimizer are ordinary torch: gradients add up until they are zeroed.
 
-    loss_fn(output, target): the mean loss of one microbatch, a scalar. A step's loss is the mean over microbatches.
+    loss_fn(output, target): the mean loss of one microbatch, a scalar; a step's loss is the mean over microbatches. Or
+        a `Loss`, a sum with its count; a step's loss is then the mean over what is counted. None: evaluation alone.
+    count_fn(targets): how many targets of a whole batch a `Loss` counts; by default labels other than -100.
     cut: how the model is cut into stages; by default as the program's layout says, else by parameters.
     mesh: several pipelines side by side that train the same weights, and which of them share their experts; by default
         one pipeline. Each replica brings a batch of its own. Gradients and loss are means over all replicas.
@@ -61,7 +65,8 @@ class Pipeline:
         model: nn.Module,
         program: Program,
         *,
-        loss_fn: LossFunction,
+        loss_fn: LossOfMicrobatch | None,
+        count_fn: CountOfTargets = labels_counted,
         cut: Cut | None = None,
         mesh: Mesh | None = None,
         plan: Attachments | None = None,
@@ -76,17 +81,19 @@ class Pipeline:
         assembly = assemble(
             Settings(model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
         )
-        self.program, self.check_finite = program, check_finite
+        self.program = program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control
-        self.intervals: dict[int, list[Interval]] = {}
-        """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code
-        self._network, self._device = assembly.network, assembly.device
-        self._local, self._stages, self._copied = assembly.places, assembly.stages, assembly.copied
-        self._experts = [layer for stage in self._held() for _, layer in moe_layers(stage.module)]
+        self._network = assembly.network
+        self._local, self._stages = assembly.places, assembly.stages
+        self._runner = StepRunner(assembly, check_finite, count_fn)
         self._evaluation: Program | None = None
-        self._steps = 0
+
+    @property
+    def intervals(self) -> dict[int, list[Interval]]:
+        """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        return self._runner.intervals
 
     @property
     def rank(self) -> int:
@@ -107,35 +114,62 @@ class Pipeline:
         """The stages of a place here."""
         return tuple(self._stages[place].values())
 
+    @overload
+    def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False, scale: float = 1.0,
+             accumulate: int = 1, trace: bool = False, profile: bool = False) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def step(self, batch: Any = None, targets: Any = None, *, outputs: bool, scale: float = 1.0,
+             accumulate: int = 1, trace: bool = False, profile: bool = False) -> Any: ...  # fmt: skip
+
     def step(
-        self, batch: Any = None, targets: Any = None, *, scale: float = 1.0, trace: bool = False, profile: bool = False
-    ) -> Tensor:
+        self,
+        batch: Any = None,
+        targets: Any = None,
+        *,
+        outputs: bool = False,
+        scale: float = 1.0,
+        accumulate: int = 1,
+        trace: bool = False,
+        profile: bool = False,
+    ) -> Tensor | StepResult:
         """One training step: forward and backward of all microbatches; gradients are added to ``parameter.grad``.
 
         batch: [rows, ...] a tensor, or a tuple (positional arguments of the model) or dict (keywords) of tensors and
             plain values. Tensors are split along dimension 0. Needed on ranks that hold a first stage; others may pass
-            None.
+            None. Rows that do not divide into microbatches are padded where that changes nothing, else refused.
         targets: [rows, ...] given to ``loss_fn``, split likewise. Needed where a last stage is held.
-        scale: factor of the gradients, such as 1 / n when accumulating over n steps. The loss is without it.
+        outputs: return a `StepResult`, which has the model's outputs where a last stage is.
+        scale: factor of the gradients, such as that of a gradient scaler. The loss is without it.
+        accumulate: number of calls whose gradients make one step of the optimizer, the same in each of them. The
+            gradients are those of one mean over all of these calls once the last has run. Begin with zeroed gradients.
         trace: keep when each instruction ran, in `intervals`.
         profile: name instructions in torch's profiler.
 
-        Returns [] the mean loss over the microbatches, on every rank. Raises the same error on every rank:
-        `BatchRefused` before anything is sent, `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's
-        own instruction is an `InstructionError`.
+        Returns [] the loss, on every rank. Raises the same error on every rank: `BatchRefused` before anything is sent,
+        `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
         """
         with torch.enable_grad():
-            return self._run("step", self.program, batch, targets, scale, trace, profile)
+            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile)
+            result = self._runner.run(call, batch, targets)
+        return result if outputs else result.loss
 
-    def evaluate(self, batch: Any = None, targets: Any = None) -> Tensor:
-        """[] the mean loss without training: the forward-only program, dropout off, nothing kept for a backward.
+    @overload
+    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False) -> Tensor: ...
 
-        batch, targets: as of `step`.
+    @overload
+    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: bool) -> Any: ...
+
+    def evaluate(self, batch: Any = None, targets: Any = None, *, outputs: bool = False) -> Tensor | StepResult:
+        """[] the loss without training: the forward-only program, dropout off, nothing kept for a backward.
+
+        batch, targets, outputs: as of `step`. With ``outputs`` targets may be left out; the loss is then NaN.
         """
         if self._evaluation is None:
             self._evaluation = forward_only(self.program)
         with torch.no_grad(), evaluating(self._held()):
-            return self._run("evaluate", self._evaluation, batch, targets, 1.0, False, False)
+            result = self._runner.run(PipelineCall("evaluate", self._evaluation, outputs=outputs), batch, targets)
+        return result if outputs else result.loss
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of the stages held here, each once, under the model's own names."""
@@ -154,6 +188,20 @@ class Pipeline:
         """Drop the gradients of the stages held here."""
         for parameter in self.parameters():
             parameter.grad = None
+        self._runner.accumulation = Accumulation()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """Scale the gradients of all ranks so that their norm is at most ``max_norm``. A collective, between steps.
+
+        Every parameter of the model counts once. norm_type: ``2.0``, ``float("inf")``, ... error_if_nonfinite: raise
+        `NonFiniteNorm`, on every rank, for a norm that is NaN or infinite.
+
+        Returns [] the norm before, on every rank the same, whatever the number of ranks: in float64 if a gradient is,
+        else in float32.
+        """
+        norm, dtype = total_norm(self._assembly, norm_type, refuse=error_if_nonfinite)
+        clip(list(self.parameters()), norm, max_norm)
+        return torch.tensor(norm, dtype=dtype, device=self._assembly.device)
 
     def train(self, mode: bool = True) -> Pipeline:
         """Put the stages held here into training (or evaluation) mode; `evaluate` needs no call of this."""
@@ -211,89 +259,3 @@ class Pipeline:
 
     def _held(self) -> Iterator[Stage]:
         return self._assembly.held()
-
-    def _run(
-        self, call: str, program: Program, batch: Any, targets: Any, scale: float, trace: bool, profile: bool
-    ) -> Tensor:
-        """A step or an evaluation (``call``): agree on the batch, run the program, share the loss."""
-        self._guard.check()
-        self._steps += 1
-        self._guard.between = f"between steps, behind {call} {self._steps}"
-        with self._guard(f"starting {call} {self._steps}"):
-            batches, expected = self._by_replica(batch), self._by_replica(targets)
-            signature = self._agree(call, batches[0], expected[0], scale)
-            executors = self._bound_code.executors(
-                program, call, signature, self._network.transports, self._network.peer_groups
-            )
-            parts = [self._split(*pair) for pair in zip(batches, expected, strict=True)]
-        with self._guard(f"in {call} {self._steps}", partial=torch.is_grad_enabled()), isolated_gradients(self._copied):
-            self._guard.watch(list(executors.values()), evaluating=call == "evaluate")
-            loss_scale = scale / (program.microbatches * self.mesh.replicas)
-            for layer in self._experts:
-                layer.loss_scale = loss_scale
-            for place, executor in executors.items():
-                inputs, wanted = parts[place.replica - self.replica]
-                executor.start(inputs, wanted, loss_scale, probing=self.check_finite, trace=trace, profile=profile)
-            self._execute(list(executors.values()))
-            if trace:
-                first = [(place.pipeline, x) for place, x in executors.items() if place.replica == self.replica]
-                self.intervals = {rank: executor.intervals or [] for rank, executor in first}
-        with self._guard(f"at the end of {call} {self._steps}, sharing the loss"):
-            losses = self._take_losses(program)
-            shared = share_loss(self.control, losses, list(executors.values()), self.mesh.replicas, self.check_finite)
-            return shared.to(self._device)
-
-    def _take_losses(self, program: Program) -> dict[int, Tensor]:
-        """The losses formed here, by microbatch; those of replica r from r * M on."""
-        return {
-            place.replica * program.microbatches + microbatch: loss
-            for place, held in self._stages.items()
-            for stage in held.values()
-            for microbatch, loss in stage.take_losses().items()
-        }
-
-    def _execute(self, executors: list[Executor]) -> None:
-        """Run the streams of all places here to their end, and check that nothing is left."""
-        if self._network.in_process:
-            run_together(executors)
-        else:
-            executors[0].advance()
-            executors[0].finish()
-        if left := [item for executor in executors for item in executor.registers.leftovers()]:
-            raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
-        for stage in self._held():
-            stage.check_empty()
-            stage.end_step()
-
-    def _agree(self, call: str, batch: Any, targets: Any, scale: float) -> Any:
-        """The batch's signature, on which all ranks agree."""
-        mine = StepRequest(
-            signature_of(batch), signature_of(targets), self._holds(0), self._holds(self.program.stages - 1),
-            {"call": call, "scale": scale},
-        )  # fmt: skip
-        answers = self.control.gather(f"the start of {call} {self._steps}", mine)
-        requests = [StepRequest(*answer) for answer in answers]
-        return agree(requests, self.control.names, self.program.microbatches)
-
-    def _by_replica(self, value: Any) -> list[Any]:
-        """The part of a batch that each replica here takes. In one process a batch is that of all replicas."""
-        if value is None or not self._network.in_process or self.mesh.replicas == 1:
-            return [value] * (self.mesh.replicas if self._network.in_process else 1)
-        request = StepRequest(signature_of(value), None, True, False, "")
-        agree([request], self.control.names, self.program.microbatches, self.mesh.replicas)
-        return split(value, self.mesh.replicas, self._device)
-
-    def _split(self, batch: Any, targets: Any) -> tuple[list[tuple[Tensor, ...]] | None, list[Any] | None]:
-        """[M] tensors that enter the first stage, and [M] targets; None where no stage here needs them."""
-        microbatches, inputs, parts = self.program.microbatches, None, None
-        if batch is not None and self._holds(0):
-            entry = self._bound_code.boundaries[0]
-            pieces = split(batch, microbatches, self._device)
-            inputs = [entry.pack(self.partition.bind(*arguments(piece))) for piece in pieces]
-        if targets is not None and self._holds(self.program.stages - 1):
-            parts = split(targets, microbatches, self._device)
-        return inputs, parts
-
-    def _holds(self, index: int) -> bool:
-        """Whether stage ``index`` is here."""
-        return any(stage.index == index for stage in self._held())

@@ -35,7 +35,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "connect": {"network"},
         "check_attachments": set(),
         "cut_model": {"partition", "names"},
-        "make_stages": {"stages", "copied"},
+        "make_stages": {"head", "stages", "copied"},
         "order_cells": {"cell_source", "cells"},
         "prepare_code": {"bound_code"},
         "guard_failures": {"guard"},

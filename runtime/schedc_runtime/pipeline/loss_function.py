@@ -1,0 +1,154 @@
+"""What a loss function may return, and the call that a last stage makes of it: a sum with its count, or a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import StageError
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The loss of one microbatch as a sum over what it counts, such as tokens. A step takes the mean over all.
+
+    sum: the sum of the losses, a differentiable scalar.
+    count: [] the number of targets that it is a sum over.
+    metrics: further sums, [] by name, such as the number of right answers. A step divides them by its count.
+    """
+
+    sum: Tensor
+    count: Tensor | float
+    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+
+LossOfMicrobatch = Callable[[Any, Any], "Tensor | Loss"]
+"""loss_fn(output of the model, target) for one microbatch: [] its mean loss, or a `Loss`."""
+
+
+class Expected(NamedTuple):
+    """What a last stage compares an output with.
+
+    number: that of the microbatch; those of replica r begin at r * M. target: second argument of the loss function.
+    rows: rows of the output that belong to the batch; the rest are repeated. padded: all its rows; 0 if none are known.
+    """
+
+    number: int
+    target: Any
+    rows: int
+    padded: int
+
+
+class Formed(NamedTuple):
+    """The loss of a microbatch, detached, as scalars on the device.
+
+    sum: [] the sum of the losses. targets: [] how many it is a sum over. counted: whether ``sum`` is a `Loss`'s."""
+
+    sum: Tensor
+    targets: Tensor | float
+    metrics: dict[str, Tensor | float]
+    counted: bool
+
+
+class LossHead:
+    """The loss function of a last stage: calls the user's, and keeps what it returned of each microbatch.
+
+    It returns scalars whose mean over microbatches and replicas is the loss, as a `Stage` expects.
+    """
+
+    def __init__(self, loss_fn: LossOfMicrobatch | None) -> None:
+        self.loss_fn = loss_fn
+        self.begin(None, keep_outputs=False)
+
+    def begin(self, weight: float | None, *, keep_outputs: bool) -> None:
+        """A step begins. weight: factor of every sum; None where counts are not known, or not needed."""
+        self.weight, self.keep_outputs = weight, keep_outputs
+        self.formed: dict[int, Formed] = {}
+        """What the loss function returned, by number of the microbatch."""
+        self.outputs: dict[int, Any] = {}
+        """The model's outputs, detached and without repeated rows, by number of the microbatch."""
+
+    def __call__(self, output: Any, expected: Expected) -> Tensor:
+        number, target, rows, padded = expected
+        if rows != padded:
+            output = first_rows(output, rows, padded)
+        if self.keep_outputs:
+            self.outputs[number] = pytree.tree_map_only(Tensor, torch.detach, output)
+        if self.loss_fn is None or (target is None and not torch.is_grad_enabled()):
+            return torch.zeros(())
+        loss = self.loss_fn(output, target) if rows or not padded else _nothing(output)
+        if not isinstance(loss, Loss):
+            if isinstance(loss, Tensor) and not loss.dim():
+                self.formed[number] = Formed(loss.detach(), 1, {}, False)
+            return loss
+        _check(loss)
+        if self.weight is None and torch.is_grad_enabled():
+            raise StageError(
+                "loss_fn returned a `Loss`, and its count does not follow from the targets",
+                "pass count_fn=, which gives the count of the whole targets before the step: Pipeline(count_fn=...)",
+            )
+        metrics = {name: _detached(value) for name, value in loss.metrics.items()}
+        self.formed[number] = Formed(loss.sum.detach(), _detached(loss.count), metrics, True)
+        return loss.sum if self.weight is None else loss.sum * self.weight
+
+    def take(self) -> tuple[dict[int, Formed], dict[int, Any]]:
+        """What was formed, and the outputs, by number of the microbatch; neither is kept any longer."""
+        formed, outputs = self.formed, self.outputs
+        self.begin(None, keep_outputs=False)
+        return formed, outputs
+
+
+def first_rows(output: Any, rows: int, padded: int) -> Any:
+    """The first ``rows`` of every tensor of an output, each [padded, ...].
+
+    Raises `StageError` for a tensor of another first dimension, which does not show its repeated rows.
+    """
+
+    def cut(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or tensor.shape[0] != padded:
+            raise StageError(
+                f"the model's output has a tensor of shape {list(tensor.shape)}, which does not show the {padded} rows"
+                " of its padded microbatch",
+                "return outputs with the rows first, or drop the last, smaller batch of an epoch",
+            )
+        return tensor[:rows]
+
+    return pytree.tree_map_only(Tensor, cut, output)
+
+
+def labels_counted(targets: Any) -> int | None:
+    """The number of targets that are not -100; None where targets do not say it.
+
+    targets: a tensor of any shape, or a mapping with ``labels``, or a container of one tensor.
+    """
+    if isinstance(targets, Mapping) and "labels" in targets:
+        targets = targets["labels"]
+    leaves = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor)]
+    return int((leaves[0] != -100).sum()) if len(leaves) == 1 else None
+
+
+def _nothing(output: Any) -> Loss:
+    """The loss of a microbatch that has only repeated rows: 0, and connected to the output, whose rows are cut off."""
+    parts = [leaf.sum() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not parts:
+        raise StageError("the model's output has no floating tensor", "drop the last, smaller batch of an epoch")
+    return Loss(torch.stack(parts).sum(), 0)
+
+
+def _check(loss: Loss) -> None:
+    for name, value in (("sum", loss.sum), ("count", loss.count), *loss.metrics.items()):
+        if isinstance(value, Tensor) and value.dim():
+            raise StageError(
+                f"loss_fn returned a Loss whose `{name}` has the shape {list(value.shape)}", "return scalars"
+            )
+    if not isinstance(loss.sum, Tensor):
+        raise StageError(f"loss_fn returned a Loss whose `sum` is a {type(loss.sum).__name__}", "return a tensor")
+
+
+def _detached(value: Tensor | float) -> Tensor | float:
+    return value.detach() if isinstance(value, Tensor) else value

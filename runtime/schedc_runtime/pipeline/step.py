@@ -1,0 +1,238 @@
+"""One call of a pipeline: the batch agreed on and split, the program run, and what was formed shared with all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schedc.ir.program import Program
+from schedc_runtime.execute.executor import Executor, Interval, run_together
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.batch import (
+    SCALAR,
+    Agreement,
+    BatchRefused,
+    StepRequest,
+    agree,
+    arguments,
+    not_padded,
+    signature_of,
+    split,
+    with_rows,
+)
+from schedc_runtime.pipeline.contexts import isolated_gradients
+from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
+from schedc_runtime.pipeline.loss_function import Expected, Loss
+from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
+from schedc_runtime.pipeline.meeting_rows import candidates, meeting
+
+Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
+"""[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
+
+
+class PipelineCall(NamedTuple):
+    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest."""
+
+    name: str
+    program: Program
+    scale: float = 1.0
+    accumulate: int = 1
+    outputs: bool = False
+    trace: bool = False
+    profile: bool = False
+
+    @property
+    def training(self) -> bool:
+        return self.name == "step"
+
+
+class StepRunner:
+    """Runs the calls of one pipeline, and keeps what they leave for later calls."""
+
+    def __init__(self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets) -> None:
+        self.assembly, self.check_finite, self.count_fn = assembly, check_finite, count_fn
+        self.head, self.control = assembly.head, assembly.guard.control
+        self.steps = 0
+        """Number of calls so far."""
+        self.counted: bool | None = None
+        """Whether the loss function returns a `Loss`; None before the first call that forms one."""
+        self.accumulation = Accumulation()
+        self.intervals: dict[int, list[Interval]] = {}
+        """When each instruction of the last traced step ran, by local rank of the first replica here."""
+        self._experts = [layer for stage in assembly.held() for _, layer in moe_layers(stage.module)]
+        self._meeting = candidates(assembly.held())
+        network, mesh = assembly.network, assembly.mesh
+        self._replica = assembly.places[0].replica
+        self._replicas_here = mesh.replicas if network.in_process else 1
+        self._counting = 1 if network.in_process else mesh.replicas
+
+    def run(self, call: PipelineCall, batch: Any, targets: Any) -> StepResult:
+        """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
+        guard, assembly = self.assembly.guard, self.assembly
+        guard.check()
+        self.steps += 1
+        number = f"{call.name} {self.steps}"
+        guard.between = f"between steps, behind {number}"
+        with guard(f"starting {number}"):
+            agreed = self._agree(call, batch, targets)
+            accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
+            executors = assembly.bound_code.executors(
+                call.program, call.name, agreed.signature, assembly.network.transports, assembly.network.peer_groups
+            )
+            self._check_form(call, agreed, targets)
+            parts = self._split(call.program, agreed, batch, targets)
+        if accumulation is not None:
+            self.accumulation = Accumulation()  # what an error leaves behind
+        with guard(f"in {number}", partial=call.training), isolated_gradients(assembly.copied):
+            self._execute(call, executors, parts, accumulation)
+        with guard(f"at the end of {number}, sharing the loss"):
+            formed, outputs = self.head.take()
+            joined = joined_outputs(outputs) if outputs else None
+            if not call.training and call.outputs and not agreed.has_targets:
+                nothing = torch.full((), float("nan"), device=assembly.device)
+                return StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
+            shared = share(
+                self.control, formed, list(executors.values()), assembly.mesh.replicas,
+                check_finite=self.check_finite, count=agreed.total if call.training else None,
+            )  # fmt: skip
+        if accumulation is not None:
+            self._finish(accumulation, shared)
+        self.counted = shared.counted
+        loss, losses = shared.loss.to(assembly.device), shared.losses
+        return StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
+
+    def _execute(
+        self,
+        call: PipelineCall,
+        executors: dict[Any, Executor],
+        parts: Sequence[Parts],
+        accumulation: Accumulation | None,
+    ) -> None:
+        """Run the streams of all places here to their end, and check that nothing is left."""
+        assembly, everyone = self.assembly, list(executors.values())
+        assembly.guard.watch(everyone, evaluating=not call.training)
+        microbatches = call.program.microbatches * assembly.mesh.replicas
+        guess = accumulation.guess if accumulation else None
+        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs)
+        loss_scale = call.scale / (microbatches * call.accumulate)
+        for layer in self._experts:
+            layer.loss_scale = loss_scale
+        for place, executor in executors.items():
+            inputs, expected = parts[place.replica - self._replica]
+            executor.start(
+                inputs, expected, loss_scale, probing=self.check_finite, trace=call.trace, profile=call.profile
+            )
+        if assembly.network.in_process:
+            run_together(everyone)
+        else:
+            everyone[0].advance()
+            everyone[0].finish()
+        if left := [item for executor in everyone for item in executor.registers.leftovers()]:
+            raise Leftovers(f"the program ended and left behind: {', '.join(left)}")
+        for stage in assembly.held():
+            stage.check_empty()
+            stage.end_step()
+            stage.take_losses()  # the head has them
+        if call.trace:
+            here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
+            self.intervals = {rank: executor.intervals or [] for rank, executor in here}
+
+    def _finish(self, accumulation: Accumulation, shared: Shared) -> None:
+        """Weigh the gradients by all targets of the calls that add up, once the last of these has run."""
+        self.accumulation = accumulation
+        if accumulation.last and shared.counted:
+            parameters = (p for stage in self.assembly.held() for p in stage.module.parameters())
+            scale_gradients(parameters, accumulation.correction)
+
+    def _agree(self, call: PipelineCall, batch: Any, targets: Any) -> Agreement:
+        """What all ranks know of the call, with the signature of its batch."""
+        last, count = self._holds(self.assembly.program.stages - 1), None
+        if call.training and last and targets is not None and self.counted is not False:
+            count = counted(self.count_fn, targets)
+        options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
+        shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
+        mine = StepRequest(
+            signature_of(batch), signature_of(targets), self._holds(0), last, {"call": call.name, **shown},
+            has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
+            replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
+        )  # fmt: skip
+        answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
+        requests = [StepRequest(*answer) for answer in answers]
+        microbatches, here = call.program.microbatches, self._replicas_here
+        return agree(requests, self.control.names, microbatches, here, self._counting, self.counted)
+
+    def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
+        """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""
+        rows, counted = agreed.rows, self.counted
+        padded = rows is not None and rows.padded and (call.training or agreed.has_targets)
+        if padded and rows is not None:
+            self._check_output(agreed, rows.size)
+        uncounted = call.training and agreed.total is None
+        if counted is None and (padded or uncounted):
+            forms = self.control.gather("what the loss function returns", self._form(targets))
+            counted = next((form for form in forms if form is not None), None)
+        if padded and rows is not None and not counted:
+            unseen = "what the loss function returns is not known before it has run once", "begin with a whole batch"
+            why = unseen if counted is None else SCALAR
+            raise not_padded(with_rows(agreed.signature, rows.rows), None, rows, self._replicas_here, *why)
+        if uncounted and counted:
+            raise BatchRefused(
+                "loss_fn returns a `Loss`, and its count does not follow from the targets",
+                "pass Pipeline(count_fn=...): it gives the count of the whole targets, before the step",
+            )
+
+    def _check_output(self, agreed: Agreement, size: int) -> None:
+        for spec in self.assembly.bound_code.boundaries[-1].tensors:
+            if not spec.shape or spec.shape[0] != size:
+                assert agreed.rows is not None
+                raise not_padded(
+                    with_rows(agreed.signature, agreed.rows.rows), None, agreed.rows, self._replicas_here,
+                    f"the model's output has a {spec}, which does not show its repeated rows",
+                    "return outputs with the rows first",
+                )  # fmt: skip
+
+    def _form(self, targets: Any) -> bool | None:
+        """Whether the loss function returns a `Loss`, tried on fake tensors; None where this rank cannot tell."""
+        loss_fn, program = self.head.loss_fn, self.assembly.program
+        if loss_fn is None or not self._holds(program.stages - 1):
+            return None
+        output = self.assembly.bound_code.boundaries[-1]
+        target = split(targets, program.microbatches * self._replicas_here, self.assembly.device, pad=True)[0]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+            shapes = [torch.empty(spec.shape, dtype=spec.dtype, device=self.assembly.device) for spec in output.tensors]
+            try:
+                result = loss_fn(output.unpack(shapes), pytree.tree_map_only(Tensor, mode.from_tensor, target))
+            except Exception:
+                return None  # it looks at values
+        return isinstance(result, Loss)
+
+    def _split(self, program: Program, agreed: Agreement, batch: Any, targets: Any) -> list[Parts]:
+        """[replicas here] what the first and the last stage take."""
+        assembly, rows = self.assembly, agreed.rows
+        microbatches, here = program.microbatches, self._replicas_here
+        inputs: list[tuple[Tensor, ...]] | None = None
+        expected: list[Expected] | None = None
+        if batch is not None and self._holds(0):
+            entry = assembly.bound_code.boundaries[0]
+            pieces = split(batch, microbatches * here, assembly.device, pad=True)
+            inputs = [entry.pack(assembly.partition.bind(*arguments(piece))) for piece in pieces]
+        if self._holds(assembly.program.stages - 1):
+            wanted = split(targets, microbatches * here, assembly.device)
+            sizes = [(rows.of(part), rows.size) if rows else (0, 0) for part in range(microbatches * here)]
+            first = self._replica * microbatches
+            expected = [
+                Expected(first + part, target, *size)
+                for part, (target, size) in enumerate(zip(wanted, sizes, strict=True))
+            ]
+        spans = [slice(replica * microbatches, (replica + 1) * microbatches) for replica in range(here)]
+        return [(inputs and inputs[span], expected and expected[span]) for span in spans]
+
+    def _holds(self, index: int) -> bool:
+        """Whether stage ``index`` is here."""
+        return any(stage.index == index for stage in self.assembly.held())
