@@ -1,13 +1,19 @@
-"""Starts one local process per rank, as torchrun would, and ends them all when one fails."""
+"""Starts one local process per rank, as torchrun would, and ends them all when one fails.
+
+The ranks are forked from a server process that has loaded torch once.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -29,7 +35,7 @@ def launched() -> bool:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
-    """Run ``python -m module arguments`` on ``ranks`` local processes: 0 if all of them succeed, else 1; 130 on Ctrl-C.
+    """Run ``main(arguments)`` of a module on ``ranks`` processes: 0 if all of them succeed, else 1; 130 on Ctrl-C.
 
     A rank that was ended by a signal cannot report it: stderr names it.
     The processes meet at a store of this process, on a port that the system chooses. This process takes Ctrl-C and
@@ -38,43 +44,60 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        # A rank looks for a failed peer every half second: torch would log each look that found nothing.
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }  # fmt: skip
-    command = [sys.executable, "-m", module, *arguments]
-    processes: list[subprocess.Popen[bytes]] = []
+    # Read when the server loads torch. A rank looks for a failed peer every half second: torch would log each look.
+    for name, value in {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["schedc_runtime"])
+    processes: list[BaseProcess] = []
     try:
         with unheard():
             for rank in range(ranks):
                 own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                processes.append(subprocess.Popen(command, env=own))
+                started = context.Process(target=_run, args=(module, arguments, own))
+                started.start()
+                processes.append(started)
         _wait(processes)
         for rank, process in enumerate(processes):
-            if process.returncode is not None and process.returncode < 0:
-                how = f"rank {rank} (pid {process.pid}) was ended by {signal_name(-process.returncode)}"
+            if process.exitcode is not None and process.exitcode < 0:
+                how = f"rank {rank} (pid {process.pid}) was ended by {signal_name(-process.exitcode)}"
                 print(f"error: {how}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    return int(any(process.returncode for process in processes))
+            process.join()
+        _end_server()
+    return int(any(process.exitcode for process in processes))
+
+
+def _end_server() -> None:
+    """End the server that forks. Left alone it would end as well, but only once it has loaded torch."""
+    if (pid := getattr(forkserver._forkserver, "_forkserver_pid", None)) is not None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """A rank: ``main`` of the module in this environment."""
+    os.environ.update(environment)
+    sys.exit(import_module(module).main(arguments))
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(_TERMINATED)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+def _wait(processes: list[BaseProcess]) -> None:
     """Wait until all have ended, but at most `_GRACE` seconds after the first failure, and not for stopped ones."""
     deadline = float("inf")
-    while (alive := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
-        if len(alive) < len(processes) and any(process.returncode for process in processes):
+    while (alive := [process for process in processes if process.is_alive()]) and time.monotonic() < deadline:
+        if len(alive) < len(processes) and any(process.exitcode for process in processes):
             deadline = min(deadline, time.monotonic() + _GRACE)
-            if all(is_stopped(process.pid) for process in alive):
+            if all(is_stopped(process.pid) for process in alive if process.pid is not None):
                 return
         time.sleep(0.05)
