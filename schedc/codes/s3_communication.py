@@ -53,6 +53,13 @@ S3: tuple[DiagnosticCode, ...] = (
         "pipes, so the order was imported.",
     ),
     DiagnosticCode(
+        "S303",
+        "tied weights that cannot be summed",
+        "Stages that use the same parameters are tied. Each of their ranks holds a copy, and two ranks at a time "
+        "exchange gradients at the end of a step. A tie names two or more stages of the schedule, ascending. With "
+        "two pipes, a stage has two copies of its own. Its tied stages then have to share both ranks.",
+    ),
+    DiagnosticCode(
         "S310",
         "a program deadlocks",
         "The program was simulated under the strictest rules that a transport may have. A message completes when both "
@@ -104,7 +111,8 @@ S3: tuple[DiagnosticCode, ...] = (
         "S318",
         "the copies of a stage are not summed as they should",
         "With two pipes, a stage whose two copies are on different ranks has one REDUCE on both, after its last "
-        "weight gradient. Two ranks sum their stages in the same order. No other stage has a REDUCE. " + _PROGRAM,
+        "weight gradient. Tied weights have one REDUCE for every two of their copies, after the "
+        "last weight gradient of their stages. Two ranks sum in the same order. There is no other REDUCE. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S319",

@@ -13,6 +13,7 @@ One object with these fields:
                        `schedc.ir.program.Program`; ``kind`` holds names
     layout, layers     only where a plan has placed the layers of a model: its string, and how many
     plan               only where the plan attaches more than layers
+    tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
+from schedc.ir.ties import Tie
 from schedc.source import NOWHERE, Source, Span
 
 HEADER_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases")
 PLAN_FIELDS = ("layout", "layers")
 """Fields that are there together, or not at all."""
-OPTIONAL_FIELDS = ("plan",)
+OPTIONAL_FIELDS = ("plan", "tied")
 _PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
 _LONGEST_TEXT = 1 << 29
 
@@ -59,6 +60,8 @@ def header_of(program: Program, schema: Schema) -> dict[str, Any]:
         fields |= {"layout": program.layout, "layers": program.layers}
     if program.plan:
         fields["plan"] = program.plan
+    if program.tied:
+        fields["tied"] = [{"stages": list(tie.stages), "bytes": tie.bytes} for tie in program.tied]
     return fields
 
 
@@ -173,13 +176,25 @@ def read_header(reader: HeaderReader, top: dict[str, Any]) -> dict[str, Any]:
 
 def _planned(reader: HeaderReader, top: dict[str, Any]) -> dict[str, Any]:
     """Layout, layers and what else a plan attached, if it did. What the texts say is for whoever carries them out."""
-    more = {name: reader.string(top[name], name) for name in OPTIONAL_FIELDS if name in top}
+    more: dict[str, Any] = {"plan": reader.string(top["plan"], "plan")} if "plan" in top else {}
+    more |= {"tied": _ties(reader, top["tied"])} if "tied" in top else {}
     if "layout" not in top:
         return more
     (layers,) = reader.integers([top["layers"]], "layers", 1, 2**20)
     if not (layout := reader.string(top["layout"], "layout")):
         reader.fail("layout", "an empty layout")
     return {"layout": layout, "layers": layers, **more}
+
+
+def _ties(reader: HeaderReader, value: Any) -> tuple[Tie, ...]:
+    ties = []
+    for i, item in enumerate(reader.items(value, "tied")):
+        path = f"tied[{i}]"
+        fields = reader.fields(item, path, ("stages", "bytes"))
+        stages = reader.integers(fields["stages"], f"{path}.stages", 0, 2**31)
+        (size,) = reader.integers([fields["bytes"]], f"{path}.bytes", 0, 2**63)
+        ties.append(Tie(tuple(stages), size))
+    return tuple(ties)
 
 
 def _placement(reader: HeaderReader, value: Any) -> Placement:

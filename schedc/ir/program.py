@@ -15,6 +15,7 @@ from schedc.ir.columns import Columns
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
+from schedc.ir.ties import Tie
 from schedc.source import NOWHERE, Source, Span
 
 
@@ -35,7 +36,7 @@ class InstructionKind(IntEnum):
     WAIT = CELL + 3
     """Wait until a message that this rank has posted is complete."""
     REDUCE = CELL + 4
-    """Sum the weight gradients of a stage with its other copy (bidirectional schedules)."""
+    """Sum weight gradients with another rank: those of a stage's other copy, or of a weight that is tied to them."""
 
 
 class Channel(IntEnum):
@@ -74,6 +75,11 @@ class Instruction(NamedTuple):
         return self.kind <= InstructionKind.CELL
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the instruction is the REDUCE of a tied weight."""
+        return self.kind is InstructionKind.REDUCE and self.stage2 >= 0
+
+    @property
     def stages(self) -> tuple[int, ...]:
         """The stages that a compute instruction runs: of a CELL that of its forward, then that of its backward."""
         return (self.stage, self.stage2) if self.kind is InstructionKind.CELL else (self.stage,)
@@ -107,7 +113,8 @@ class Program(Columns):
     kind: [n] `InstructionKind`.
     stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the forward);
         of SEND, RECV and WAIT: the stage and microbatch that **produced** the message; of REDUCE: the stage.
-    stage2, microbatch2: [n] the backward of a CELL, else -1.
+    stage2, microbatch2: [n] the backward of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
+        -1; else -1.
     backward: [n] of a CELL: OpKind.B or OpKind.I, the kind of its backward; else -1.
     peer: [n] of SEND: destination rank, of RECV and WAIT: source rank (of WAIT on a sent message: its
         destination), of REDUCE: the rank with the other copy; else -1.
@@ -121,6 +128,7 @@ class Program(Columns):
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
     plan: what is attached besides, as of a `Schedule`; `schedc.plan.plan_of` reads it.
+    tied: the stages that use the same parameters, as of a `Schedule`.
 
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
@@ -149,6 +157,7 @@ class Program(Columns):
     layout: str = ""
     layers: int = 0
     plan: str = ""
+    tied: tuple[Tie, ...] = ()
     source: Source | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -230,6 +239,7 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
         layout=program.layout,
         layers=program.layers,
         plan=program.plan,
+        tied=program.tied,
         source=program.source,
     )
     return schedule, row

@@ -86,6 +86,9 @@ class ProgramTable:
             to = {SEND: "to", RECV: "from", WAIT: "with"}[item.kind]
             what = f"the {channel_name(item.channel)} of microbatch {item.microbatch} from stage {item.stage}"
             return f"{item.kind.name} of {what} {to} rank {item.peer} (message {item.message}; {place})"
+        if item.is_tied:
+            tied = f"the weights that tie stage {item.stage} to stage {item.stage2}"
+            return f"REDUCE of {tied} with rank {item.peer} ({place})"
         if item.kind is REDUCE:
             return f"REDUCE of stage {item.stage} with rank {item.peer} ({place})"
         return f"{item.stage}{item.kind.name}{item.microbatch} ({place})"

@@ -7,7 +7,8 @@ A text begins with its form and version, ``schedule 1`` or ``program 1``. The he
   span from this op on (in this line). An overlapped pair is ``(3F4;2B1)``. Its number follows as ``&n`` where that is
   not how many pairs come before it. A lone op with a pair number, which no legal schedule has, is ``0F3&n``.
 * a program has one instruction per line, ``<instruction> | <op> <phase>@<span>``: ``0F3``, ``(3F4;2B1)``,
-  ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``.
+  ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``,
+  ``REDUCE 0 tied to 7 with 3 #0``.
   A is an activation, G a gradient, ``#`` the number of the message.
 
 Strings are JSON strings; lines that begin with # are comments.
@@ -133,7 +134,7 @@ _TEMPLATES: dict[InstructionKind, str] = {
     InstructionKind.SEND: "SEND {stage}{channel}{microbatch} to {peer} #{message}{batch}",
     InstructionKind.RECV: "RECV {stage}{channel}{microbatch} from {peer} #{message}{batch}",
     InstructionKind.WAIT: "WAIT {stage}{channel}{microbatch} with {peer} #{message}",
-    InstructionKind.REDUCE: "REDUCE {stage} with {peer} #{message}",
+    InstructionKind.REDUCE: "REDUCE {stage}{tied} with {peer} #{message}",
 }
 """How each kind is written. Both directions follow from this table: printing fills it in, reading turns each
 ``{column}`` into a group of a pattern."""
@@ -144,10 +145,12 @@ _PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
     "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
     "op": np.int32, "phase": np.int32, "span": np.int32,
 }  # fmt: skip
-_COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)} | {"letter": 0}
+_COLUMN_OF = {"letter": "kind", "tied": "stage2"}
+"""What templates call otherwise than the columns."""
+_COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)}
+_COLUMN_NUMBER |= {name: _COLUMN_NUMBER[column] for name, column in _COLUMN_OF.items()}
 
-
-_OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d")}
+_OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied to %d")}
 """Columns that may be -1 where they apply: what is written then, and else."""
 
 
@@ -161,7 +164,7 @@ class _Form:
 
 
 def _form(kind: InstructionKind, template: str) -> _Form:
-    special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?"}
+    special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?", "tied": r"(?: tied to (\d+))?"}
     special |= {name: f"([{letters}])" for name, letters in _LETTERED.items()}
     pieces = re.split(r"\{(\w+)\}", template + _TAIL)
     fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
@@ -194,7 +197,7 @@ def _printed(program: Program, template: str, rows: Int64) -> list[str]:
     names = re.findall(r"\{(\w+)\}", template)
     columns = []
     for name in names:
-        values = getattr(program, "kind" if name == "letter" else name)[rows].tolist()
+        values = getattr(program, _COLUMN_OF.get(name, name))[rows].tolist()
         if letters := _LETTERED.get(name):
             values = [letters[value] for value in values]
         elif name in _OPTIONAL:

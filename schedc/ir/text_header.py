@@ -14,6 +14,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
+from schedc.ir.ties import Tie
 from schedc.source import Source, Span
 
 VERSION = 1
@@ -59,6 +60,7 @@ class Header:
     layout: str = ""
     layers: int = 0
     plan: str = ""
+    tied: list[Tie] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     ranks: int = 0
     pipes: list[list[int]] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Header:
             "layout": self.layout,
             "layers": self.layers,
             "plan": self.plan,
+            "tied": tuple(self.tied),
         }
 
 
@@ -92,6 +95,7 @@ def print_header(form: str, value: Schedule | Program) -> list[str]:
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
     lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
     lines += [f"plan {json.dumps(value.plan)}"] if value.plan else []
+    lines += [f"tied {' '.join(map(str, tie.stages))} bytes {tie.bytes}" for tie in value.tied]
     lines += [f"size {json.dumps(name)} {number}" for name, number in value.sizes.items()]
     lines.append(f"ranks {place.ranks}")
     for pipe, home in enumerate(place.rank_of_stage.tolist()):
@@ -175,6 +179,18 @@ def _read_plan(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     header.plan = _string(line, match, 1)
 
 
+def _read_tied(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
+    stages = [line.number_at(word[0], match.start(1) + word.start()) for word in re.finditer(r"\d+", match[1])]
+    header.tied.append(Tie(tuple(stages), _long_number(line, match, 2)))
+
+
+def _long_number(line: HeaderLine, match: re.Match[str], group: int) -> int:
+    """A number of up to 18 digits, as of bytes."""
+    if len(match[group]) > 18:
+        line.fail(f"{match[group][:20]} is too large (18 digits at most)", match.start(group), len(match[group]))
+    return int(match[group])
+
+
 def _read_size(header: Header, line: HeaderLine, match: re.Match[str]) -> None:
     name = _string(line, match, 1)
     if name in header.sizes:
@@ -223,6 +239,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Header, HeaderLine, re.Match[str]], None
     "source": (r"source (\".*\")", _read_source),
     "layout": (r"layout (\".+\") of ([1-9]\d*)", _read_layout),
     "plan": (r"plan (\".+\")", _read_plan),
+    "tied": (r"tied (\d+(?: \d+)*) bytes (\d+)", _read_tied),
     "size": (r"size (\".*\") (-?\d+)", _read_size),
     "ranks": (r"ranks ([1-9]\d*)", _read_ranks),
     "pipe": (r"pipe (\d+) \.\.< (\d+) on (\d+(?: \d+)*)", _read_pipe),

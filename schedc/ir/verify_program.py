@@ -22,6 +22,7 @@ from schedc.ir.rendezvous import Link, find_stuck_instructions
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
+from schedc.ir.verify_ties import tied_stages, tied_sums
 
 CELL = InstructionKind.CELL
 
@@ -35,21 +36,22 @@ def verify_program(program: Program) -> list[Diagnostic]:
     in the order of posting.
     """
     table = ProgramTable(program)
-    for group in ((_columns,), (_computation,), *GROUPS, (_cells_served, _reductions), (_runs,)):
+    for group in ((_columns, tied_stages), (_computation,), *GROUPS, (_cells_served, tied_sums, _reductions), (_runs,)):
         if found := [diagnostic for invariant in group for diagnostic in invariant(table)]:
             return found
     return []
 
 
 _FIELDS: dict[str, tuple[InstructionKind, ...]] = {
-    "stage2": (CELL,),
+    "stage2": (CELL, REDUCE),
     "microbatch2": (CELL,),
     "backward": (CELL,),
     "peer": (SEND, RECV, WAIT, REDUCE),
     "channel": (SEND, RECV, WAIT),
     "message": (SEND, RECV, WAIT, REDUCE),
 }
-"""Which kinds have a field; in all others it is -1. ``batch`` is optional in SEND and RECV."""
+"""Which kinds have a field; in all others it is -1. ``batch`` is optional in SEND and RECV, ``stage2``
+in REDUCE."""
 
 
 def _columns(table: ProgramTable) -> list[Diagnostic]:
@@ -98,6 +100,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
     has = {name: np.isin(kind, kinds) for name, kinds in _FIELDS.items()}
     has |= {"stage": np.ones(n, bool), "microbatch": kind != REDUCE, "op": kind != REDUCE}
     has["batch"] = np.isin(kind, (SEND, RECV)) & (program.batch >= 0)
+    has["stage2"] &= (kind != REDUCE) | (program.stage2 >= 0)
     errors = []
     for name, applies in has.items():
         column = getattr(program, name)
@@ -162,8 +165,9 @@ def _cells_served(table: ProgramTable) -> list[Diagnostic]:
 
 def _reductions(table: ProgramTable) -> list[Diagnostic]:
     """S318: the copies of a stage on two ranks are summed once, after their last weight gradient, in one order."""
-    program, rows = table.program, table.rows(REDUCE)
-    rank, stage, place = program.rank, program.stage[table.rows(REDUCE)], program.placement
+    program = table.program
+    rows = table.rows(REDUCE)[program.stage2[table.rows(REDUCE)] < 0]
+    rank, stage, place = program.rank, program.stage[rows], program.placement
     schedule, op_row = table.computation
     weights = np.flatnonzero(WEIGHT[schedule.kind])
     home = place.rank_of_stage[[0, -1]]  # ranks of both copies; with one pipe twice the same
@@ -185,14 +189,21 @@ def _reductions(table: ProgramTable) -> list[Diagnostic]:
     for pipe, of in np.argwhere(count != apart)[:SHOWN].tolist():
         message = f"rank {home[pipe, of]} sums stage {of} {count[pipe, of]} times instead of {int(apart[of])}"
         findings.append(Diagnostic("S318", message, source=program.source))
-    if findings:
-        return findings
+    return findings or _order_of_reductions(table)
+
+
+def _order_of_reductions(table: ProgramTable) -> list[Diagnostic]:
+    """S318: two ranks sum their stages, then their tied weights, in one order."""
+    program, rows, rank = table.program, table.rows(REDUCE), table.program.rank
     low, high = np.minimum(rank[rows], program.peer[rows]), np.maximum(rank[rows], program.peer[rows])
     order = rows[np.lexsort((rows, rank[rows], high, low))]
     sequence = np.lexsort((program.message[rows], rank[rows], high, low))
     first, second = (order[rank[order] < program.peer[order]], order[rank[order] > program.peer[order]])
+    theirs = np.where(program.stage2 < 0, program.stage, program.stage2)
     unequal = first[
-        (program.stage[first] != program.stage[second]) | (program.message[first] != program.message[second])
+        (program.stage[first] != theirs[second])
+        | (theirs[first] != program.stage[second])
+        | (program.message[first] != program.message[second])
     ]
     unsorted = order[order != rows[sequence]]
     return table.findings(np.concatenate([unequal, unsorted])[:1], lambda row: table.finding(

@@ -12,7 +12,7 @@ overlapped pair: the activation first). Every rank posts its sends and receives 
               message's consumer and starts no earlier in the simulation, else at the end of the stream; a run that
               follows the simulation never stands there, and only messages really in flight keep their buffers
     batch     messages m < m' in opposite directions between two ranks, neighbours among the posts of both, in one call
-    REDUCE    at the end of the stream, by stage
+    REDUCE    at the end of the stream: of copies by stage, then of tied weights, tie by tie
 
 Why it cannot deadlock, even if sends rendezvous and every rank's communication completes in the order of posting.
 Let a post need a message if the rank waits for it before the post. Every need of the post of m has a number below m:
@@ -26,7 +26,7 @@ Now take the lowest message that never completes. All lower ones complete, so bo
 before it remains in either queue: it completes, a contradiction. So all messages complete, every wait ends, and the
 streams run to their end. A batch counts as its lower message m. The rank that sends m' posts the batch where SEND m'
 stands. That rank has no posts between m and m', and the consumer of m comes later (or the two are not batched). So the
-batch needs only messages below m. Reductions come last and in order of stage on all ranks, so the lowest pending one
+batch needs only messages below m. Reductions come last and in one order on all ranks, so the lowest pending one
 has both its ends.
 
 `schedc.ir.verify_program` decides the same by running any Program under these rules.
@@ -69,9 +69,10 @@ def insert_communication(
 
     ``costs`` (default: unit costs) decide the order of messages between independent cells and where receives
     are posted; any costs give a correct program. A schedule with two pipes gets a REDUCE for every stage whose two
-    copies live on two ranks. ``dependencies`` are those of the schedule, where they are at hand.
+    copies live on two ranks; its tied weights get one for each exchange. ``dependencies`` are those of the schedule,
+    where they are at hand.
 
-    Raises DiagnosticError (S302) if a stage has more than two copies, CompilerBug if the schedule is not legal.
+    Raises DiagnosticError (S302, S303) for sums that are not supported, CompilerBug if the schedule is not legal.
     """
     costs = costs or Costs()
     cells = dependencies or Dependencies.of(schedule)

@@ -102,6 +102,7 @@ class InstructionTable:
             layout=schedule.layout,
             layers=schedule.layers,
             plan=schedule.plan,
+            tied=schedule.tied,
             source_name=schedule.source.name if schedule.source else "",
             source=schedule.source,
         )
@@ -153,10 +154,11 @@ def _of_served_op(name: str, table: InstructionTable) -> _OfThings:
 
 
 def _of_second(name: str, table: InstructionTable) -> _OfThings:
-    """The columns of the backward of a pair."""
+    """The columns of the backward of a pair, and the stage of the other copy of a tied weight."""
     values = getattr(table.schedule, name)
     of_cells = np.where(table.second >= 0, values[table.second], -1) if table.has_pairs else -1
-    return of_cells, -1, -1, -1
+    tied = name == "stage" and bool(table.schedule.tied)
+    return of_cells, -1, -1, table.reductions.stage2 if tied else -1
 
 
 def _peer(table: InstructionTable) -> _OfThings:
