@@ -39,15 +39,16 @@ def expected(pipe: Pipeline, batch: Tensor, targets: Tensor) -> Reference:
     return Reference(torch.stack([part.loss for part in parts]).mean(), grads)
 
 
-def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], int, int]]) -> list[list[str]]:
-    """Per case (schedule, sizes, expert ranks, further replicas): the parameters whose gradients are as expected."""
+def parity(rank: int, world_size: int, cases: list[tuple[Any, ...]]) -> list[list[str]]:
+    """Per case the parameters whose gradients are as expected. cases: schedule, sizes, expert ranks, further replicas,
+    and whether embeddings are tied."""
     return [_parity(*case) for case in cases]
 
 
-def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int) -> list[str]:
+def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int, tied: bool = False) -> list[str]:
     program = compile_schedule(schedule, **sizes)
     mesh = Mesh(program.ranks, experts, data)
-    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
+    pipe = Pipeline(small_gpt(tied=tied), program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
     batch, targets = batch_of(mesh, program.microbatches)
     mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
     wanted = expected(pipe, batch, targets)

@@ -56,7 +56,8 @@ def plain(model: nn.Module, batch: Tensor, targets: Tensor, microbatches: int) -
     ]
     loss = torch.stack(losses).mean()
     loss.backward()
-    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    named = model.named_parameters(remove_duplicate=False)  # a tied weight under each of its names
+    grads = {name: p.grad.clone() for name, p in named if p.grad is not None}
     model.zero_grad()
     return loss.detach(), grads
 

@@ -11,7 +11,7 @@ summed in the order of replicas, as in `schedc_runtime.data_parallel.gradient_su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -51,7 +51,7 @@ class OrderedReduceScatter:
 class DenseShards:
     """The dense part of one stage's module, sharded over ``mesh``; parameters are whole until the first `shard`.
 
-    kept: parameters that are not sharded: experts, and those that other stages of the rank use, too.
+    kept: parameters that are not sharded: experts, and those that other stages use, too.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> None:
@@ -110,7 +110,7 @@ class DenseSharding:
             (in_process, "all ranks are in this process", "start one process per rank"),
             (mesh.replicas == 1, "the mesh has one replica", "give a mesh with experts= or data="),
             (
-                bool((program.kind == InstructionKind.REDUCE).any()),
+                bool(((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0)).any()),
                 f"{program.name} holds two copies of every stage",
                 "take a schedule with one, as dualpipev in place of dualpipe",
             ),
@@ -122,17 +122,19 @@ class DenseSharding:
         self._shards: dict[int, DenseShards] = {}
         """The shards of each stage, by the id of its module."""
 
-    def take(self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device) -> None:
+    def take(
+        self, place: Coordinate, modules: Sequence[nn.Module], device: torch.device, tied: Iterable[nn.Parameter] = ()
+    ) -> None:
         """Shard the dense parameters of a place's modules over its replicas. A collective of the replicas.
 
-        Experts stay as they are, and so do parameters that several stages of the place share. All are whole until
-        `shard`.
+        Experts stay as they are, and so do parameters that several stages of the place share, or that are ``tied`` to
+        stages of other ranks. All are whole until `shard`.
         """
         parts = [self.mesh.replicas_of(Coordinate(rank, 0)) for rank in range(self.mesh.pipeline)]
         group = cast(dist.ProcessGroup, join_groups(parts, 300.0))  # every process is in one: there are replicas
         across = DeviceMesh.from_group(group, device.type)
         uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
-        kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)}
+        kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)} | set(tied)
         for module in modules:
             self._shards[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
 

@@ -98,24 +98,27 @@ def start_sum(bucket: Bucket) -> ReplicaSum:
     return ReplicaSum(bucket, bucket.communicator.sum(flattened(bucket.parameters)))
 
 
-def with_sums(code: Code, stages: Mapping[int, Stage], peer_groups: PeerGroups) -> Code:
+def with_sums(
+    code: Code, stages: Mapping[int, Stage], peer_groups: PeerGroups, tied: Iterable[nn.Parameter] = ()
+) -> Code:
     """The code of a place with a call behind the last weight gradients of each stage that starts the stage's sums.
 
-    stages: those of the place, by index. A stage with a second copy, whose gradients a REDUCE brings together first,
-    is summed when the stream has ended.
+    stages: those of the place, by index. What a REDUCE brings together first is summed when the stream has ended: a
+    stage with a second copy, and parameters that are ``tied`` to stages of other ranks.
     """
     if peer_groups.replicas.size == 1:
         return code
     last: dict[int, int] = {}  # position of the last step of each stage that computes weight gradients
     copied: set[int] = set()
     for position, step in enumerate(code.steps):
-        if step.instruction.kind is InstructionKind.REDUCE:
+        if step.instruction.kind is InstructionKind.REDUCE and not step.instruction.is_tied:
             copied.add(step.instruction.stage)
         elif (stage := _trained_by(step.instruction)) >= 0:
             last[stage] = position
-    claimed: set[int] = set()
+    own = tuple(tied) if any(step.instruction.is_tied for step in code.steps) else ()
+    claimed = set(map(id, own))
     after: dict[int, list[Call]] = {}
-    final: list[Call] = []
+    final: list[Call] = [(start_sums, buckets(own, peer_groups))] if own else []
     for stage, position in sorted(last.items(), key=lambda item: -item[1]):
         # A parameter that several stages share belongs to the one that is done last.
         parameters = [p for p in stages[stage].module.parameters() if id(p) not in claimed]

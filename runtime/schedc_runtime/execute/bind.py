@@ -14,6 +14,7 @@ from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interlea
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
+from schedc.ir.ties import copies_of, exchanges_of
 from schedc_runtime.execute.cell_programs import CellSource, shapes_of
 from schedc_runtime.execute.code import BoundStep, Call, Code, Handler
 from schedc_runtime.execute.handlers import HANDLERS
@@ -26,7 +27,9 @@ from schedc_runtime.execute.operands import (
     WaitOperands,
     probes_of,
 )
+from schedc_runtime.execute.tied_sums import TiedOperands
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.shared import SharedParameter
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport.base import Spec
 
@@ -38,6 +41,7 @@ def bind(
     boundaries: Sequence[Boundary],
     handlers: Mapping[InstructionKind, Handler] = HANDLERS,
     cells: CellSource = serial,
+    tied: Sequence[SharedParameter] = (),
 ) -> Code:
     """The code of ``rank``.
 
@@ -45,9 +49,10 @@ def bind(
     boundaries: [stages + 1] what crosses before each stage and after the last, which messages carry.
     handlers: a table with other functions puts another implementation in place.
     cells: the order inside instructions on segmented stages, which become one step per micro-step.
+    tied: the parameters of the program's ties.
     """
     stream = list(program.instructions(rank))
-    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program))
+    binder = _Binder(program, rank, stream, stages, boundaries, handlers, recomputed_slots(program), tied)
     steps = binder.steps(cells)
     inputs = {
         microbatch: slot
@@ -69,6 +74,7 @@ class _Binder:
     handlers: Mapping[InstructionKind, Handler]
     recomputed: frozenset[tuple[int, int]]
     """(stage, microbatch) of every R."""
+    tied: Sequence[SharedParameter] = ()
     slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
     slot_names: list[str] = field(default_factory=list)
     handle_of: dict[int, int] = field(default_factory=dict)
@@ -128,6 +134,8 @@ class _Binder:
             case InstructionKind.WAIT:
                 slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in self.received else -1
                 return WaitOperands(self.handle(x.message), slot)
+            case InstructionKind.REDUCE if x.is_tied:
+                return self.tied_operands[x.peer, x.message]
             case InstructionKind.REDUCE:
                 return ReduceOperands(x.peer, self.reduced[x.stage])
             case _:
@@ -180,8 +188,24 @@ class _Binder:
     @cached_property
     def reduced(self) -> dict[int, tuple[nn.Parameter, ...]]:
         """The parameters of each REDUCE, by stage: one that several stages share is summed with the last of them."""
-        order = [x.stage for x in self.stream if x.kind is InstructionKind.REDUCE]
+        order = [x.stage for x in self.stream if x.kind is InstructionKind.REDUCE and not x.is_tied]
         last = {id(p): stage for stage in order for p in self.stages[stage].module.parameters()}
         return {
             stage: tuple(p for p in self.stages[stage].module.parameters() if last[id(p)] == stage) for stage in order
         }
+
+    @cached_property
+    def tied_operands(self) -> dict[tuple[int, int], TiedOperands]:
+        """The operands of each REDUCE of tied weights here, by peer and message: they come in the order of the ties."""
+        modules = {index: stage.module for index, stage in self.stages.items()}
+        ends = []
+        for tie, of_tie in enumerate(self.program.tied):
+            place_of = {copy.rank: place for place, copy in enumerate(copies_of(of_tie, self.program.placement))}
+            peers = [x.peer for x in exchanges_of(of_tie, self.program.placement) if x.rank == self.rank]
+            uses = [shared.of(modules) for shared in self.tied if shared.stages == of_tie.stages] if peers else []
+            parameters = tuple(parameter for parameter in uses if parameter is not None)
+            for number, peer in enumerate(peers, 1):
+                places = place_of[self.rank], place_of[peer]
+                ends.append(TiedOperands(tie, peer, *places, len(place_of), number == len(peers), parameters))
+        rows = [x for x in self.stream if x.is_tied]
+        return {(x.peer, x.message): end for x, end in zip(rows, ends, strict=True)}

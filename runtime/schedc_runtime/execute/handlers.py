@@ -28,6 +28,7 @@ from schedc_runtime.execute.operands import (
     WaitOperands,
 )
 from schedc_runtime.execute.registers import Registers
+from schedc_runtime.execute.tied_sums import TiedOperands, TiedSum
 from schedc_runtime.transport.base import Transfer, Transport, check_tensors
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
@@ -126,13 +127,25 @@ class CopySum:
                 parameter.grad += part
 
 
-def reduce(registers: Registers, op: ReduceOperands) -> None:
+def reduce(registers: Registers, op: ReduceOperands | TiedOperands) -> None:
     """REDUCE: exchange this step's weight gradients with the other copy of the stage, one tensor per dtype."""
+    if isinstance(op, TiedOperands):
+        reduce_tied(registers, op)
+        return
     for group in by_dtype(op.parameters):
         mine = flattened(group)
         theirs = torch.empty_like(mine)
         handles = registers.transport.post([Transfer(op.peer, True, (theirs,)), Transfer(op.peer, False, (mine,))])
         registers.pending.append(CopySum(registers.transport, handles, group, theirs))
+
+
+def reduce_tied(registers: Registers, op: TiedOperands) -> None:
+    """REDUCE of tied weights: exchange this step's gradients with another copy; the last exchange starts the sum."""
+    if op.tie not in registers.tied:
+        registers.tied[op.tie] = TiedSum(registers.transport, op)
+    registers.tied[op.tie].exchange(op)
+    if op.last:
+        registers.pending.append(registers.tied.pop(op.tie))
 
 
 HANDLERS: Mapping[InstructionKind, Handler] = {

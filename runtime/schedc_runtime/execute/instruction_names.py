@@ -19,7 +19,7 @@ def label(program: Program, row: int) -> str:
     if x.kind is InstructionKind.CELL:
         return f"({x.stage}F{x.microbatch};{x.stage2}{x.kind_name[1]}{x.microbatch2})OVERLAP_F_B"
     if x.kind is InstructionKind.REDUCE:
-        return f"{x.stage}REDUCE_GRAD"
+        return f"{x.stage}REDUCE_TIED" if x.is_tied else f"{x.stage}REDUCE_GRAD"
     if x.channel < 0:
         return f"{x.stage}{x.kind.name}{x.microbatch}"
     channel, arrives = Channel(x.channel), receives(program, row)
@@ -32,6 +32,9 @@ def label(program: Program, row: int) -> str:
 def sentence(program: Program, row: int) -> str:
     """The instruction for people: its label, and for a message what it carries and whom it concerns."""
     x = program.instruction(row)
+    if x.is_tied:
+        what = f"the gradients of the weights that stage {x.stage} shares with stage {x.stage2}"
+        return f"{label(program, row)}: sum {what} with rank {x.peer}"
     if x.kind is InstructionKind.REDUCE:
         return f"{label(program, row)}: sum the weight gradients of stage {x.stage} with rank {x.peer}"
     if x.channel < 0:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.execute.operands import ComputeOperands
+from schedc_runtime.execute.tied_sums import TiedSum
 from schedc_runtime.transport.base import Transport
 
 
@@ -53,6 +54,8 @@ class Registers:
         """Whether forwards leave `probes`."""
         self.probes: list[tuple[ComputeOperands, list[Tensor]]] = []
         """[forwards] the sums of the outputs of each forward. They are finite if the outputs are."""
+        self.tied: dict[int, TiedSum] = {}
+        """By the number of a tie: the sum whose exchanges have begun."""
         self.pending: list[PendingSum] = []
         """Sums of gradients in the order in which they were started."""
 

@@ -2,24 +2,30 @@
 
 A pipeline equals it bit by bit under every schedule. Both run the same stage code per microbatch, and a gradient is
 summed in the order in which its rank computes it. With two pipes each copy sums its own microbatches, and the two sums
-are then added, as by REDUCE.
+are then added, as by REDUCE. A tied weight that several ranks copy gets the sum of their gradients, in the order of the
+copies.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.ir.ops import OpKind
+from schedc.ir.placement import Placement
 from schedc.ir.program import Program, computation
+from schedc.ir.ties import Tie, copies_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.counts import CountOfTargets
 from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, labels_counted
 from schedc_runtime.pipeline.stages import new_stage, stages_on
@@ -89,7 +95,8 @@ def reference_step(
             stage.weight(m)
         else:
             grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
-    return _results([stage for held in ranks for stage in held.values()])
+    tied = _tied_sums(ranks, partition.shared, program.placement) if program is not None else {}
+    return _results([stage for held in ranks for stage in held.values()], tied)
 
 
 def _copies(
@@ -129,7 +136,22 @@ def _serial(program: Program | None, stages: int, microbatches: int) -> list[Wor
     return [Work(rank, OpKind(kind), *rest) for rank, kind, *rest in zip(*(c.tolist() for c in columns), strict=True)]
 
 
-def _results(stages: Sequence[Stage]) -> Reference:
+def _tied_sums(
+    ranks: Sequence[Mapping[int, Stage]], parameters: Sequence[SharedParameter], placement: Placement
+) -> dict[str, Tensor]:
+    """The gradients of tied weights by each of their names, summed over the copies on different ranks."""
+    sums: dict[str, Tensor] = {}
+    for shared in tied_apart(parameters, placement):
+        homes = [copy.rank for copy in copies_of(Tie(shared.stages), placement)]
+        copies = [shared.of({i: stage.module for i, stage in ranks[rank].items()}) for rank in homes]
+        parts = [parameter.grad for parameter in copies if parameter is not None and parameter.grad is not None]
+        if parts:
+            sums |= dict.fromkeys(shared.names, reduce(torch.add, parts))
+    return sums
+
+
+def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor]) -> Reference:
+    """tied: the gradients of tied weights, which replace those of their copies."""
     losses: dict[int, Tensor] = {}
     grads: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -140,4 +162,4 @@ def _results(stages: Sequence[Stage]) -> Reference:
             if parameter.grad is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 grads[name] = grads[name] + parameter.grad if name in grads else parameter.grad
-    return Reference(mean_loss(losses), grads)
+    return Reference(mean_loss(losses), grads | tied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from torch import nn
@@ -14,7 +15,8 @@ from schedc_runtime.partition.blocks import find_blocks
 from schedc_runtime.partition.decoder import is_decoder, partition_decoder
 from schedc_runtime.partition.fx_trace import trace
 from schedc_runtime.partition.graft import adopt, separate
-from schedc_runtime.partition.result import Partition, forward_inputs, refuse_shared, refuse_wrapped
+from schedc_runtime.partition.result import Partition, forward_inputs, refuse_wrapped
+from schedc_runtime.partition.shared import refuse_tied, shared_parameters
 from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
 
 __all__ = ["Partition", "partition"]
@@ -43,7 +45,8 @@ def partition(
     layout: the blocks of each stage, which replaces balancing. Its paddings take no blocks.
     inputs: names of the forward arguments that a batch brings; default: those without a default value. Other arguments
         keep their defaults.
-    placement: ranks of the stages. Stages that always share a rank may share parameters (tied weights).
+    placement: ranks of the stages, which decide whether parameters that several stages use (tied weights) can be kept
+        equal.
 
     The stages consist of the model's own modules: training the stages trains the model. Hugging Face decoders, whose
     forward cannot be traced, go through `partition_decoder`. Raises `PartitionError`.
@@ -53,9 +56,10 @@ def partition(
         result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs, layout=layout)
     else:
         result = _partition_traced(model, stages, costs, split_points, blocks, inputs, layout)
-    refuse_shared(result.modules, placement)
     separate(result.modules)
     adopt(model, result.modules)
+    result = replace(result, shared=shared_parameters(result.modules))
+    refuse_tied(result.modules, result.shared, placement)
     return result
 
 

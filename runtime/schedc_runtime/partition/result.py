@@ -65,41 +65,6 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def refuse_shared(modules: Sequence[nn.Module], placement: Placement | None) -> None:
-    """Raise `PartitionError` for a parameter of stages on different ranks: each rank would train its own copy."""
-    first_use: dict[int, tuple[str, int]] = {}
-    for index, module in enumerate(modules):
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            name_before, before = first_use.setdefault(id(parameter), (name, index))
-            if before == index or _together(before, index, placement):
-                continue
-            here, there = _home(before, placement), _home(index, placement)
-            remedy = "choose split_points or a number of stages that puts both uses into one stage, or a schedule that"
-            remedy += " keeps both stages on one rank, as zbv and dualpipev do with the first and the last"
-            if name == name_before:
-                raise PartitionError(
-                    f"parameter `{name}` is used by {here} and by {there}", f"{remedy}; or give each use its own"
-                )
-            raise PartitionError(
-                f"tied weights: `{name_before}` ({here}) and `{name}` ({there}) are one parameter",
-                f"untie them (e.g. module.weight = nn.Parameter(module.weight.detach().clone()) on `{name}`), {remedy}",
-            )
-
-
-def _together(stage: int, other: int, placement: Placement | None) -> bool:
-    """Whether two stages are on the same rank in every pipe."""
-    return placement is not None and bool(
-        (placement.rank_of_stage[:, stage] == placement.rank_of_stage[:, other]).all()
-    )
-
-
-def _home(stage: int, placement: Placement | None) -> str:
-    if placement is None:
-        return f"stage {stage}"
-    ranks = placement.rank_of_stage[:, stage].tolist()
-    return f"stage {stage}, {'ranks' if len(ranks) > 1 else 'rank'} {' and '.join(map(str, ranks))}"
-
-
 def forward_inputs(model: nn.Module, inputs: Sequence[str] | None) -> tuple[str, ...]:
     """Names of the forward arguments that batches bring: ``inputs``, by default those without a default value."""
     parameters = inspect.signature(model.forward).parameters

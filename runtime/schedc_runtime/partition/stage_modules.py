@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.shared import SharedParameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +23,14 @@ class StageModules:
     values: [stages - 1] names, in the traced model, of the values that cross from stage k to stage k + 1. A value
         that several later stages use passes through the stages between.
     blocks: [stages] qualified names of the blocks of each stage.
+    shared: the parameters that several stages use, as they were before any rank got a copy of its own.
     """
 
     modules: tuple[nn.Module, ...]
     inputs: tuple[str, ...]
     values: tuple[tuple[str, ...], ...]
     blocks: tuple[tuple[str, ...], ...]
+    shared: tuple[SharedParameter, ...] = ()
 
     @property
     def stages(self) -> int:

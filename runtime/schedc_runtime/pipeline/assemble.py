@@ -1,7 +1,7 @@
 """Builds what a pipeline consists of, in named steps over one value.
 
-    find_device  choose_mesh  connect  check_attachments  cut_model  make_stages  order_cells  prepare_code
-    guard_failures  release_modules  compare_ranks  shard_parameters
+    find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  order_cells
+    prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
@@ -20,17 +20,27 @@ from torch import nn
 from schedc.cell import CellCosts
 from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
+from schedc.passes.tied import with_tied
 from schedc.plan import Attachments, plan_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
 from schedc_runtime.partition import Partition, partition
+from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
 from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
-from schedc_runtime.pipeline.stages import StagesByIndex, copied_stages, device_of, layout_of, stages_of_places
+from schedc_runtime.pipeline.stages import (
+    StagesByIndex,
+    copied_stages,
+    device_of,
+    layout_of,
+    stages_of_places,
+    stages_on,
+)
+from schedc_runtime.pipeline.tied import TiedWeights, check_copies, check_tied_lines
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.stage.stage import Stage
@@ -59,8 +69,10 @@ class Settings:
 class Assembly:
     """What a pipeline consists of; each step of `STEPS` sets some of it.
 
+    program: that of the settings; from `tie_weights` on with the sums of tied weights.
     names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
-    sharded. head: the loss function of the last stages. stages: stages of each place in this process, by index.
+    sharded. tied: the parameters of which several ranks need a copy. weights: the copies that are here.
+    head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
@@ -70,7 +82,10 @@ class Assembly:
     plan: Attachments = field(init=False)
     mesh: Mesh = field(init=False)
     network: Network = field(init=False)
+    program: Program = field(init=False)
     partition: Partition = field(init=False)
+    tied: tuple[SharedParameter, ...] = ()
+    weights: TiedWeights = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
     shards: DenseSharding | None = None
     head: LossHead = field(init=False)
@@ -80,10 +95,6 @@ class Assembly:
     cells: dict[str, CellOnRank] = field(init=False)
     bound_code: BoundCode = field(init=False)
     guard: FailureGuard = field(init=False)
-
-    @property
-    def program(self) -> Program:
-        return self.settings.program
 
     @property
     def places(self) -> list[Coordinate]:
@@ -105,6 +116,7 @@ def assemble(settings: Settings) -> Assembly:
 
 def find_device(assembly: Assembly) -> None:
     """The device is the model's."""
+    assembly.program = assembly.settings.program
     assembly.device = device_of(assembly.settings.model)
 
 
@@ -146,6 +158,15 @@ def cut_model(assembly: Assembly) -> None:
     assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
 
 
+def tie_weights(assembly: Assembly) -> None:
+    """The parameters that stages on different ranks use; the program sums their gradients."""
+    parts = assembly.partition
+    assembly.tied = tied_apart(parts.shared, assembly.program.placement)
+    ties = ties_of(assembly.tied, parts.modules)
+    check_tied_lines(assembly.program, ties)
+    assembly.program = with_tied(assembly.program, ties)
+
+
 def make_stages(assembly: Assembly) -> None:
     """The stages of the places here: experts and dense parts spread, recomputation set."""
     settings, program, network = assembly.settings, assembly.program, assembly.network
@@ -158,12 +179,14 @@ def make_stages(assembly: Assembly) -> None:
         modules, near = list(modules), network.peer_groups[place]
         attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas)
         if assembly.shards is not None:
-            assembly.shards.take(place, modules, assembly.device)
+            held = dict(zip(stages_on(program, place.pipeline), modules, strict=True))
+            assembly.shards.take(place, modules, assembly.device, copies_in(held, assembly.tied))
 
     assembly.head = LossHead(settings.loss_fn)
     assembly.stages = stages_of_places(
         assembly.partition, program, assembly.places, assembly.head, attach=spread, segmented=settings.cut.segmented
     )
+    assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
 
@@ -191,8 +214,9 @@ def order_cells(assembly: Assembly) -> None:
 def prepare_code(assembly: Assembly) -> None:
     """Where the code of each kind of batch is bound, once its shapes are known."""
     assembly.bound_code = BoundCode(
-        assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards
-    )
+        assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards,
+        assembly.tied,
+    )  # fmt: skip
 
 
 def guard_failures(assembly: Assembly) -> None:
@@ -214,10 +238,14 @@ def compare_ranks(assembly: Assembly) -> None:
     control.meet()
     prints = {
         "mesh": repr(assembly.mesh),
+        "tied weights": repr([shared.uses for shared in assembly.tied]),
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }
     check_fingerprints(control.gather("building the pipeline", prints), control.names)
+    if assembly.tied:
+        everyone = control.gather("comparing tied weights", assembly.weights.facts(training=False))
+        check_copies([copy for part in everyone for copy in part])
 
 
 def shard_parameters(assembly: Assembly) -> None:
@@ -233,6 +261,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     connect,
     check_attachments,
     cut_model,
+    tie_weights,
     make_stages,
     order_cells,
     prepare_code,

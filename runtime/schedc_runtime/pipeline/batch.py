@@ -29,6 +29,7 @@ class StepRequest(NamedTuple):
     has_loss: whether the rank can form a loss, where it holds a last stage.
     replica, counted: the number of targets of a replica, where the rank has counted them; else None.
     meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not.
+    tied: facts of tied weights, as of `TiedWeights.facts`.
     """
 
     batch: Json
@@ -40,6 +41,7 @@ class StepRequest(NamedTuple):
     replica: int = 0
     counted: float | None = None
     meeting: str = ""
+    tied: Json = ()
 
 
 class Agreement(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
@@ -31,7 +32,8 @@ class BoundCode:
     """What has been bound so far.
 
     stages: stages of each place in this process. Binding or looking up a signature sets their boundaries.
-    cells: the order inside cells. shards: shards of the dense parts, where these are sharded.
+    cells: the order inside cells. shards: shards of the dense parts, where these are sharded. tied: the parameters that
+    stages of other ranks use, too.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class BoundCode:
         device: torch.device,
         cells: CellSource,
         shards: DenseSharding | None = None,
+        tied: Sequence[SharedParameter] = (),
     ) -> None:
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
-        self.mesh, self.shards = mesh, shards
+        self.mesh, self.shards, self.tied = mesh, shards, tied
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
         self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]] = OrderedDict()
@@ -93,7 +96,10 @@ class BoundCode:
         boundaries = infer_boundaries(self.partition, args, kwargs)
         codes = {
             place: with_sums(
-                bind(program, place.pipeline, held, boundaries, cells=self.cells), held, peer_groups[place]
+                bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
+                held,
+                peer_groups[place],
+                copies_in({index: stage.module for index, stage in held.items()}, self.tied),
             )
             for place, held in self.stages.items()
         }

@@ -6,21 +6,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from schedc_runtime.stage.stage import Stage
 
 
 @contextmanager
-def isolated_gradients(copied: Iterable[Stage]) -> Iterator[None]:
+def isolated_gradients(copied: Iterable[Stage], tied: Iterable[nn.Parameter] = ()) -> Iterator[None]:
     """Sets the gradients of earlier steps aside, and adds them when the step has succeeded.
 
     Sums over copies and replicas must see this step's gradients only: those of earlier steps have been summed before.
-    copied: the stages that another rank holds, too.
+    copied: the stages that another rank holds, too. tied: parameters that a stage of another rank uses, too.
     """
     if not torch.is_grad_enabled():
         yield
         return
-    parameters = list({id(p): p for stage in copied for p in stage.module.parameters()}.values())
+    parameters = list({id(p): p for p in (*(p for stage in copied for p in stage.module.parameters()), *tied)}.values())
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

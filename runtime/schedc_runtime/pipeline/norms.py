@@ -67,12 +67,13 @@ def clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
 
 
 def _counted(assembly: Assembly) -> Iterator[CountedGradient]:
-    """The gradients that count here: no copy of a stage, no replica and no second use of a parameter counts twice."""
+    """The gradients that count here: no copy of a stage or tied weight, and no replica, counts twice."""
     for place in assembly.places:
         seen: set[int] = set()
+        elsewhere = assembly.weights.elsewhere(place)
         for index, stage in sorted(assembly.stages[place].items()):
             for name, parameter in stage.module.named_parameters():
-                first = id(parameter) not in seen and _is_owner(assembly, place, index)
+                first = id(parameter) not in seen and name not in elsewhere and _is_owner(assembly, place, index)
                 seen.add(id(parameter))
                 if first and parameter.grad is not None:
                     yield from _parts(assembly, place, name, parameter)

@@ -81,7 +81,7 @@ class Pipeline:
         assembly = assemble(
             Settings(model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
         )
-        self.program = program
+        self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control
         self._assembly, self._guard, self._bound_code = assembly, assembly.guard, assembly.bound_code

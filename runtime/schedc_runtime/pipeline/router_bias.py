@@ -46,4 +46,8 @@ def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], 
 
 def _peers(program: Program, place: Coordinate) -> dict[int, int]:
     """The rank with the other copy of each stage of a place that has two."""
-    return {x.stage: x.peer for x in program.instructions(place.pipeline) if x.kind is InstructionKind.REDUCE}
+    return {
+        x.stage: x.peer
+        for x in program.instructions(place.pipeline)
+        if x.kind is InstructionKind.REDUCE and not x.is_tied
+    }

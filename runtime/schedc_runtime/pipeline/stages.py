@@ -14,6 +14,7 @@ from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
+from schedc_runtime.partition.shared import give_copies, tied_apart
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
@@ -45,7 +46,8 @@ def stages_of_places(
     attach: Callable[[Coordinate, Iterable[nn.Module]], None],
     segmented: bool = False,
 ) -> dict[Coordinate, StagesByIndex]:
-    """The stages of each of ``places``, all in this process. A further copy of a stage has parameters of its own.
+    """The stages of each of ``places``, all in this process. A further copy of a stage has parameters of its own,
+    and so has every place that uses a parameter of another place (tied weights).
 
     attach: spreads the experts of a place's modules. segmented: see `new_stage`.
     """
@@ -56,6 +58,7 @@ def stages_of_places(
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
         own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
+    give_copies(list(own.values()), tied_apart(parts.shared, program.placement))
     for place, held in own.items():
         attach(place, held.values())
     return {
@@ -92,7 +95,7 @@ def splits_backward(program: Program) -> bool:
 
 def copied_stages(program: Program, rank: int) -> list[int]:
     """The stages of ``rank`` whose gradients are summed with a second copy on another rank."""
-    reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.rank == rank))
+    reduced = np.flatnonzero((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0) & (program.rank == rank))
     stages: list[int] = program.stage[reduced].tolist()
     return stages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ def load_state(assembly: Assembly, state: Mapping[str, Tensor], strict: bool) ->
     strict: raise `RuntimeFault` if the state lacks a name of a stage held here, or has one that the model has not.
     """
     shards, stages = assembly.shards, list(assembly.held())
+    state = assembly.weights.load(state)
     wanted = {name for stage in stages for name in stage.module.state_dict()}
     missing, unknown = sorted(wanted - state.keys()), sorted(state.keys() - assembly.names.keys())
     if strict and (missing or unknown):
@@ -35,19 +36,25 @@ def gather_state(assembly: Assembly) -> dict[str, Tensor]:
     A collective of all ranks, between steps.
     """
     names, network = assembly.names, assembly.network
+    first = {name: shared.name for shared in assembly.tied for name in shared.names if name != shared.name}
     if network.in_process:
         joined = _joined_state(assembly.stages, assembly.mesh.experts)
-        return {name: joined[name].detach().cpu().clone() for name in names if name in joined}
-    owner = {
-        name: int(assembly.program.placement.rank_of_stage[0, stage])
-        for stage, module in enumerate(assembly.partition.modules)
-        for name in module.state_dict()
-    }
+        gathered = {name: joined[name].detach().cpu().clone() for name in names if name in joined and name not in first}
+        return _with_all_names(gathered, names, first)
+    owner: dict[str, int] = {}
+    for stage, module in enumerate(assembly.partition.modules):
+        for name in module.state_dict():  # the first stage of several
+            owner.setdefault(name, int(assembly.program.placement.rank_of_stage[0, stage]))
     with assembly.guard("gathering the state dict"):
         assembly.guard.control.gather("full_state_dict", None)
-        wanted = {name: (owner[name], *spec) for name, spec in names.items() if name in owner}
+        wanted = {name: (owner[name], *spec) for name, spec in names.items() if name in owner and name not in first}
         gathered = network.gather_tensors(wanted, _whole_state(assembly), assembly.device)
-    return gathered if assembly.places[0].replica == 0 else {}
+    return _with_all_names(gathered, names, first) if gathered and assembly.places[0].replica == 0 else {}
+
+
+def _with_all_names(state: Mapping[str, Tensor], names: Iterable[str], first: Mapping[str, str]) -> dict[str, Tensor]:
+    """The state in the order of ``names``, tied weights under each of their names. first: the name that has a value."""
+    return {name: state[first.get(name, name)] for name in names if first.get(name, name) in state}
 
 
 def _whole_state(assembly: Assembly) -> dict[str, Tensor]:

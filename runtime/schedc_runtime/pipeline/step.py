@@ -31,6 +31,7 @@ from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.loss_function import Expected, Loss
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
+from schedc_runtime.pipeline.tied import check_copies
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
@@ -89,7 +90,10 @@ class StepRunner:
             parts = self._split(call.program, agreed, batch, targets)
         if accumulation is not None:
             self.accumulation = Accumulation()  # what an error leaves behind
-        with guard(f"in {number}", partial=call.training), isolated_gradients(assembly.copied):
+        with (
+            guard(f"in {number}", partial=call.training),
+            isolated_gradients(assembly.copied, assembly.weights.parameters()),
+        ):
             self._execute(call, executors, parts, accumulation)
         with guard(f"at the end of {number}, sharing the loss"):
             formed, outputs = self.head.take()
@@ -161,11 +165,14 @@ class StepRunner:
             signature_of(batch), signature_of(targets), self._holds(0), last, {"call": call.name, **shown},
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
+            tied=self.assembly.weights.facts(call.training),
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
         requests = [StepRequest(*answer) for answer in answers]
         microbatches, here = call.program.microbatches, self._replicas_here
-        return agree(requests, self.control.names, microbatches, here, self._counting, self.counted)
+        agreed = agree(requests, self.control.names, microbatches, here, self._counting, self.counted)
+        check_copies([copy for request in requests for copy in request.tied])
+        return agreed
 
     def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
         """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""

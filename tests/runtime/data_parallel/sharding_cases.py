@@ -26,7 +26,7 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     batch, targets = batch_of(mesh, program.microbatches)
     results = []
     for shard in (False, True):
-        model = small_moe() if kind == "moe" else small_gpt()
+        model = small_moe() if kind == "moe" else small_gpt(tied=kind == "tied")
         names = list(model.state_dict())
         pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), timeout=60)
         results.append(_trained(pipe, batch, targets))
@@ -54,7 +54,7 @@ FACTS = ("held", "sharded", "experts", "names", "loaded")
 
 
 def model_state(kind: str) -> dict[str, Tensor]:
-    return (small_moe() if kind == "moe" else small_gpt()).state_dict()
+    return (small_moe() if kind == "moe" else small_gpt(tied=kind == "tied")).state_dict()
 
 
 def _trained(pipe: Pipeline, batch: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -17,7 +17,12 @@ from support.runtime_cases import next_token_loss, small_gpt
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("schedule", "kind", "experts", "data", "rs"),
-    [("zbh1", "gpt", 1, 2, False), ("1f1b", "gpt", 1, 2, True), ("dualpipev", "moe", 2, 1, False)],
+    [
+        ("zbh1", "gpt", 1, 2, False),
+        ("1f1b", "gpt", 1, 2, True),
+        ("dualpipev", "moe", 2, 1, False),
+        ("1f1b", "tied", 1, 2, False),
+    ],
 )
 def test_sharded_dense_parts_give_the_bits_of_whole_ones(
     schedule: str, kind: str, experts: int, data: int, rs: bool

@@ -59,6 +59,7 @@ def test_processes() -> None:
         *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES],
         ("zbh1", {"P": 1, "M": 2}, 2, 2),
         ("zbv", {"P": 2, "M": 4}, 2, 1),
+        ("zbh1", {"P": 2, "M": 3}, 1, 2, True),
     ]
     everyone = pool(4).run("support.mesh_cases:parity", cases=cases, timeout=120)
     every_name = sorted(name for name, _ in small_gpt().named_parameters())

@@ -1,0 +1,1 @@
+"""The commands of `benchmarks/trainers.py`, a module each."""

@@ -1,0 +1,130 @@
+"""Parameters that several stages use: which they are, and the copies of them that stages on different ranks need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from schedc.ir.placement import Placement
+from schedc.ir.ties import Tie, lies_apart
+from schedc_runtime.errors import PartitionError
+
+
+@dataclass(frozen=True)
+class SharedParameter:
+    """A parameter that several stages use. uses: each stage, ascending, with its names for the parameter."""
+
+    uses: tuple[tuple[int, tuple[str, ...]], ...]
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in errors, norms and files: the first name of the first stage."""
+        return self.uses[0][1][0]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that use it, ascending."""
+        return tuple(stage for stage, _ in self.uses)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, each once, in the order of stages."""
+        return tuple(dict.fromkeys(name for _, names in self.uses for name in names))
+
+    def of(self, modules: Mapping[int, nn.Module]) -> nn.Parameter | None:
+        """The copy of the rank that holds ``modules``, by stage; None if no stage there uses it."""
+        return next((modules[stage].get_parameter(names[0]) for stage, names in self.uses if stage in modules), None)
+
+
+def shared_parameters(modules: Sequence[nn.Module]) -> tuple[SharedParameter, ...]:
+    """The parameters that several stages use, in the order of their first uses. modules: [stages]."""
+    uses: dict[int, dict[int, list[str]]] = {}
+    for stage, module in enumerate(modules):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            uses.setdefault(id(parameter), {}).setdefault(stage, []).append(name)
+    several = [by_stage for by_stage in uses.values() if len(by_stage) > 1]
+    return tuple(
+        SharedParameter(tuple((stage, tuple(names)) for stage, names in by_stage.items())) for by_stage in several
+    )
+
+
+def tied_apart(shared: Sequence[SharedParameter], placement: Placement) -> tuple[SharedParameter, ...]:
+    """Those of which several ranks need a copy."""
+    return tuple(parameter for parameter in shared if lies_apart(Tie(parameter.stages), placement))
+
+
+def copies_in(modules: Mapping[int, nn.Module], tied: Sequence[SharedParameter]) -> list[nn.Parameter]:
+    """The copies of the rank that holds ``modules``, by stage, of those parameters that a stage there uses."""
+    return [copy for copy in (parameter.of(modules) for parameter in tied) if copy is not None]
+
+
+def refuse_tied(modules: Sequence[nn.Module], shared: Sequence[SharedParameter], placement: Placement | None) -> None:
+    """Raise `PartitionError` for tied weights whose copies could not be kept equal. modules: [stages]."""
+    for parameter in tied_apart(shared, placement) if placement is not None else ():
+        assert placement is not None
+        uses = " and ".join(f"`{names[0]}` ({_home(stage, placement)})" for stage, names in parameter.uses)
+        if placement.pipes > 1:
+            raise PartitionError(
+                f"tied weights: {uses} are one parameter. The schedule has two copies of each stage, and these stages"
+                " do not share both ranks: four ranks would have to sum each other's gradients",
+                "take a schedule with one copy of each stage, as zbv, dualpipev or interleaved_1f1b, or choose"
+                " split_points that put both uses into stages of the same ranks",
+            )
+        tensor = parameter.of(dict(enumerate(modules)))
+        if tensor is not None and (tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)):
+            raise PartitionError(
+                f"tied weights: {uses} are one parameter, which has a hook. Each rank would call it with the gradient"
+                " of its own use, not with the sum",
+                "remove the hook, and change the gradients after `step`, which sums them",
+            )
+
+
+def _home(stage: int, placement: Placement) -> str:
+    ranks = placement.rank_of_stage[:, stage].tolist()
+    return f"stage {stage}, {'ranks' if len(ranks) > 1 else 'rank'} {' and '.join(map(str, ranks))}"
+
+
+def ties_of(tied: Sequence[SharedParameter], modules: Sequence[nn.Module]) -> tuple[Tie, ...]:
+    """What the compiler has to know of them: one tie for all parameters that the same stages use. modules: [stages]."""
+    size: dict[tuple[int, ...], int] = {}
+    for parameter in tied:
+        tensor = parameter.of(dict(enumerate(modules)))
+        size[parameter.stages] = size.get(parameter.stages, 0) + (tensor.nbytes if tensor is not None else 0)
+    return tuple(Tie(stages, size[stages]) for stages in sorted(size))
+
+
+def give_copies(places: Sequence[Mapping[int, nn.Module]], tied: Sequence[SharedParameter]) -> None:
+    """Give each place in this process its own copy of a parameter that another place here has.
+
+    places: the stage modules of each place, by stage, which are changed. The model's own modules stay as they are: a
+    stage gets copies of those that hold the parameter.
+    """
+    for parameter in tied:
+        owners: dict[int, int] = {}
+        for place, modules in enumerate(places):
+            original = parameter.of(modules)
+            if original is not None and owners.setdefault(id(original), place) != place:
+                own = copy.deepcopy(original)
+                for stage, names in parameter.uses:
+                    if stage in modules:
+                        _replace(modules[stage], names, own)
+
+
+def _replace(root: nn.Module, names: Sequence[str], parameter: nn.Parameter) -> None:
+    """Put ``parameter`` under the ``names`` of ``root``, in shallow copies of the modules on the way to it."""
+    copies: dict[int, nn.Module] = {}
+    for name in names:
+        *path, last = name.split(".")
+        owner = root
+        for part in path:
+            child = owner.get_submodule(part)
+            if id(child) not in copies:
+                duplicate = copy.copy(child)
+                duplicate._modules, duplicate._parameters = dict(child._modules), dict(child._parameters)
+                copies[id(child)] = copies[id(duplicate)] = duplicate
+            owner._modules[part] = copies[id(child)]
+            owner = copies[id(child)]
+        owner._parameters[last] = parameter
