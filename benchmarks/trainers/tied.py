@@ -15,7 +15,8 @@ A schedule that keeps both uses on one rank has one copy. Its reference is the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,15 +85,11 @@ def train(program: Program) -> dict[str, Any]:
     model, twin = tied_model(), tied_model()
     pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=60)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)
-    uncounted = pipe._assembly.weights.elsewhere(pipe.places[0])
     losses, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
         losses.append(float(pipe.step(*batch_of(program, step))))
-        mine = {name: p.grad for name, p in pipe.named_parameters() if p.grad is not None and name not in uncounted}
-        parts: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, _squares(mine))
-        norms.append(clip(pipe.parameters(), {name: square for part in parts for name, square in part.items()}))
+        norms.append(float(pipe.clip_grad_norm_(LARGEST_NORM)))
         optimizer.step()
     autograd = [by_autograd(twin, program).state_dict() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(autograd)
@@ -127,8 +124,8 @@ def reference(program: Program) -> dict[str, Any]:
         for name, parameter in named.items():
             parameter.grad = grads[name].clone()
         losses.append(float(expected.loss))
-        counted = {name: grads[name] for name in named if not (apart and name == LAST)}
-        norms.append(clip(model.parameters(), _squares(counted)))
+        counted = [parameter.grad for name, parameter in named.items() if not (apart and name == LAST)]
+        norms.append(clip(model.parameters(), counted))
         optimizer.step()
     digests = _digests(named, optimizer)
     if not apart:  # a rank of `dualpipe` that holds only the last stage's name has the same parameter
@@ -149,18 +146,14 @@ def by_autograd(model: GPT, program: Program) -> GPT:
     return model
 
 
-def clip(parameters: Any, squares: Mapping[str, float]) -> float:
-    """Scale the gradients to `LARGEST_NORM`, given each name's square; gives the norm before."""
-    norm = sum(squares[name] for name in sorted(squares)) ** 0.5
-    factor = min(1.0, LARGEST_NORM / (norm + 1e-6))
+def clip(parameters: Iterable[nn.Parameter], counted: Sequence[Tensor | None]) -> float:
+    """Scale the gradients to `LARGEST_NORM`; gives the norm before, of the gradients that count."""
+    norms = torch._foreach_norm([grad for grad in counted if grad is not None], 2.0, dtype=torch.float64)
+    norm = math.sqrt(math.fsum(float(each) ** 2 for each in norms))
     for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+        if parameter.grad is not None and norm > LARGEST_NORM:
+            parameter.grad.mul_(LARGEST_NORM / (norm + 1e-6))
     return norm
-
-
-def _squares(grads: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(torch.linalg.vector_norm(grad.double())) ** 2 for name, grad in grads.items()}
 
 
 def _digests(named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, dict[str, str]]:

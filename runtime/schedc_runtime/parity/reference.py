@@ -162,4 +162,4 @@ def _results(stages: Sequence[Stage], tied: Mapping[str, Tensor]) -> Reference:
             if parameter.grad is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 grads[name] = grads[name] + parameter.grad if name in grads else parameter.grad
-    return Reference(mean_loss(losses), grads | tied)
+    return Reference(mean_loss(losses), {**grads, **tied})
