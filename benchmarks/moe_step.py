@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import schedc
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -47,6 +46,7 @@ from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
+from schedc_runtime.models.sequences import counting_sequences
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -144,15 +144,6 @@ def model_of(skewed: bool) -> MoETransformer:
     return model
 
 
-def text(seed: int) -> tuple[Tensor, Tensor]:
-    """One step's batch of one replica: counting sequences, and the next tokens of each."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(0, VOCAB, (ROWS * MICROBATCHES, 1), generator=generator)
-    stride = torch.randint(1, 4, (ROWS * MICROBATCHES, 1), generator=generator)
-    sequence = (start + stride * torch.arange(TOKENS + 1)) % VOCAB
-    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
-
-
 def rank_of_run(
     rank: int, world_size: int, variant: str, skewed: bool, steps: int, timed: int, unit: float
 ) -> dict[str, Any]:
@@ -178,7 +169,8 @@ def rank_of_run(
             device.begin()
         began = perf_counter()
         optimizer.zero_grad()
-        losses.append(pipe.step(*text(step * mesh.replicas + pipe.replica)).item())
+        seed = step * mesh.replicas + pipe.replica
+        losses.append(pipe.step(*counting_sequences(ROWS * MICROBATCHES, TOKENS, seed, VOCAB)).item())
         if emulated:
             seconds.append(device.end - began)
         if step == timed:

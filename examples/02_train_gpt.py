@@ -10,11 +10,11 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import schedc
 from schedc_runtime import Pipeline, join
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.sequences import counting_sequences
 
 
 def main() -> None:
@@ -30,14 +30,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.learning_rate)
 
     for step in range(1, options.steps + 1):
-        batch, targets = text(options.rows * options.microbatches, options.tokens, seed=step)
+        batch, targets = counting_sequences(options.rows * options.microbatches, options.tokens, seed=step)
         optimizer.zero_grad()
         loss = pipe.step(batch, targets)
         optimizer.step()
         if pipe.rank == 0 and (step == 1 or step % 10 == 0):
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
 
-    loss = pipe.evaluate(*text(options.rows * options.microbatches, options.tokens, seed=0))
+    loss = pipe.evaluate(*counting_sequences(options.rows * options.microbatches, options.tokens, seed=0))
     if pipe.rank == 0:
         print(f"evaluation: loss {loss.item():.4f}")
     if options.save:
@@ -47,15 +47,6 @@ def main() -> None:
     pipe.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[rows, tokens] counting sequences with random starts and strides, and [rows, tokens] their next tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(0, 128, (rows, 1), generator=generator)
-    stride = torch.randint(1, 4, (rows, 1), generator=generator)
-    sequence = (start + stride * torch.arange(tokens + 1)) % 128
-    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
 
 
 def parser() -> argparse.ArgumentParser:

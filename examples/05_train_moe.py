@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import schedc
 from schedc.plan import Attachments, Capacity, Drop, Method
 from schedc_runtime import Pipeline, join
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
+from schedc_runtime.models.sequences import counting_sequences
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.mesh import Mesh
@@ -49,7 +49,7 @@ def main() -> None:
     replica = mesh.coordinate(process).replica
     rows = options.rows * options.microbatches
     for step in range(1, options.steps + 1):
-        batch, targets = text(rows, options.tokens, seed=step * mesh.replicas + replica)
+        batch, targets = counting_sequences(rows, options.tokens, seed=step * mesh.replicas + replica)
         optimizer.zero_grad()
         loss = pipe.step(batch, targets)
         optimizer.step()
@@ -80,15 +80,6 @@ def config(options: argparse.Namespace) -> MoEConfig:
         balance=1e-3,
     )  # fmt: skip
     return MoEConfig(moe_blocks=options.blocks - 1, routing=routing, multi_token=True)
-
-
-def text(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[rows, tokens] counting sequences with random starts and strides, and [rows, tokens] their next tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(0, 128, (rows, 1), generator=generator)
-    stride = torch.randint(1, 4, (rows, 1), generator=generator)
-    sequence = (start + stride * torch.arange(tokens + 1)) % 128
-    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
 
 
 def parser() -> argparse.ArgumentParser:
