@@ -51,18 +51,6 @@ def cell_program(
     return _steps(tasks, improved(tasks, duration, (tried, more), bound))
 
 
-def serial_program(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-    """The program without overlap: one half after the other, and a wait behind the start of every exchange."""
-    tasks = tasks_of(kind, forward, backward)
-    steps = [
-        Step(action, task.half, task.node)
-        for task in tasks.all
-        for action in ((Action.START, Action.WAIT) if task.exchange else (Action.RUN,))
-    ]
-    activation_at, gradient_at = (_complete(tasks, steps, wanted) for wanted in tasks.leaving)
-    return CellProgram(tuple(steps), activation_at, gradient_at, kind)
-
-
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:
     """Rules that prefer the longest path to the end, in several weightings of the tasks on it.
 

@@ -10,7 +10,7 @@ from schedc.analysis.cell_pricing import CellKind
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane
 from schedc.cell.program import Half
-from schedc.cell.schedule import serial_program
+from schedc.cell.serial import serial
 from schedc.cell.simulate import Played, StepSpan, play
 from schedc.draw.markup import quantity
 from schedc.ir.ops import OpKind
@@ -63,7 +63,7 @@ class CellChart:
             kind,
             stages,
             Panel("overlapped", play(kind.program, *halves, costs)),
-            Panel("serial", play(serial_program(kind.kind, *halves), *halves, costs)),
+            Panel("serial", play(serial(kind.kind, *halves), *halves, costs)),
         )
 
     @property

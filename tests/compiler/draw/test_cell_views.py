@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from schedc.cell import Half, Lane, cell_program, stage_shape
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.predict import predict
-from schedc.cell.schedule import serial_program
+from schedc.cell.serial import serial
 from schedc.cell.simulate import play
 from schedc.cell.verify import verify
 from schedc.cli import main
@@ -50,7 +50,7 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
         {"dispatch.rail": 25, "combine.rail": 25, "dispatch.node": 5, "combine.node": 5, "routing.rail": 1},
     )
     halves = (shape if "F" in kind else None), (shape if kind != "F" else None)
-    for program in (cell_program(kind, *halves, costs), serial_program(kind, *halves)):
+    for program in (cell_program(kind, *halves, costs), serial(kind, *halves)):
         assert verify(program, *halves) == []
         played, predicted = play(program, *halves, costs), predict(program, *halves, costs)
         assert len(played.spans) == len(played.tasks)
