@@ -70,52 +70,52 @@ class Order:
 Input: TypeAlias = "ScheduleTree | ReadPlan | Order"
 
 
-def open_input(given: Given) -> Input:
+def open_input(argument: Given) -> Input:
     """Opens a SCHEDULE argument: the checked schedule or plan of a file or library name, or a legal order.
 
     Raises the `DiagnosticError` of `open_schedule`. A plan raises the findings of its lines. An order raises everything
     that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605).
     """
-    if is_order(given):
-        return open_order(given)
-    tree = open_named(given)
+    if is_order(argument):
+        return open_order(argument)
+    tree = open_named(argument)
     return _checked(tree) if isinstance(tree, Plan) else tree
 
 
-def open_family(given: Given) -> ScheduleTree:
+def open_family(argument: Given) -> ScheduleTree:
     """Opens a schedule that has many sizes; for a plan, its schedule (see `plan_at`).
 
     Raises `DiagnosticError` (S606) for an order, which has one size.
     """
-    if not is_order(given):
-        return open_schedule(given)
-    named = given.source.place if isinstance(given, Text) else given
+    if not is_order(argument):
+        return open_schedule(argument)
+    named = argument.source.place if isinstance(argument, Text) else argument
     message = f"{named} is the order of one size: nothing follows from it about others"
     help = "give a .sched file or the name of a library schedule"
     raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
 
 
-def plan_at(given: Given) -> str:
+def plan_at(argument: Given) -> str:
     """A note that a plan's layers are left aside where only its schedule counts; empty for anything but a plan."""
-    tree = None if is_order(given) else open_named(given)
+    tree = None if is_order(argument) else open_named(argument)
     if not isinstance(tree, Plan):
         return ""
     return f"{tree.name} is a plan: what follows is said of its schedule `{tree.schedule.name}`, without its layers"
 
 
-def open_order(given: Given) -> Order:
+def open_order(argument: Given) -> Order:
     """Opens a legal order in a CSV or text form; raises as `open_input`."""
-    source = given.source if isinstance(given, Text) else load_text(Path(given))
+    source = argument.source if isinstance(argument, Text) else load_text(Path(argument))
     suffix = Path(source.name).suffix.lower()
     csv = suffix == _CSV or (suffix != _TEXT and _CSV_FORM.match(source.text) is not None)
     return Order(_read_csv(source) if csv else _read_text(source))
 
 
-def is_order(given: Given) -> bool:
+def is_order(argument: Given) -> bool:
     """Whether an argument names an order: by the suffix of its path, or by the begin of its text."""
-    if isinstance(given, Text):
-        return not given.wanted and _begins_as_order(given.source.text)
-    path = Path(given)
+    if isinstance(argument, Text):
+        return not argument.wanted and _begins_as_order(argument.source.text)
+    path = Path(argument)
     if path.suffix.lower() in (_CSV, _TEXT):
         return True
     if path.suffix == ".sched" or not path.is_file():

@@ -108,9 +108,9 @@ def lockstep(producers: Any, rank_start: Any, order: Any, level: Any, start: Any
     [cells + 1], head [P] (the first cells before, after it the first that never ran).
     """
     ranks = rank_start.size - 1
-    found, rounds = 0, 0
+    ran, rounds = 0, 0
     while True:
-        begin = found
+        begin = ran
         for rank in range(ranks):
             cell = head[rank]
             if cell == rank_start[rank + 1]:
@@ -118,16 +118,16 @@ def lockstep(producers: Any, rank_start: Any, order: Any, level: Any, start: Any
             first, second = producers[0, cell], producers[1, cell]
             # what runs in this round has no level yet, so that nothing of it counts as done
             if (first < 0 or level[first] >= 0) and (second < 0 or level[second] >= 0):
-                order[found] = cell
+                order[ran] = cell
                 head[rank] += 1
-                found += 1
-        if found == begin:
+                ran += 1
+        if ran == begin:
             return rounds
         start[rounds] = begin
-        for at in range(begin, found):
-            level[order[at]] = rounds
+        for index in range(begin, ran):
+            level[order[index]] = rounds
         rounds += 1
-        start[rounds] = found
+        start[rounds] = ran
 
 
 def assign_rows(waits: Any, last_use: Any, table: Any, rows: int) -> int:

@@ -137,13 +137,13 @@ def _check(claim: tree.Claim, trials: Trials, facts: Facts, follows_costs: bool)
     costs = frozenset(names & set(COST_SYMBOLS))
     try:
         verdict = decide_claim(claim, facts, costs, rank_variables(claim))
-        given = _at_given_costs(claim, trials, names, verdict)
-        result = _decided(claim, verdict, trials, given) if verdict.status != "open" else _tried(claim, verdict, trials)
+        user = _at_user_costs(claim, trials, names, verdict)
+        result = _decided(claim, verdict, trials, user) if verdict.status != "open" else _tried(claim, verdict, trials)
     except NoValue as error:
         message = f"`{claim.text}` has no value at {_sizes(trials.schedule)}"
         wrong = Diagnostic("S502", message, Label(error.node.span, str(error)), source=trials.schedule.source)
         return ClaimResult(claim.text, claim.condition_text, "tried", str(error), diagnostic=wrong)
-    result = replace(result, applies=given.applies, aside=given.aside, domain=_domain(verdict.space, names))
+    result = replace(result, applies=user.applies, aside=user.aside, domain=_domain(verdict.space, names))
     return _of_one_order(result) if follows_costs else result
 
 
@@ -166,7 +166,7 @@ def _domain(space: Space, names: frozenset[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _AtUserCosts:
     """The given costs. applies: whether a claim covers them. aside: why not. fails: the rank where it fails."""
 
     vector: Costs
@@ -175,30 +175,30 @@ class _Given:
     fails: int | None = None
 
 
-def _at_given_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], verdict: Verdict) -> _Given:
-    vector = scalars(trials.given)
+def _at_user_costs(claim: tree.Claim, trials: Trials, names: frozenset[str], verdict: Verdict) -> _AtUserCosts:
+    vector = scalars(trials.costs)
     if aside := trials.why_not_given(names):
-        return _Given(vector, False, aside)
+        return _AtUserCosts(vector, False, aside)
     # A proved claim can fail only at costs of 0, which its domain excludes.
     within = all(getattr(vector, symbol) > 0 for symbol in verdict.space.symbols if symbol not in ZERO_SYMBOLS)
     if (verdict.status == "vacuous" and within) or not trials.satisfying(claim, (vector,)):
-        return _Given(vector, False, "the condition does not hold at these costs")
+        return _AtUserCosts(vector, False, "the condition does not hold at these costs")
     if verdict.status == "proved" and within:
-        return _Given(vector, True, "")
+        return _AtUserCosts(vector, True, "")
     failed = trials.failing(claim, (vector,))
-    return _Given(vector, True, "", failed[1] if failed else None)
+    return _AtUserCosts(vector, True, "", failed[1] if failed else None)
 
 
 # Decided claims, and those that were tried.
 
 
-def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> ClaimResult:
+def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserCosts) -> ClaimResult:
     result = ClaimResult(claim.text, claim.condition_text, "proved", simulations=verdict.simulations)
     if verdict.status == "refuted":
-        costs, rank = _example(claim, verdict, trials, given)
+        costs, rank = _example(claim, verdict, trials, user)
         return _refuted(result, claim, trials, costs, rank, _shown(claim, verdict.space))
-    if given.fails is not None:  # at costs of 0, which no domain contains
-        return _refuted(result, claim, trials, given.vector, given.fails, _shown(claim, verdict.space))
+    if user.fails is not None:  # at costs of 0, which no domain contains
+        return _refuted(result, claim, trials, user.vector, user.fails, _shown(claim, verdict.space))
     if verdict.status == "vacuous":
         sizes = not mentioned(claim.condition) & COSTLY
         why = "its condition does not hold at this size" if sizes else "no costs satisfy its condition at this size"
@@ -208,8 +208,8 @@ def _decided(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given)
 
 def _tried(claim: tree.Claim, verdict: Verdict, trials: Trials) -> ClaimResult:
     names = _names(claim)
-    given = () if trials.why_not_given(names) else (scalars(trials.given),)
-    every = tuple(dict.fromkeys((*given, *trials.battery(names))))
+    own = () if trials.why_not_given(names) else (scalars(trials.costs),)
+    every = tuple(dict.fromkeys((*own, *trials.battery(names))))
     vectors = tuple(islice(trials.satisfying(claim, every), VECTORS))
     result = ClaimResult(claim.text, claim.condition_text, "tried", verdict.why, tested=len(vectors))
     if failed := trials.failing(claim, vectors) if vectors else None:
@@ -217,16 +217,16 @@ def _tried(claim: tree.Claim, verdict: Verdict, trials: Trials) -> ClaimResult:
     return result
 
 
-def _example(claim: tree.Claim, verdict: Verdict, trials: Trials, given: _Given) -> tuple[Costs, int]:
+def _example(claim: tree.Claim, verdict: Verdict, trials: Trials, user: _AtUserCosts) -> tuple[Costs, int]:
     """Costs at which a refuted claim fails, in small whole numbers if possible, and the first rank where it fails."""
     assert verdict.refuted is not None
     space = verdict.space
-    if given.fails is not None and all(float(getattr(given.vector, s)).is_integer() for s in space.symbols):
-        return given.vector, given.fails
+    if user.fails is not None and all(float(getattr(user.vector, s)).is_integer() for s in space.symbols):
+        return user.vector, user.fails
     if small := _first_failing(claim, small_vectors(space, *verdict.likely), space, trials):
         return small
-    if given.fails is not None:
-        return given.vector, given.fails
+    if user.fails is not None:
+        return user.vector, user.fails
     near = _first_failing(claim, near_vectors(space, verdict.refuted), space, trials)
     return near or (_costs(space, verdict.refuted.vector), 0)
 

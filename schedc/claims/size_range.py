@@ -36,24 +36,24 @@ class _Bound:
         return least, largest
 
 
-def sizes_in(text: str, tree: t.ScheduleTree, given: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def sizes_in(text: str, tree: t.ScheduleTree, chosen: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """The sizes of the range, for every parameter of ``tree``, smallest values first.
 
-    A size that the range does not bound keeps the value ``given``, else its default. The least value is 1 where the
+    A size that the range does not bound keeps the value ``chosen``, else its default. The least value is 1 where the
     range says nothing.
 
     Raises `DiagnosticError`: S0 for syntax errors, S111 for a given size that ``tree`` has not, S116 for arithmetic.
     S511: this is not a bounded range of these sizes. S512: it has more than `MAX_SIZES` sizes.
     """
-    if unknown := unknown_sizes(tree, given):
+    if unknown := unknown_sizes(tree, chosen):
         raise DiagnosticError(unknown)
     source = Source(f"--sweep {text}", text)
     conditions = _parse(source)
     _check_names(conditions, tree, source)
     bounds = [bound for condition in conditions for bound in _bounds(condition)]
     named = {name for condition in conditions for name in mentioned(condition)}
-    free = [p.name for p in tree.parameters if p.name in named and p.name not in given]
-    fixed = dict(given)
+    free = [p.name for p in tree.parameters if p.name in named and p.name not in chosen]
+    fixed = dict(chosen)
     for parameter in tree.parameters:
         if parameter.name not in free and parameter.default is not None:
             fixed.setdefault(parameter.name, parameter.default)
@@ -135,12 +135,12 @@ def _check_names(conditions: tuple[t.Expr, ...], tree: t.ScheduleTree, source: S
 def _bounds(condition: t.Expr) -> Iterator[_Bound]:
     """The bounds of a comparison on sizes that are alone on one side of it."""
     if isinstance(condition, t.Binary) and condition.op in _FLIPPED:
-        for side, other, op in (
+        for side, bound, op in (
             (condition.left, condition.right, condition.op),
             (condition.right, condition.left, _FLIPPED[condition.op]),
         ):
-            if isinstance(side, t.Name) and side.id not in mentioned(other):
-                yield _Bound(side.id, op, other)
+            if isinstance(side, t.Name) and side.id not in mentioned(bound):
+                yield _Bound(side.id, op, bound)
 
 
 def _order(free: list[str], bounded: set[str], bounds: list[_Bound], source: Source) -> list[str]:

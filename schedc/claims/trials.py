@@ -32,11 +32,11 @@ Vectors = tuple[Costs, ...]
 
 @dataclass(frozen=True)
 class Trials:
-    """A legal schedule on which claims are tried. given: the user's costs. measured: its memory, if measured."""
+    """A legal schedule on which claims are tried. costs: the user's. measured: its memory, if measured."""
 
     schedule: Schedule
     dependencies: Dependencies
-    given: Costs
+    costs: Costs
     measured: Memory | None = None
 
     @cached_property
@@ -126,14 +126,13 @@ class Trials:
 
     def why_not_given(self, names: frozenset[str]) -> str:
         """Why a claim does not cover the given costs; empty if it does."""
-        given = self.given
         if not names & COSTLY:
             return ""
-        if not given.uniform:
+        if not self.costs.uniform:
             return "the given costs differ between stages"
-        if given.p2p and "p2p" not in names:
+        if self.costs.p2p and "p2p" not in names:
             return "it speaks of p2p = 0"
-        F, I, W, B, FB = (_symbol(scalars(given), s) for s in ("F", "I", "W", "B", "FB"))  # noqa: E741
+        F, I, W, B, FB = (_symbol(scalars(self.costs), s) for s in ("F", "I", "W", "B", "FB"))  # noqa: E741
         if self.split and abs(B - (I + W)) > 1e-9 * B:
             return "it speaks of B = I + W"
         if not max(F, B) * (1 - 1e-9) <= FB <= (F + B) * (1 + 1e-9):

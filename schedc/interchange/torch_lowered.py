@@ -55,11 +55,11 @@ def to_lowered_csv(program: Program) -> str:
     lines = []
     for start, stop in pairwise(program.rank_start.tolist()):
         cells: list[str] = []
-        for at in range(start, stop):
-            cells += before.get(at, ())
-            if texts[at]:
-                cells.append(texts[at])
-            cells += after.get(at, ())
+        for index in range(start, stop):
+            cells += before.get(index, ())
+            if texts[index]:
+                cells.append(texts[index])
+            cells += after.get(index, ())
         lines.append(",".join(cells) + "\n")
     return "".join(lines)
 
@@ -68,22 +68,22 @@ def _texts(program: Program) -> list[str]:
     """[instructions] the cell of each instruction; empty for WAIT, which torch does by itself."""
     texts = [""] * len(program)
     for kind in (*map(InstructionKind, OpKind), InstructionKind.CELL):
-        for at in np.flatnonzero(program.kind == kind).tolist():
-            texts[at] = _compute(program, at)
+        for index in np.flatnonzero(program.kind == kind).tolist():
+            texts[index] = _compute(program, index)
     for (kind, channel), word in _WORDS.items():
         rows = np.flatnonzero((program.kind == kind) & (program.channel == channel))
         step = _NEXT[channel] if kind is InstructionKind.RECV else 0
         stages, numbers = (program.stage[rows] + step).tolist(), program.microbatch[rows].tolist()
-        for at, stage, microbatch in zip(rows.tolist(), stages, numbers, strict=True):
-            texts[at] = f"{stage}{word}{microbatch}"
+        for index, stage, microbatch in zip(rows.tolist(), stages, numbers, strict=True):
+            texts[index] = f"{stage}{word}{microbatch}"
     return texts
 
 
-def _compute(program: Program, at: int) -> str:
-    stage, microbatch = program.stage[at], program.microbatch[at]
-    if program.kind[at] != InstructionKind.CELL:
-        return f"{stage}{LETTERS[program.kind[at]]}{microbatch}"
-    second = f"{program.stage2[at]}{LETTERS[program.backward[at]]}{program.microbatch2[at]}"
+def _compute(program: Program, index: int) -> str:
+    stage, microbatch = program.stage[index], program.microbatch[index]
+    if program.kind[index] != InstructionKind.CELL:
+        return f"{stage}{LETTERS[program.kind[index]]}{microbatch}"
+    second = f"{program.stage2[index]}{LETTERS[program.backward[index]]}{program.microbatch2[index]}"
     return f"({stage}F{microbatch};{second})OVERLAP_F_B"
 
 
@@ -95,20 +95,20 @@ def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], di
     before: dict[int, list[str]] = {}
     after: dict[int, list[str]] = {}
     weights = WEIGHT[schedule.kind]
-    last = {int(stage): int(at) for stage, at in zip(schedule.stage[weights], row[weights], strict=True)}
-    for stage, at in last.items():
-        after.setdefault(at, []).append(f"{stage}REDUCE_GRAD")
+    last = {int(stage): int(index) for stage, index in zip(schedule.stage[weights], row[weights], strict=True)}
+    for stage, index in last.items():
+        after.setdefault(index, []).append(f"{stage}REDUCE_GRAD")
     for start, stop in pairwise(schedule.rank_start.tolist()):
         if start == stop:
             continue
         rows, stages = row[start:stop].tolist(), schedule.stage[start:stop].tolist()
         held: list[int] = []
-        for at, wanted in _windows(rows, stages):
+        for index, wanted in _windows(rows, stages):
             evicted = [stage for stage in held if stage not in wanted]
             fetched = [stage for stage in wanted if stage not in held]
             held = [stage for stage in held if stage in wanted] + fetched
             if evicted or fetched:
-                before[at] = [f"{stage}RESHARD" for stage in evicted] + [f"{stage}UNSHARD" for stage in fetched]
+                before[index] = [f"{stage}RESHARD" for stage in evicted] + [f"{stage}UNSHARD" for stage in fetched]
         after.setdefault(rows[-1], []).extend(f"{stage}RESHARD" for stage in held)
     return before, after
 
@@ -118,7 +118,7 @@ def _windows(rows: list[int], stages: list[int]) -> list[tuple[int, list[int]]]:
     soonest: list[int] = []  # all stages of the rank, the one used next in front
     windows: list[tuple[int, list[int]]] = []
     for row, stage in zip(reversed(rows), reversed(stages), strict=True):
-        soonest = [stage, *(other for other in soonest if other != stage)]
+        soonest = [stage, *(later for later in soonest if later != stage)]
         if windows and windows[-1][0] == row:
             windows.pop()
         windows.append((row, soonest[:GATHERED]))

@@ -99,8 +99,10 @@ def _columns(reader: HeaderReader, value: Any, path: str) -> dict[str, npt.NDArr
     fields = reader.fields(value, path, _STREAM_FIELDS)
     kinds = reader.items(fields["kind"], f"{path}.kind")
     if not set(map(type, kinds)) <= {str} or not set(kinds) <= _KIND_VALUES.keys():
-        at, wrong = next((i, kind) for i, kind in enumerate(kinds) if type(kind) is not str or kind not in _KIND_VALUES)
-        reader.fail(f"{path}.kind[{at}]", f"{short(wrong)} is no kind of instruction",
+        index, wrong = next(
+            (i, kind) for i, kind in enumerate(kinds) if type(kind) is not str or kind not in _KIND_VALUES
+        )
+        reader.fail(f"{path}.kind[{index}]", f"{short(wrong)} is no kind of instruction",
                     help=f"known: {', '.join(_KIND_NAMES)}")  # fmt: skip
     out: dict[str, npt.NDArray[Any]] = {"kind": np.array([_KIND_VALUES[kind] for kind in kinds], np.int8)}
     for name in COLUMNS:

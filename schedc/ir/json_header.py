@@ -135,11 +135,11 @@ class HeaderReader:
         """A list of integers in low ..< high (true, false and 1.0 are none)."""
         items = self.items(value, path)
         if not set(map(type, items)) <= {int}:
-            at = next(i for i, item in enumerate(items) if type(item) is not int)
-            self.fail(f"{path}[{at}]", f"{short(items[at])} is not an integer")
+            index = next(i for i, item in enumerate(items) if type(item) is not int)
+            self.fail(f"{path}[{index}]", f"{short(items[index])} is not an integer")
         if items and not low <= min(items) <= max(items) < high:
-            at = next(i for i, item in enumerate(items) if not low <= item < high)
-            self.fail(f"{path}[{at}]", f"{items[at]} is not in {low} ..< {high}")
+            index = next(i for i, item in enumerate(items) if not low <= item < high)
+            self.fail(f"{path}[{index}]", f"{items[index]} is not in {low} ..< {high}")
         return items
 
 

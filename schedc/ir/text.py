@@ -46,25 +46,25 @@ def print_schedule(schedule: Schedule) -> str:
     pairs = 0
     for rank in range(schedule.ranks):
         lines.append(f"rank {rank}")
-        at, end = int(schedule.rank_start[rank]), int(schedule.rank_start[rank + 1])
+        index, end = int(schedule.rank_start[rank]), int(schedule.rank_start[rank + 1])
         words: list[str] = []
         phase = span = -1
-        while at < end:
-            if words and (rows[at][4] != phase or len(words) == _OPS_PER_LINE):
+        while index < end:
+            if words and (rows[index][4] != phase or len(words) == _OPS_PER_LINE):
                 lines.append(f"  {phase}: {' '.join(words)}")
                 words = []
             if not words:
                 span = -1  # every line says its own
-            phase = rows[at][4]
-            paired = at + 1 < end and _is_pair(rows[at], rows[at + 1])
-            number = rows[at][3]
-            word, span = _print_op(rows[at], span)
+            phase = rows[index][4]
+            paired = index + 1 < end and _is_pair(rows[index], rows[index + 1])
+            number = rows[index][3]
+            word, span = _print_op(rows[index], span)
             if paired:
-                second, span = _print_op(rows[at + 1], span)
+                second, span = _print_op(rows[index + 1], span)
                 word = f"({word};{second})"
             words.append(word if number == (pairs if paired else -1) else f"{word}&{number}")
             pairs += paired
-            at += 1 + paired
+            index += 1 + paired
         if words:
             lines.append(f"  {phase}: {' '.join(words)}")
     return "\n".join(lines) + "\n"

@@ -110,19 +110,19 @@ def _read(path: Path) -> str:
         raise _refusal("S122", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
 
 
-def open_schedule(given: Given) -> ScheduleTree:
+def open_schedule(argument: Given) -> ScheduleTree:
     """The checked tree of a shipped schedule or of a file; ``file.sched:name`` chooses one of several.
 
     For a plan, it is the schedule that the plan applies, with the plan's sizes as defaults.
     Raises `DiagnosticError` with the syntax errors (S0), or the faults of names and shapes (S1).
     """
-    tree = open_named(given)
+    tree = open_named(argument)
     return tree.schedule if isinstance(tree, Plan) else tree
 
 
-def open_named(given: Given) -> ScheduleTree | Plan:
+def open_named(argument: Given) -> ScheduleTree | Plan:
     """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
-    source, wanted = _asked(given)
+    source, wanted = _asked(argument)
     file = parse(source)
     tree = _choose(file, wanted, source)
     if isinstance(tree, PlanTree):
@@ -132,14 +132,14 @@ def open_named(given: Given) -> ScheduleTree | Plan:
     return tree
 
 
-def _asked(given: Given) -> tuple[Source, str | None]:
+def _asked(argument: Given) -> tuple[Source, str | None]:
     """The text, and the name of the schedule or plan in it; None where no name was given."""
-    if isinstance(given, Text):
-        return given.source, given.wanted or None
-    place, colon, wanted = str(given).rpartition(":")
+    if isinstance(argument, Text):
+        return argument.source, argument.wanted or None
+    place, colon, wanted = str(argument).rpartition(":")
     if colon and place.endswith(_SUFFIX):
         return load(place), wanted
-    return load(given), None
+    return load(argument), None
 
 
 def _choose(file: FileTree, wanted: str | None, source: Source) -> ScheduleTree | PlanTree:
