@@ -64,12 +64,12 @@ def predicted(kind: str, shape: StageShape, costs: CellCosts, order: PlanOrder |
 def graphs(draw: st.DrawFn) -> StageShape:
     """Any graph of segments and exchanges, exchanges that follow each other directly included."""
     nodes: list[Node] = []
-    for at in range(draw(st.integers(1, 9))):
+    for index in range(draw(st.integers(1, 9))):
         lane = draw(st.sampled_from(list(Lane)))
-        after = draw(st.sets(st.integers(0, at - 1), max_size=3)) if at else set()
+        after = draw(st.sets(st.integers(0, index - 1), max_size=3)) if index else set()
         nodes.append(
             Node(
-                f"{at}.{draw(st.sampled_from(['attention', 'experts', 'dispatch', 'shared']))}",
+                f"{index}.{draw(st.sampled_from(['attention', 'experts', 'dispatch', 'shared']))}",
                 lane,
                 tuple(sorted(after)),
                 inputs=not after or draw(st.booleans()),

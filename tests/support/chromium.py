@@ -53,7 +53,9 @@ class Browser:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._out)  # the browser ends with its pipe
         try:
             self._process.wait(10)

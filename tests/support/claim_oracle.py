@@ -121,44 +121,44 @@ class Grid:
 quotient: Callable[[Any, Any], Any] = np.frompyfunc(lambda a, b: Fraction(a) / b, 2, 1)
 
 
-def truth(node: tree.Expr | None, at: Grid, variables: Sequence[str]) -> Any:
+def truth(node: tree.Expr | None, grid: Grid, variables: Sequence[str]) -> Any:
     """[K] whether an expression holds, for every rank that the variables may be."""
-    result = np.ones(len(at.vectors), bool)
-    for rank in range(at.ranks if variables else 1):
+    result = np.ones(len(grid.vectors), bool)
+    for rank in range(grid.ranks if variables else 1):
         if node is not None:
-            result &= as_bool(value(node, at, dict.fromkeys(variables, rank)))
+            result &= as_bool(value(node, grid, dict.fromkeys(variables, rank)))
     return result
 
 
-def value(node: tree.Expr, at: Grid, ranks: Mapping[str, int]) -> Column:
+def value(node: tree.Expr, grid: Grid, ranks: Mapping[str, int]) -> Column:
     """[K] the value of an expression, or one value where no cost matters to it."""
     match node:
         case tree.Int():
             return node.value if isinstance(node.value, int) else Fraction(str(node.value))
         case tree.Name(id=name):
-            for names in (ranks, at.dependencies.schedule.sizes, at.costs):
+            for names in (ranks, grid.dependencies.schedule.sizes, grid.costs):
                 if name in names:
                     return names[name]  # type: ignore[index]
-            return at.metric(name, None)
+            return grid.metric(name, None)
         case tree.Index(name=name):
-            return at.metric(name, int(value(node.index, at, ranks)))
+            return grid.metric(name, int(value(node.index, grid, ranks)))
         case tree.Unary(op="not"):
-            return ~as_bool(value(node.operand, at, ranks))
+            return ~as_bool(value(node.operand, grid, ranks))
         case tree.Unary():
-            return -as_number(value(node.operand, at, ranks))
+            return -as_number(value(node.operand, grid, ranks))
         case tree.Conditional():
-            chosen = as_bool(value(node.condition, at, ranks))
+            chosen = as_bool(value(node.condition, grid, ranks))
             if chosen.ndim == 0:
-                return value(node.then if chosen else node.otherwise, at, ranks)
-            return np.where(chosen, *(as_object(value(part, at, ranks)) for part in (node.then, node.otherwise)))
+                return value(node.then if chosen else node.otherwise, grid, ranks)
+            return np.where(chosen, *(as_object(value(part, grid, ranks)) for part in (node.then, node.otherwise)))
         case tree.Call(function=function):
-            parts = [as_object(value(argument, at, ranks)) for argument in node.arguments]
+            parts = [as_object(value(argument, grid, ranks)) for argument in node.arguments]
             return abs(parts[0]) if function == "abs" else reduce(_CHOICES[function], parts)
         case tree.Binary(op=("and" | "or") as op):
-            sides = [as_bool(value(side, at, ranks)) for side in (node.left, node.right)]
+            sides = [as_bool(value(side, grid, ranks)) for side in (node.left, node.right)]
             return np.logical_and(*sides) if op == "and" else np.logical_or(*sides)
         case tree.Binary(op=op):
-            left, right = (as_number(value(side, at, ranks)) for side in (node.left, node.right))
+            left, right = (as_number(value(side, grid, ranks)) for side in (node.left, node.right))
             return _BINARY[op](left, right)
     raise AssertionError(node)
 
@@ -199,9 +199,9 @@ def names_in(node: tree.Expr | None) -> Iterator[tree.Name | tree.Index]:
         yield node
     for slot in () if node is None else node.__slots__:
         part = getattr(node, slot)
-        for one in part if isinstance(part, tuple) else (part,):
-            if isinstance(one, tree.Expr):
-                yield from names_in(one)
+        for child in part if isinstance(part, tuple) else (part,):
+            if isinstance(child, tree.Expr):
+                yield from names_in(child)
 
 
 def symbols_named(claim: tree.Claim) -> set[str]:

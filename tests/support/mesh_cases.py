@@ -81,24 +81,24 @@ def _auxiliary(rank: int, experts: int, data: int) -> list[str]:
     every = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
     every.step(batch, targets)
     (place,) = mine.places
-    found, wanted = ([stage.module for stage in pipe.held(place)] for pipe in (mine, every))
+    own, wanted = ([stage.module for stage in pipe.held(place)] for pipe in (mine, every))
     wrong = [
         name
-        for one, other in zip(found, wanted, strict=True)
-        for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True)
+        for module, reference in zip(own, wanted, strict=True)
+        for (name, p), q in zip(module.named_parameters(), reference.parameters(), strict=True)
         if not same(p.grad, q.grad)  # type: ignore[arg-type]
     ]
     wrong += [
         f"loss of {number}"
-        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
-        if one.statistics.balance_loss != other.statistics.balance_loss
+        for number, (layer, reference) in enumerate(zip(_layers(own), _layers(wanted), strict=True))
+        if layer.statistics.balance_loss != reference.statistics.balance_loss
     ]
     mine.update_biases()
     every.update_biases()
     wrong += [
         f"bias of {number}"
-        for number, (one, other) in enumerate(zip(_layers(found), _layers(wanted), strict=True))
-        if not same(one.router.bias, other.router.bias) or not one.router.bias.any()
+        for number, (layer, reference) in enumerate(zip(_layers(own), _layers(wanted), strict=True))
+        if not same(layer.router.bias, reference.router.bias) or not layer.router.bias.any()
     ]
     mine.close()
     return wrong

@@ -246,8 +246,8 @@ class Maker:
     def _time(self) -> tuple[str, int | None]:
         """A metric, and the rank if it is of one."""
         metric = self.draw.choice(("makespan", "bubble", "bubble", "span_bubble", "span_bubble"))
-        one = metric != "makespan" and self.draw.random() < 0.4
-        return metric, self.draw.randrange(self.dependencies.schedule.ranks) if one else None
+        of_rank = metric != "makespan" and self.draw.random() < 0.4
+        return metric, self.draw.randrange(self.dependencies.schedule.ranks) if of_rank else None
 
     def _piece(self, metric: str, rank: int | None) -> Form:
         return self.draw.choice(self.pieces).of(metric, rank)

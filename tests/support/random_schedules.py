@@ -91,14 +91,14 @@ def _columns(draw: random.Random, place: Placement, streams: list[list[tuple[OpK
 
 def with_recomputation(schedule: Schedule, seed: int) -> Schedule:
     """About half of the microbatches of each stage get an R anywhere between their forward and their backward."""
-    draw, known = random.Random(seed), Dependencies.of(schedule)
+    draw, dependencies = random.Random(seed), Dependencies.of(schedule)
     slot = [(int(s), int(m)) for s, m in zip(schedule.stage, schedule.microbatch, strict=True)]
-    forward = {slot[row]: int(known.cell_of[row]) for row in np.flatnonzero(schedule.kind == OpKind.F)}
+    forward = {slot[row]: int(dependencies.cell_of[row]) for row in np.flatnonzero(schedule.kind == OpKind.F)}
     before: dict[int, list[int]] = {}
     for row in np.flatnonzero(np.isin(schedule.kind, (OpKind.B, OpKind.I))).tolist():
         if draw.random() < 0.5:
-            cell = draw.randint(forward[slot[row]] + 1, int(known.cell_of[row]))
-            before.setdefault(int(known.first[cell]), []).append(row)
+            cell = draw.randint(forward[slot[row]] + 1, int(dependencies.cell_of[row]))
+            before.setdefault(int(dependencies.first[cell]), []).append(row)
     order: list[tuple[int, OpKind | None]] = []
     for row in range(len(schedule)):
         order += [*((of, OpKind.R) for of in before.get(row, [])), (row, None)]

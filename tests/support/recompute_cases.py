@@ -49,7 +49,7 @@ def trained(
     pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, **options)
     torch.manual_seed(5)
     losses = train(pipe, 2)
-    state = {f"{at} {name}": value for at, stage in enumerate(pipe._held())
+    state = {f"{number} {name}": value for number, stage in enumerate(pipe._held())
              for name, value in stage.module.state_dict().items()}  # fmt: skip
     pipe.close()
     return {**state, "losses": torch.stack(losses)}

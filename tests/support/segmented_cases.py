@@ -123,8 +123,8 @@ class Ranks:
     ) -> None:
         parts = partition(model, program.stages, placement=program.placement)
         self.program, self.count = program, program.microbatches
-        one = tokens(1)[0]
-        boundaries = infer_boundaries(parts, (one,))
+        example = tokens(1)[0]
+        boundaries = infer_boundaries(parts, (example,))
         self.stages: dict[Coordinate, dict[int, SegmentedStage]] = {}
         self.executors: dict[Coordinate, Executor] = {}
         for place, (near, transport) in places.items():

@@ -131,8 +131,8 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
             gradients = step.finish_backward(pending)
         else:
             torch.autograd.backward(outputs, gradients)
-            gradients = tuple(given(value.grad) for value in inputs)
-    yield Result((output, gradients[0], gradients[1], given(matrices.grad)), route, group.bytes_leaving_node())
+            gradients = tuple(present(value.grad) for value in inputs)
+    yield Result((output, gradients[0], gradients[1], present(matrices.grad)), route, group.bytes_leaving_node())
 
 
 def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -150,7 +150,7 @@ def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[T
         result = step(route, *values)
         values = result if isinstance(result, tuple) else (result,)
     values[0].backward(data.gradients[group.rank])
-    return values[0].detach(), given(x.grad), given(weights.grad), given(matrices.grad)
+    return values[0].detach(), present(x.grad), present(weights.grad), present(matrices.grad)
 
 
 def layer(method: Method, matrices: Tensor, group: ExpertGroup) -> list[Callable[..., Any]]:
@@ -191,12 +191,12 @@ def plain(case: Case, data: Data) -> tuple[list[Tensor], list[Tensor], list[Tens
         output = (each * kept[..., None]).sum(1)
         output.backward(gradient)
         outputs.append(output.detach())
-        xs.append(given(leaf.grad))
-        weights.append(given(gate.grad))
-    return outputs, xs, weights, given(matrices.grad)
+        xs.append(present(leaf.grad))
+        weights.append(present(gate.grad))
+    return outputs, xs, weights, present(matrices.grad)
 
 
-def given(gradient: Tensor | None) -> Tensor:
+def present(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient
 

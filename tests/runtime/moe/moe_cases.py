@@ -90,12 +90,12 @@ def uneven(rank: int, world_size: int) -> list[float]:
         x = tokens(4)[rank][: COUNTS[rank]].requires_grad_()
         layer(x).sin().sum().backward()
         errors = [abs(layer.statistics.balance_loss - float(loss.detach())), _apart(x.grad, 4 * parts[rank].grad)]  # type: ignore[operator]
-        for parameter, other in zip(layer.parameters(), whole.parameters(), strict=True):
-            grad, wanted = parameter.grad, other.grad
+        for parameter, expected in zip(layer.parameters(), whole.parameters(), strict=True):
+            grad, wanted = parameter.grad, expected.grad
             assert grad is not None
             assert wanted is not None
             if is_expert(parameter):
-                full = torch.zeros_like(other)
+                full = torch.zeros_like(expected)
                 full.narrow(0, layer.experts.first, len(grad)).copy_(grad)
                 grad = full
             dist.all_reduce(grad)
@@ -104,8 +104,8 @@ def uneven(rank: int, world_size: int) -> list[float]:
     return largest
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+def _apart(first: Tensor, second: Tensor) -> float:
+    return float((first - second).abs().max())
 
 
 def sharded_layer(rank: int, world_size: int, per_node: int, capacity: list[Any] | None) -> dict[str, Any]:

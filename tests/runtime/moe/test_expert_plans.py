@@ -75,8 +75,8 @@ def test_methods_agree_bit_by_bit_over_steps() -> None:
         pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
         losses = train(pipe, 3)
         states.append({**pipe.full_state_dict(), "losses": torch.stack(losses)})
-    for other in states[1:]:
-        assert [name for name, value in states[0].items() if not torch.equal(value, other[name])] == []
+    for state in states[1:]:
+        assert [name for name, value in states[0].items() if not torch.equal(value, state[name])] == []
 
 
 def test_a_state_dict_of_the_whole_model_is_spread_and_put_together() -> None:
@@ -138,5 +138,5 @@ def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:
             if parameter.grad is not None
         }
         states.append({**grads, "losses": torch.stack(losses)})
-    for other in states[1:]:
-        assert [name for name, value in states[0].items() if not torch.equal(value, other[name])] == []
+    for state in states[1:]:
+        assert [name for name, value in states[0].items() if not torch.equal(value, state[name])] == []

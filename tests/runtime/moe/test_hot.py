@@ -263,10 +263,10 @@ PROCESSES = [
 def test_processes() -> None:
     """Bit by bit what all ranks in one process give."""
     ranks = pool(4).run("runtime.moe.hot_cases:parity", cases=PROCESSES, timeout=240)
-    for found in ranks:
-        assert [case[:2] for case in found] == [[[True, True], []]] * len(PROCESSES)
+    for answers in ranks:
+        assert [case[:2] for case in answers] == [[[True, True], []]] * len(PROCESSES)
     for case in range(len(PROCESSES)):
-        assert sum(found[case][2]["hot_rows"] for found in ranks) > 0
+        assert sum(answers[case][2]["hot_rows"] for answers in ranks) > 0
 
 
 @pytest.mark.processes

@@ -215,9 +215,9 @@ def test_expert_gradients_at_once_deferred_and_plain(counts: list[int], padded: 
     assert deferred.gate_up.grad is None
     for m in range(3):
         sinks[1].flush(m)
-    for other in (sunk, deferred):
-        assert torch.equal(other.gate_up.grad, at_once.gate_up.grad)  # type: ignore[arg-type]
-        assert torch.equal(other.down.grad, at_once.down.grad)  # type: ignore[arg-type]
+    for experts in (sunk, deferred):
+        assert torch.equal(experts.gate_up.grad, at_once.gate_up.grad)  # type: ignore[arg-type]
+        assert torch.equal(experts.down.grad, at_once.down.grad)  # type: ignore[arg-type]
     for kind in (1, 2):
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves[0], leaves[kind], strict=True))  # type: ignore[arg-type]
     tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
@@ -254,19 +254,19 @@ def test_frozen_experts_make_no_work_and_wrong_counts_are_refused() -> None:
 )
 @pytest.mark.parametrize("capacity", [None, ExpertCapacity(0.75, "position"), ExpertCapacity(1.0), ExpertCapacity(9.0)])
 def test_a_layer_alone_is_plain_autograd(routing: RouterConfig, capacity: ExpertCapacity | None) -> None:
-    layer, other = small_layer(routing), small_layer(routing)
+    layer, reference = small_layer(routing), small_layer(routing)
     layer.attach(ExpertGroup.solo(), capacity=capacity)
     set_loss_scale(layer, 0.5)
     (x,), (y,) = tokens(1, 12), tokens(1, 12)
     x.requires_grad_()
     y.requires_grad_()
     output = layer(x.view(3, 4, WIDTH))
-    (expected,), loss = plain(other, [y], capacity)
+    (expected,), loss = plain(reference, [y], capacity)
     torch.testing.assert_close(output.flatten(0, 1), expected)
     (output.sin().mean() * 0.5).backward()
     ((expected.sin().mean() + loss) * 0.5).backward()
     torch.testing.assert_close(x.grad, y.grad)
-    for name, parameter in other.named_parameters():
+    for name, parameter in reference.named_parameters():
         torch.testing.assert_close(layer.get_parameter(name).grad, parameter.grad, msg=name)
     statistics = layer.statistics
     assert statistics.choices == 12 * routing.top

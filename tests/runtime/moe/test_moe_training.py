@@ -52,7 +52,7 @@ def transformer() -> MoETransformer:
 def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedule: str, ranks: int) -> None:
     """Whole and split backwards, multi-token prediction, auxiliary loss: bit for bit, and close to plain autograd."""
     program = schedc.compile(schedule, P=ranks, M=4)
-    model, other = transformer(), transformer()
+    model, reference = transformer(), transformer()
     ids = torch.randint(0, 32, (8, 7), generator=torch.Generator().manual_seed(2))
     batch, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     loss_fn = multi_token_loss()
@@ -67,10 +67,10 @@ def test_a_pipeline_trains_the_transformer_with_the_bits_of_the_reference(schedu
         assert parameter.grad is not None, name
         assert torch.equal(parameter.grad, expected.grads[name]), name
 
-    set_loss_scale(other, 0.25)
+    set_loss_scale(reference, 0.25)
     for x, y in zip(batch.chunk(4), targets.chunk(4), strict=True):
-        (loss_fn(other(x), y) * 0.25).backward()
-    for name, parameter in other.named_parameters():
+        (loss_fn(reference(x), y) * 0.25).backward()
+    for name, parameter in reference.named_parameters():
         torch.testing.assert_close(expected.grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
 
     layers = [module for module in model.modules() if isinstance(module, MoELayer)]
@@ -94,19 +94,19 @@ def test_pipelines_that_share_experts_have_the_gradients_of_plain_autograd(sched
         plan=Attachments(method=method, overlap=True), in_process=True,
     )  # fmt: skip
     loss = pipe.step(batch, targets)
-    other = transformer()
-    set_loss_scale(other, 0.25)
+    reference = transformer()
+    set_loss_scale(reference, 0.25)
     expected = torch.zeros((), dtype=torch.float64)
     for m in range(4):
         rows = torch.tensor([2 * m, 2 * m + 1, 8 + 2 * m, 9 + 2 * m])
-        part = loss_fn(other(batch[rows]), targets[rows]) / 4
+        part = loss_fn(reference(batch[rows]), targets[rows]) / 4
         part.backward()
         expected += part.detach()
     torch.testing.assert_close(loss, expected)
     grads: dict[str, list[Tensor | None]] = {}
     for name, parameter in pipe.named_parameters():
         grads.setdefault(name, []).append(parameter.grad)
-    for name, parameter in other.named_parameters():
+    for name, parameter in reference.named_parameters():
         assert parameter.grad is not None
         parts = parameter.grad.chunk(2) if name.endswith((".gate_up", "experts.down")) else [parameter.grad] * 2
         for grad, part in zip(grads[name], parts, strict=True):
