@@ -9,6 +9,7 @@ other step is this rank's own.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -253,6 +254,13 @@ def shard_parameters(assembly: Assembly) -> None:
     if assembly.shards is not None:
         assembly.shards.shard()
     assembly.guard.ready()
+    if not any(True for stage in assembly.held() for _ in stage.module.parameters()):
+        warnings.warn(
+            f"{assembly.network.names[assembly.network.process]} holds no parameters (its stages are"
+            f" {[stage.index for stage in assembly.held()]}): torch's optimizers refuse an empty list of parameters."
+            " Make no optimizer on this rank, or cut the model elsewhere (cut=Cut(...)).",
+            stacklevel=4,
+        )
 
 
 STEPS: tuple[Callable[[Assembly], None], ...] = (

@@ -25,6 +25,7 @@ from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.router_bias import update_biases
+from schedc_runtime.pipeline.scaler import unscale
 from schedc_runtime.pipeline.state import gather_state, load_state
 from schedc_runtime.pipeline.step import PipelineCall, StepRunner
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -196,12 +197,25 @@ class Pipeline:
         Every parameter of the model counts once. norm_type: ``2.0``, ``float("inf")``, ... error_if_nonfinite: raise
         `NonFiniteNorm`, on every rank, for a norm that is NaN or infinite.
 
-        Returns [] the norm before, on every rank the same, whatever the number of ranks: in float64 if a gradient is,
-        else in float32.
+        Returns [] the norm before, on every rank the same, for every number of ranks and every schedule. It has 44
+        significant bits and float64 if a gradient has, else 20 bits and float32.
         """
         norm, dtype = total_norm(self._assembly, norm_type, refuse=error_if_nonfinite)
         clip(list(self.parameters()), norm, max_norm)
         return torch.tensor(norm, dtype=dtype, device=self._assembly.device)
+
+    def unscale_(self, scaler: Any, optimizer: torch.optim.Optimizer | None) -> None:
+        """Divide the gradients by the scale of a `torch.amp.GradScaler`: all ranks skip the update, or none.
+
+        A collective, between steps: after `step` with ``scale=scaler.get_scale()``, before `clip_grad_norm_`.
+        optimizer: that of this process; None where it has no parameters.
+        """
+        unscale(self._assembly, scaler, optimizer)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The stage modules held here, in order of stages; with ``in_process`` those of all ranks."""
+        return tuple(stage.module for stage in self._held())
 
     def train(self, mode: bool = True) -> Pipeline:
         """Put the stages held here into training (or evaluation) mode; `evaluate` needs no call of this."""

@@ -56,7 +56,7 @@ def stages_of_places(
     for place in places:
         own[place] = {index: parts.modules[index] for index in stages_on(program, place.pipeline)}
         # Together, so that parameters which they share stay shared; and before a stage changes its layers.
-        own[place] |= deepcopy({index: module for index, module in own[place].items() if index in taken})
+        own[place] |= _copied({index: module for index, module in own[place].items() if index in taken})
         taken.update(own[place])
     give_copies(list(own.values()), tied_apart(parts.shared, program.placement))
     for place, held in own.items():
@@ -65,6 +65,20 @@ def stages_of_places(
         place: {i: new_stage(parts, i, module, program, loss_fn, segmented=segmented) for i, module in held.items()}
         for place, held in own.items()
     }
+
+
+def _copied(modules: dict[int, nn.Module]) -> dict[int, nn.Module]:
+    """A deep copy of modules, whose parameters keep the hooks that were registered on them."""
+    result = deepcopy(modules)
+    for index, module in modules.items():
+        for parameter, duplicate in zip(module.parameters(), result[index].parameters(), strict=True):
+            if not duplicate._backward_hooks:
+                for hook in (parameter._backward_hooks or {}).values():
+                    duplicate.register_hook(hook)  # type: ignore[no-untyped-call]
+            if not getattr(duplicate, "_post_accumulate_grad_hooks", None):
+                for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+                    duplicate.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return result
 
 
 def new_stage(

@@ -31,6 +31,7 @@ from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted
 from schedc_runtime.pipeline.loss_function import Expected, Loss
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
+from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.tied import check_copies
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
@@ -67,7 +68,7 @@ class StepRunner:
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self._experts = [layer for stage in assembly.held() for _, layer in moe_layers(stage.module)]
-        self._meeting = candidates(assembly.held())
+        self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica = assembly.places[0].replica
         self._replicas_here = mesh.replicas if network.in_process else 1
@@ -124,6 +125,8 @@ class StepRunner:
         microbatches = call.program.microbatches * assembly.mesh.replicas
         guess = accumulation.guess if accumulation else None
         self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs)
+        if call.training:
+            self._statistics.begin()
         loss_scale = call.scale / (microbatches * call.accumulate)
         for layer in self._experts:
             layer.loss_scale = loss_scale
@@ -143,6 +146,8 @@ class StepRunner:
             stage.check_empty()
             stage.end_step()
             stage.take_losses()  # the head has them
+        if call.training:
+            self._statistics.combine()
         if call.trace:
             here = [(place.pipeline, x) for place, x in executors.items() if place.replica == self._replica]
             self.intervals = {rank: executor.intervals or [] for rank, executor in here}

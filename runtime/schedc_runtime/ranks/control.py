@@ -16,19 +16,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
-from schedc_runtime.ranks.presence import Presence
+from schedc_runtime.ranks.presence import LOST, Presence
 from schedc_runtime.ranks.progress import Position
 
 _SLICE = 5.0
 """Seconds between two looks for a failed peer while waiting for an answer; the store prints a warning after each. A
-failed rank answers the next round with `_LOST`, which wakes the others at once. The looks serve ranks that wait for a
+failed rank answers the next round with `LOST`, which wakes the others at once. The looks serve ranks that wait for a
 third rank."""
 _CAUSE = 1.0
 """Seconds within which the rank that broke a connection publishes a reason, or is seen to be dead."""
 _REPORT = 2.0
 """Seconds that the reporting rank may take, besides its looks at other machines."""
-_LOST = "null lost"
-"""The answer of a failed rank, which is no JSON."""
 _Answer = TypeVar("_Answer")
 
 
@@ -104,9 +102,11 @@ class ControlPlane:
         if self._store is None:
             return [value]
         self._round += 1
+        self.presence.awaited = self._round
         keys = [f"round/{self._round}/{process}" for process in range(len(self.names))]
         try:
             self._store.set(keys[self.process], json.dumps(value))
+            self._refuse_dead(keys, what)
             answers = self._wait_all(keys, what)
         except dist.DistError as error:
             view = f"{self.name} lost the store that all ranks meet at, waiting for {what}: {error}"
@@ -114,11 +114,20 @@ class ControlPlane:
         if self._round > 1:
             # Every rank is in this round, hence has read the one before.
             self.presence.read.append(f"round/{self._round - 1}/{self.process}")
-        if _LOST.encode() in answers:
-            lost = self.names[answers.index(_LOST.encode())]
-            failure = self._failure(wait=_CAUSE) or RankFailure(FailureKind.ERROR, lost, lost, "it has not said why")
-            raise as_error(failure, self.name)
+        if LOST.encode() in answers:
+            lost = self.names[answers.index(LOST.encode())]
+            if (failure := self._failure(wait=_CAUSE)) is not None:
+                raise as_error(failure, self.name)
+            raise self.diagnose(f"{self.name} waited for {lost} at {what}", broken=True, peer=lost)
         return [json.loads(answer) for answer in answers]
+
+    def _refuse_dead(self, keys: Sequence[str], what: str) -> None:
+        """Raise `PeerFailure` for a rank of this machine that has ended without its answer."""
+        late = [process for process in self.presence.ended() if not self._store.check([keys[process]])]
+        if late:
+            names = ", ".join(self.names[process] for process in late)
+            view = f"{self.name} waited for {names} at {what}"
+            raise self.diagnose(view, broken=True, peer=self.names[late[0]])
 
     def publish(self, text: str) -> None:
         """Tell the others that this rank failed by itself."""
@@ -126,7 +135,7 @@ class ControlPlane:
 
     def leave(self) -> None:
         """Wake the ranks that wait for the next answer of this rank, which will not come."""
-        self._ask(lambda store: store.set(f"round/{self._round + 1}/{self.process}", _LOST), None)
+        self._ask(lambda store: store.set(f"round/{self._round + 1}/{self.process}", LOST), None)
 
     def diagnose(self, view: str, *, broken: bool, peer: str = "") -> RuntimeFault:
         """The error for a failed wait of this rank: another rank's failure if there is one, else what this rank sees.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from schedc_runtime.errors import RuntimeFault, StepTimeout
+from schedc_runtime.errors import PeerFailure, RuntimeFault, StepTimeout
 
 _FIRST_LOOK, _LAST_LOOK = 0.001, 0.1
 """Seconds between two looks into the store: at first, and after a long wait."""
@@ -66,7 +66,14 @@ def meet(store: Any, what: str, process: int, names: Sequence[str], timeout: flo
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID") or "run"
     table = PrefixStore(f"schedc/{run}/{what}", store)
-    return PrefixStore(_agree(table, process, names, timeout), table)
+    try:
+        return PrefixStore(_agree(table, process, names, timeout), table)
+    except dist.DistNetworkError as error:
+        raise PeerFailure(
+            names[0],
+            f"{names[process]} lost the store that all ranks meet at: {error}\n"
+            f"its process has ended; without torchrun that is the process of {names[0]}",
+        ) from None
 
 
 def _agree(table: Any, process: int, names: Sequence[str], timeout: float) -> str:

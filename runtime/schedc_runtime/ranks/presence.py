@@ -12,13 +12,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from schedc_runtime.ranks.processes import Condition, Process, condition, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
 
+LOST = "null lost"
+"""The answer of a failed rank, which is no JSON."""
 _END = 2.0
 """Seconds to wait at the end of a pipeline for the thread that reports to the store."""
+
+
+_Value = TypeVar("_Value")
 
 
 class _Peer(NamedTuple):
@@ -41,6 +46,8 @@ class Presence:
     ) -> None:
         self.names, self.process = names, process
         self.progress = Progress(shared=store is not None)
+        self.awaited = 0
+        """Number of the last round of `ControlPlane.gather` that this rank has begun."""
         self.read: deque[str] = deque()
         """Keys of the store that all ranks have read. The thread deletes them outside of the step."""
         self._store, self._interval, self._describe = store, interval, describe
@@ -50,7 +57,7 @@ class Presence:
         if store is not None:
             position = _weakly(self._report)
             watchdog = threading.Thread(
-                target=_watch, args=(store.clone(), process, interval, position, self.read, stop),
+                target=_watch, args=(store.clone(), process, interval, position, self.read, stop, _weakly(self._dead)),
                 daemon=True, name="schedc-watchdog",
             )  # fmt: skip
             watchdog.start()
@@ -69,6 +76,10 @@ class Presence:
     def ended(self) -> list[int]:
         """Numbers of the ranks whose processes have ended."""
         return [process for process in range(len(self.names)) if self._condition(process).ended]
+
+    def _dead(self) -> list[str]:
+        """Keys under which the ranks that have ended would answer the round that this rank is in."""
+        return [f"round/{self.awaited}/{process}" for process in self.ended()] if self.awaited else []
 
     def troubles(self) -> list[str]:
         """A line for each rank of this machine that is dead or stopped: how, and where it stood."""
@@ -150,11 +161,11 @@ def _end(stop: threading.Event, threads: list[threading.Thread], progress: Progr
             thread.join(_END)
 
 
-def _weakly(position: Callable[[], str]) -> Callable[[], str | None]:
+def _weakly(position: Callable[[], _Value]) -> Callable[[], _Value | None]:
     """A function that calls ``position``, a bound method, without keeping its object alive; None once that is gone."""
     reference = weakref.WeakMethod(position)
 
-    def call() -> str | None:
+    def call() -> _Value | None:
         method = reference()
         return None if method is None else method()
 
@@ -168,10 +179,12 @@ def _watch(
     position: Callable[[], str | None],
     read: deque[str],
     stop: threading.Event,
+    dead: Callable[[], list[str] | None],
 ) -> None:
     """Run the watchdog: report where the rank stands, also while its main thread is stuck in Python or in a wait.
 
-    It also deletes the answers that all ranks have ``read``, so that the store does not grow.
+    It also deletes the answers that all ranks have ``read``, so that the store does not grow. It answers in place of
+    ranks that are ``dead``, which wakes the ranks that wait for them.
     """
     for number in count():
         if (place := position()) is None:
@@ -180,6 +193,8 @@ def _watch(
             store.set(f"position/{process}", json.dumps({"count": number, "at": place}))
             while read:
                 store.delete_key(read.popleft())
+            for key in dead() or ():
+                store.compare_set(key, "", LOST)  # only where the rank has not answered before its end
         except RuntimeError:
             return  # the store is gone with the process that held it
         if stop.wait(interval):

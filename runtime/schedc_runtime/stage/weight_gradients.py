@@ -120,7 +120,7 @@ def install(module: nn.Module, sink: WeightSink) -> None:
         if isinstance(layer.__dict__.get("forward"), Deferring):
             raise StageError(
                 f"layer `{name}` already belongs to another stage object",
-                "build every stage from its own copy of the model (copy.deepcopy), or release() the old stage first",
+                "close() the pipeline that was built of this model before, or build from a copy (copy.deepcopy)",
             )
         if (forward := FORWARDS.get(type(layer))) and "forward" not in layer.__dict__:
             layer.__dict__["forward"] = forward(layer, sink)
