@@ -40,7 +40,7 @@ WORKERS ?= 2
 test: setup  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$(ROOM)
 
-test-fast: setup  ## what starts no ranks and takes no test longer than five seconds
+test-fast: setup  ## what starts no ranks and is not marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not processes and not slow' tests/$(ROOM)
 
 sweep: setup  ## the long sweeps in full; the suite runs them reduced

@@ -13,6 +13,8 @@ import pytest
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
@@ -110,7 +112,6 @@ def test_the_added_directive_is_read_formatted_and_carried(copy: Path) -> None:
     assert (status, "error[S144]: `auxiliary` takes a number alone" in output) == (1, True), output
 
 
-@pytest.mark.slow
 def test_the_runtime_carries_the_added_directive_out(copy: Path) -> None:
     (copy / "mine.sched").write_text(PLAN, encoding="utf-8")
     status, output = python(copy, "-c", ATTACHED)
@@ -145,7 +146,6 @@ def test_the_added_kind_is_ordered_priced_and_drawn(copy: Path) -> None:
     assert (status, "error[S204]: gradient check of microbatch 0 on stage 0 runs before" in output) == (1, True), output
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_the_runtime_runs_the_added_kind(copy: Path) -> None:
     (copy / "checked.sched").write_text(CHECKED, encoding="utf-8")

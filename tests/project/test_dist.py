@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from schedc.load.library import names
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = {"schedc": ROOT / "schedc", "schedc_runtime": ROOT / "runtime" / "schedc_runtime"}
 SOURCE = {
     *(

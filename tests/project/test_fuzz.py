@@ -9,6 +9,8 @@ import pytest
 from project import fuzz
 from project.fuzz_inputs import Case
 
+pytestmark = pytest.mark.slow
+
 COUNT = 400
 
 

@@ -11,6 +11,7 @@ from support.paths import ROOT
 LEFT = [(rule, file, count) for rule, files in house.ratchet().items() for file, count in files.items()]
 
 
+@pytest.mark.slow
 def test_nothing_is_worse_than_the_ratchet() -> None:
     """Mend what `python tests/project/house.py --file PATH` prints; the ratchet is never raised."""
     now = house.counts()

@@ -106,6 +106,7 @@ def test_the_command_reports_and_exits_1_where_a_size_fails(tmp_path: Path) -> N
     assert CliRunner().invoke(main, ["check", "zbh1", "--sweep", "P<="]).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["check", "--sweep", "P<=2, M<=2"], ["report"]])
 def test_of_a_plan_its_schedule_is_spoken_of_and_that_is_said(arguments: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.sched"

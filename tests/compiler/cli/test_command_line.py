@@ -134,6 +134,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_status_130_and_leaves_nothing_behind() -> None:
     """Sends SIGINT to every process of the command at once, as a terminal does."""
     running = [

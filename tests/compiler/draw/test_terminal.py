@@ -213,6 +213,7 @@ class Terminal:
         return text
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_unless_it_says_no() -> None:
     coloured = Terminal("show", "1f1b", "--format", "term").rest()
     assert "\x1b[" in coloured
@@ -223,6 +224,7 @@ def test_a_terminal_gets_colours_unless_it_says_no() -> None:
     assert "rank 0 F0F1F2F3" in plain
 
 
+@pytest.mark.slow
 def test_watch_redraws_on_save_and_ends_quietly(tmp_path: Path) -> None:
     file, page = tmp_path / "mine.sched", tmp_path / "out" / "mine.html"
     file.write_text(GOOD)

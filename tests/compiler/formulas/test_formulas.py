@@ -42,6 +42,8 @@ from schedc.syntax.parser import parse
 from schedc.syntax.tree import ScheduleTree
 from support.sweeps import swept
 
+pytestmark = pytest.mark.slow
+
 READ = ("1f1b", "interleaved_1f1b", "zbh1", "zbh2", "dualpipe", "zbv", "vmin")
 """Schedules of which these tests read single formulas, which takes more sizes to find."""
 

@@ -15,6 +15,8 @@ from schedc.layout import LayerCosts, Layout, Model, ModelPart, PartKind, PerKin
 from schedc.layout.balancing import groups_of
 from schedc.layout.compare import load_per_rank
 
+pytestmark = pytest.mark.slow
+
 PLACEMENTS = [
     linear(1, 4),
     linear(3, 4),

@@ -311,6 +311,7 @@ def test_messages_speak_the_language() -> None:
 DEEP = 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

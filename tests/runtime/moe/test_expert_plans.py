@@ -16,6 +16,8 @@ from schedc_runtime.testing import pool
 from support.expert_cases import batch_of, compiled, in_process, model, train
 from support.runtime_cases import next_token_loss, plain
 
+pytestmark = pytest.mark.slow
+
 TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 CASES = [

@@ -29,6 +29,8 @@ from schedc_runtime.testing import pool
 from support import segmented_cases
 from support.segmented_cases import serial, shuffled, together, unequal
 
+pytestmark = pytest.mark.slow
+
 # The choice.
 
 

@@ -24,6 +24,8 @@ from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.batch import split
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

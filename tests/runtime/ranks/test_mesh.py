@@ -95,6 +95,7 @@ def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
     assert pool(4).run("support.mesh_cases:auxiliary", meshes=SPREADS, timeout=60) == [[[]] * 3] * 4
 
 
+@pytest.mark.slow
 def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts() -> None:
     """Microbatch m of all four has the loss, the gradients and the biases of one rank with all their tokens."""
     program = compile_schedule("dualpipev", P=2, M=4)

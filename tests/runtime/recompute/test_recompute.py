@@ -51,6 +51,7 @@ ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 # The same bits.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "levels"),
     [

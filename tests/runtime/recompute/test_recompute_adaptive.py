@@ -38,6 +38,8 @@ from support.recompute_cases import (
 from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import listed
 
+pytestmark = pytest.mark.slow
+
 
 @given(st.lists(st.lists(st.integers(1, 40), min_size=4, max_size=4), min_size=1, max_size=30), st.floats(1.05, 3))
 def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int]], threshold: float) -> None:

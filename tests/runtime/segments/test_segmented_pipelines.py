@@ -35,6 +35,8 @@ from schedc_runtime.testing import pool
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
 from support.segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
 
+pytestmark = pytest.mark.slow
+
 STEPS: dict[str, dict[str, int]] = {
     "dualpipev": {"P": 2, "M": 4}, "zbv": {"P": 2, "M": 3}, "1f1b": {"P": 3, "M": 3}, "dualpipe": {"P": 2, "M": 4},
 }  # fmt: skip
