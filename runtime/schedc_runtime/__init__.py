@@ -1,5 +1,6 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
+from schedc_runtime.materialize.record import deferred
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.loss_function import Loss
 from schedc_runtime.pipeline.losses import StepResult
@@ -7,4 +8,4 @@ from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.ranks.join import join
 from schedc_runtime.ranks.mesh import Mesh
 
-__all__ = ["Cut", "Loss", "Mesh", "Pipeline", "StepResult", "join"]
+__all__ = ["Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join"]

@@ -26,6 +26,10 @@ class StageError(RuntimeFault):
     """A stage cannot do what was asked in its present state."""
 
 
+class MaterializeError(RuntimeFault):
+    """A model on the meta device cannot be given its values, or has none yet."""
+
+
 class PeerFailure(RuntimeFault):
     """This rank stopped because another rank failed or died, or because its connection broke.
 

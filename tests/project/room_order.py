@@ -26,8 +26,8 @@ LEVELS = {
     ),
     "schedc_runtime": (
         ("errors", "testing", "transport"),
-        ("ranks", "partition"),
-        ("recompute",),
+        ("ranks", "partition", "checkpoint"),
+        ("recompute", "materialize"),
         ("stage",),
         ("moe",),
         ("segments", "models"),

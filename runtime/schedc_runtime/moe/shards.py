@@ -97,6 +97,11 @@ def local_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     return result
 
 
+def first_rows(model: nn.Module) -> dict[str, int]:
+    """The id of the first expert here, for the name of each parameter of sharded experts."""
+    return {prefix + own: experts.first for prefix, experts in _sharded(model) for own, _ in experts.named_parameters()}
+
+
 def _sharded(model: nn.Module) -> Iterator[tuple[str, Experts]]:
     """Sharded experts by the prefix of their parameters' names."""
     return (

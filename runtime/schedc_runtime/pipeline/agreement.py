@@ -30,7 +30,7 @@ def fingerprint(
     Experts are not compared: each rank of an expert group holds others.
 
     names: shape and dtype of each entry of the model's state. blocks: [stages] names, as of a `Partition`.
-    copies: the stages here that another rank holds, too.
+    copies: the stages here that another rank holds, too. Weights on the meta device are not compared.
     cells: the order inside each instruction of the stages here, which expert ranks must have in common.
     """
     x = program
@@ -38,6 +38,7 @@ def fingerprint(
     weights = {
         f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
         for stage in copies
+        if not any(p.is_meta for p in stage.module.parameters())
     }
     frozen = {
         f"frozen parameters of stage {stage.index}": repr([p.requires_grad for p in stage.module.parameters()])

@@ -10,7 +10,7 @@ other step is this rank's own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from schedc.passes.tied import with_tied
 from schedc.plan import Attachments, plan_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
+from schedc_runtime.materialize.construction import Construction, construction_of
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
@@ -37,6 +38,7 @@ from schedc_runtime.pipeline.stages import (
     StagesByIndex,
     copied_stages,
     device_of,
+    device_of_backend,
     layout_of,
     stages_of_places,
     stages_on,
@@ -64,6 +66,7 @@ class Settings:
     group: dist.ProcessGroup | None
     in_process: bool
     timeout: float
+    device: torch.device | None = None
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Assembly:
     """What a pipeline consists of; each step of `STEPS` sets some of it.
 
     program: that of the settings; from `tie_weights` on with the sums of tied weights.
+    construction: where the values of each of the model's tensors come from.
     names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
     sharded. tied: the parameters of which several ranks need a copy. weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
@@ -79,6 +83,7 @@ class Assembly:
     """
 
     settings: Settings
+    construction: Construction = field(init=False)
     device: torch.device = field(init=False)
     plan: Attachments = field(init=False)
     mesh: Mesh = field(init=False)
@@ -116,9 +121,14 @@ def assemble(settings: Settings) -> Assembly:
 
 
 def find_device(assembly: Assembly) -> None:
-    """The device is the model's."""
-    assembly.program = assembly.settings.program
-    assembly.device = device_of(assembly.settings.model)
+    """The device is the model's; that of a model on the meta device follows from its construction."""
+    settings = assembly.settings
+    assembly.program = settings.program
+    assembly.construction = construction = construction_of(settings.model)
+    if construction.deferred:
+        assembly.device = settings.device or construction.device or device_of_backend(settings.group)
+    else:
+        assembly.device = device_of(settings.model)
 
 
 def choose_mesh(assembly: Assembly) -> None:
@@ -179,9 +189,8 @@ def make_stages(assembly: Assembly) -> None:
     def spread(place: Coordinate, modules: Iterable[nn.Module]) -> None:
         modules, near = list(modules), network.peer_groups[place]
         attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas)
-        if assembly.shards is not None:
-            held = dict(zip(stages_on(program, place.pipeline), modules, strict=True))
-            assembly.shards.take(place, modules, assembly.device, copies_in(held, assembly.tied))
+        if not assembly.construction.deferred:
+            take_shards(assembly, place, modules)
 
     assembly.head = LossHead(settings.loss_fn)
     assembly.stages = stages_of_places(
@@ -190,6 +199,13 @@ def make_stages(assembly: Assembly) -> None:
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
+
+
+def take_shards(assembly: Assembly, place: Coordinate, modules: Sequence[nn.Module]) -> None:
+    """Shard the dense parts of a place's modules, where the mesh says so. A collective of the replicas."""
+    if assembly.shards is not None:
+        held = dict(zip(stages_on(assembly.program, place.pipeline), modules, strict=True))
+        assembly.shards.take(place, modules, assembly.device, copies_in(held, assembly.tied))
 
 
 def _copied(assembly: Assembly, place: Coordinate) -> list[Stage]:
@@ -234,24 +250,28 @@ def release_modules(assembly: Assembly) -> None:
 
 
 def compare_ranks(assembly: Assembly) -> None:
-    """All ranks must run the same program on the same model: a difference would be a deadlock later."""
+    """All ranks must run the same program on the same model: a difference would be a deadlock later.
+
+    Weights on the meta device are compared by `materialize`, and copies of tied weights by the first step.
+    """
     control = assembly.guard.control
     control.meet()
     prints = {
         "mesh": repr(assembly.mesh),
+        "use of the meta device": repr(assembly.construction.deferred),
         "tied weights": repr([shared.uses for shared in assembly.tied]),
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }
     check_fingerprints(control.gather("building the pipeline", prints), control.names)
-    if assembly.tied:
+    if assembly.tied and not assembly.construction.deferred:
         everyone = control.gather("comparing tied weights", assembly.weights.facts(training=False))
         check_copies([copy for part in everyone for copy in part])
 
 
 def shard_parameters(assembly: Assembly) -> None:
     """Last, since until now every step may read whole parameters."""
-    if assembly.shards is not None:
+    if assembly.shards is not None and not assembly.construction.deferred:
         assembly.shards.shard()
     assembly.guard.ready()
     if not any(True for stage in assembly.held() for _ in stage.module.parameters()):

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from schedc.ir.program import Program
-from schedc_runtime.errors import BoundaryError, PartitionError, PeerFailure, RuntimeFault, StepTimeout
+from schedc_runtime.errors import (
+    BoundaryError,
+    MaterializeError,
+    PartitionError,
+    PeerFailure,
+    RuntimeFault,
+    StepTimeout,
+)
 from schedc_runtime.execute.executor import Executor, InstructionError
 from schedc_runtime.execute.instruction_names import sentence
 from schedc_runtime.pipeline.batch import BatchRefused
@@ -18,7 +25,7 @@ from schedc_runtime.ranks.progress import Position
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import TransportError
 
-_AGREED = (BatchRefused, BoundaryError, PartitionError, NonFiniteLoss)
+_AGREED = (BatchRefused, BoundaryError, MaterializeError, PartitionError, NonFiniteLoss)
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 
 

@@ -16,12 +16,14 @@ from schedc.passes.forward_only import forward_only
 from schedc.plan import Attachments
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Interval
+from schedc_runtime.materialize.values import Rule
 from schedc_runtime.pipeline.assemble import Settings, assemble
 from schedc_runtime.pipeline.contexts import evaluating
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.loss_function import LossOfMicrobatch, labels_counted
 from schedc_runtime.pipeline.losses import StepResult
+from schedc_runtime.pipeline.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.router_bias import update_biases
@@ -40,7 +42,8 @@ class Pipeline:
         loss = pipe.step(batch, targets)
 
     Every rank builds the whole model, equal on all ranks (same seed), and keeps the stages that the program places on
-    it. Parameters and optimizer are ordinary torch: gradients add up until they are zeroed.
+    it. Parameters and optimizer are ordinary torch: gradients add up until they are zeroed. A model on the meta device
+    takes no memory; each rank makes its own stages with `materialize`.
 
     loss_fn(output, target): the mean loss of one microbatch, a scalar; a step's loss is the mean over microbatches. Or
         a `Loss`, a sum with its count; a step's loss is then the mean over what is counted. None: evaluation alone.
@@ -55,6 +58,7 @@ class Pipeline:
     group: the process group of the pipeline's ranks; by default all processes. Its backend carries the messages.
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.
+    device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
 
@@ -74,14 +78,15 @@ class Pipeline:
         cells: CellCosts | CellSource | None = None,
         group: dist.ProcessGroup | None = None,
         in_process: bool = False,
+        device: torch.device | str | None = None,
         timeout: float = 300.0,
         check_finite: bool = True,
         **old: Any,
     ) -> None:
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
-        assembly = assemble(
-            Settings(model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        )
+        place = None if device is None else torch.device(device)
+        settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
+        assembly = assemble(Settings(*settings, device=place))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control
@@ -114,6 +119,22 @@ class Pipeline:
     def held(self, place: Coordinate) -> tuple[Stage, ...]:
         """The stages of a place here."""
         return tuple(self._stages[place].values())
+
+    def materialize(
+        self, seed: int = 0, *, checkpoint: CheckpointSource | None = None, init: Rule | None = None
+    ) -> None:
+        """Give the stages here of a model on the meta device their values. A collective: all ranks must call it.
+
+        seed: random numbers of a tensor follow from it and from the tensor's name. Values are then the same for any
+            number of ranks.
+        checkpoint: a safetensors or torch file, its index, a directory with them, a DCP directory, or a state dict
+            [...] of the whole model. Only what is held here is read.
+        init: ``init(name, tensor)`` writes a parameter [...] or returns its values. Without it, or where it does
+            neither, parameters begin as the model's own code says. With a checkpoint it is for names that this lacks.
+
+        Parameters stay the same objects, with their hooks. Raises `MaterializeError` on every rank alike.
+        """
+        materialize(self._assembly, seed, checkpoint, init)
 
     @overload
     def step(self, batch: Any = None, targets: Any = None, *, outputs: Literal[False] = False, scale: float = 1.0,
@@ -225,6 +246,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of the stages held here, under the model's own names; only the experts held here."""
+        check_materialized(self._assembly)
         return {name: value for stage in self._held() for name, value in stage.module.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
@@ -232,6 +254,7 @@ class Pipeline:
 
         strict: refuse a state dict that lacks a name of a stage held here, or has one that the model has not.
         """
+        check_materialized(self._assembly)
         load_state(self._assembly, state, strict)
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -239,6 +262,7 @@ class Pipeline:
 
         A collective: all ranks must call it, between steps.
         """
+        check_materialized(self._assembly)
         return gather_state(self._assembly)
 
     def update_biases(self) -> None:

@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from schedc.ir.program import InstructionKind, Program
@@ -121,3 +122,10 @@ def device_of(model: nn.Module) -> torch.device:
         names = ", ".join(sorted(str(device) for device in devices))
         raise RuntimeFault(f"the model lies on several devices: {names}", "move the whole model to this rank's device")
     return next(iter(devices), torch.device("cpu"))
+
+
+def device_of_backend(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a model on the meta device will be by default: on the GPU under NCCL, else on torch's default device."""
+    if dist.is_initialized() and dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.get_default_device()

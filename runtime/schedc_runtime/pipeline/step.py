@@ -30,6 +30,7 @@ from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
 from schedc_runtime.pipeline.loss_function import Expected, Loss
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
+from schedc_runtime.pipeline.materialize import check_materialized
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.tied import check_copies
@@ -78,6 +79,7 @@ class StepRunner:
         """Agree on the batch, run the program, share the loss. batch, targets: [rows, ...] as of `Pipeline.step`."""
         guard, assembly = self.assembly.guard, self.assembly
         guard.check()
+        check_materialized(self.assembly)
         self.steps += 1
         number = f"{call.name} {self.steps}"
         guard.between = f"between steps, behind {number}"

@@ -30,12 +30,13 @@ def test_each_part_is_set_by_one_step() -> None:
         step(assembly)
         set_by[step.__name__] = (parts & vars(assembly).keys()) - before
     assert set_by == {
-        "find_device": {"device"},
+        "find_device": {"program", "construction", "device"},
         "choose_mesh": {"plan", "mesh"},
         "connect": {"network"},
         "check_attachments": set(),
         "cut_model": {"partition", "names"},
-        "make_stages": {"head", "stages", "copied"},
+        "tie_weights": set(),
+        "make_stages": {"head", "stages", "copied", "weights"},
         "order_cells": {"cell_source", "cells"},
         "prepare_code": {"bound_code"},
         "guard_failures": {"guard"},
