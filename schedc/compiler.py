@@ -124,6 +124,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.layout.writer import write_layout
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
+    from schedc.plan.directives.tied import ties_of_plan
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
     from schedc.plan.resolve import resolve
@@ -138,8 +139,9 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
         dependencies = _legal(tree.schedule, sizes, of_stages)
     text, layers = write_layout(layout), layout.layers
     schedule = replace(
-        dependencies.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan)
-    )
+        dependencies.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan),
+        tied=ties_of_plan(plan, layout),
+    )  # fmt: skip
     dependencies = replace(dependencies, schedule=schedule)
     bubbles = [level.bubbles for level in plan.recompute]
     if costs.cell is not None:

@@ -140,7 +140,8 @@ class Attachments:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
-    weights, a key of `BYTES`. overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order.
+    weights, a key of `BYTES`. tied: whether head and predictions use the table of the embedding.
+    overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order.
     recompute: [stages] levels; empty where no stage recomputes.
     """
 
@@ -149,6 +150,7 @@ class Attachments:
     tokens: int = 0
     dtype: str = "bf16"
     method: Method = Method.FLAT
+    tied: bool = False
     overlap: bool = False
     cells: tuple[CellPlan, ...] = ()
     capacity: Capacity | None = None

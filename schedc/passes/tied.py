@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from schedc.ir.arrays import bincount
 from schedc.ir.program import COLUMNS, InstructionKind, Program, computation
 from schedc.ir.ties import Tie
 from schedc.passes.reductions import reductions_of
@@ -37,7 +38,7 @@ def with_tied(program: Program, tied: Sequence[Tie]) -> Program:
     rank = sums.rank[added]
     ends = program.rank_start[rank + 1]
     columns: dict[str, Any] = {name: np.insert(getattr(program, name), ends, values[name]) for name in values}
-    grown = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=program.ranks))])
+    grown = np.concatenate([[0], np.cumsum(bincount(rank, minlength=program.ranks))])
     return replace(program, tied=ties, rank_start=program.rank_start + grown, **columns)
 
 

@@ -72,6 +72,13 @@ PLAN_WORDS = (
     ),
     PlanWord("memory", "MEMORY", "memory 80 GB", "the most that a rank may hold, with a unit or without"),
     PlanWord(
+        "tied",
+        "SETTING",
+        "tied embedding",
+        "the head and the predictions use the table of the embedding",
+        ("embedding",),
+    ),
+    PlanWord(
         "experts",
         "EXPERTS",
         "experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",

@@ -55,6 +55,9 @@ class PlanWriter:
         )
         return f"layers {self.pick(4, 8, 9, 61)} {options}"
 
+    def tied(self) -> str:
+        return "tied embedding"
+
     def experts(self) -> str:
         more = self.some(
             f"groups {self.pick(2, 4, 8)} limit {self.pick(1, 2, 4)}", f"shared {self.pick(1, 2)}",

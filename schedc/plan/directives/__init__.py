@@ -22,12 +22,13 @@ from schedc.plan.directives import (
     hot,
     overlap,
     recompute,
+    tied,
     tokens,
     topology,
 )
 from schedc.plan.directives.base import Directive
 
-_FILES = (experts, topology, tokens, alltoall, overlap, cell, capacity, hot, recompute)
+_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, hot, recompute)
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
 """The directives by their word."""

@@ -27,7 +27,10 @@ from schedc.diagnostics import DiagnosticError
 from schedc.editor.findings import findings
 from schedc.inputs import open_input
 from schedc.ir.json import program_from_json, program_to_json
+from schedc.ir.program import InstructionKind
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
+from schedc.ir.ties import Tie
+from schedc.ir.verify_program import verify_program
 from schedc.layout.costs import PerKind
 from schedc.plan import (
     Attachments,
@@ -143,6 +146,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         tokens=st.integers(1, 1 << 20),
         dtype=st.sampled_from(("bf16", "fp32")),
         method=st.sampled_from(Method),
+        tied=st.booleans(),
         overlap=st.booleans(),
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
         hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
@@ -280,6 +284,23 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
+
+
+def test_tied_embeddings_become_sums_of_the_program(tmp_path: Path) -> None:
+    program = schedc.compile(written(tmp_path, "layers 6  tied embedding", "1f1b(P = 3, M = 4)"))
+    assert program.tied == (Tie((0, 2)),)
+    assert "REDUCE 0 tied to 2 with 2 #0" in print_program(program)
+    assert plan_of(program).tied
+    assert verify_program(program) == []
+    with_mtp = schedc.compile(written(tmp_path, 'layout "Et|tm|L" tied embedding', "1f1b(P = 3, M = 4)"))
+    assert with_mtp.tied == (Tie((0, 1, 2)),)
+    assert schedc.compile(written(tmp_path, "layers 6 tied embedding", "1f1b(P = 1, M = 4)")).tied == ()
+    both = written(tmp_path, "layers 6 tied embedding", "dualpipe(P = 2, M = 4)")
+    assert not (schedc.compile(both).stage2[schedc.compile(both).kind == InstructionKind.REDUCE] >= 0).any()
+    path = written(tmp_path, 'layout "Et|t|tm|L"  tied embedding', "dualpipe(P = 4, M = 8)")
+    with pytest.raises(DiagnosticError) as error:
+        schedc.compile(path)
+    assert [(d.code, d.position[1:]) for d in error.value.diagnostics] == [("S303", (2, 23))]
 
 
 def test_a_rank_may_decide_where_there_is_no_collective(tmp_path: Path) -> None:
