@@ -90,7 +90,7 @@ class Assembly:
     network: Network = field(init=False)
     program: Program = field(init=False)
     partition: Partition = field(init=False)
-    tied: tuple[SharedParameter, ...] = ()
+    tied: tuple[SharedParameter, ...] = field(init=False)
     weights: TiedWeights = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
     shards: DenseSharding | None = None

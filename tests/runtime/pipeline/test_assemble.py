@@ -35,7 +35,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "connect": {"network"},
         "check_attachments": set(),
         "cut_model": {"partition", "names"},
-        "tie_weights": set(),
+        "tie_weights": {"tied"},
         "make_stages": {"head", "stages", "copied", "weights"},
         "order_cells": {"cell_source", "cells"},
         "prepare_code": {"bound_code"},
