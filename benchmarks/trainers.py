@@ -10,6 +10,7 @@ import json
 from importlib import import_module
 
 COMMANDS = {
+    "large": "trainers.large",
     "tied": "trainers.tied",
 }
 """The module of each command. Its `measure()` gives the object that is printed."""
