@@ -54,6 +54,10 @@ class Loads(nn.Module):
         self.register_buffer("chosen", torch.zeros(experts, dtype=torch.int64), persistent=False)
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
 
+    def reset_parameters(self) -> None:
+        """Begin at zero, as a module on the meta device does when it is materialized."""
+        self.clear()
+
     def clear(self) -> None:
         """Clear the counts."""
         self.chosen.zero_()

@@ -40,8 +40,12 @@ class Experts(nn.Module):
         self.first, self.total = 0, count
         self.gate_up = nn.Parameter(torch.empty(count, width, 2 * inner))
         self.down = nn.Parameter(torch.empty(count, inner, width))
-        nn.init.normal_(self.gate_up, std=width**-0.5)
-        nn.init.normal_(self.down, std=inner**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew: normal, with a deviation of 1 over the root of the inputs."""
+        for weight in (self.gate_up, self.down):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     def keep(self, first: int, count: int) -> None:
         """Keep the ``count`` experts from ``first`` on, in new parameters, and mark these."""

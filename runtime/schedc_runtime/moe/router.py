@@ -104,8 +104,14 @@ class Router(nn.Module):
         super().__init__()
         self.routing = routing
         self.weight = nn.Parameter(torch.empty(routing.experts, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
         self.register_buffer("bias", torch.zeros(routing.experts) if routing.biased else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: normal, with a deviation of 1 over the root of the width. Biases are zero."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        if self.bias is not None:
+            self.bias.zero_()
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         routed: tuple[Tensor, Tensor, Tensor] = region(Level.LIGHT, self._routed, tokens)

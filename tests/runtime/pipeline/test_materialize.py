@@ -128,3 +128,8 @@ def test_ranks_as_processes() -> None:
     assert all(outcome["refusal"].startswith("rank 0 materializes with seed=0") for outcome in outcomes)
     assert outcomes[0]["held"] + outcomes[1]["held"] == len(GPT(CONFIG).state_dict())
     assert outcomes[0]["losses"] == outcomes[1]["losses"]
+    sharded = pool(2).run("runtime.pipeline.materialize_cases:materialize_sharded", sizes=vars(CONFIG))
+    assert all(outcome["sharded"] for outcome in sharded)
+    assert sharded[0]["state"] == outcomes[0]["state"]
+    assert sharded[0]["losses"] == sharded[1]["losses"]
+    assert sharded[0]["losses"][2] < sharded[0]["losses"][0]
