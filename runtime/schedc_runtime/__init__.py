@@ -5,7 +5,8 @@ from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.loss_function import Loss
 from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.pipeline import Pipeline
+from schedc_runtime.random_numbers.numbering import named_random
 from schedc_runtime.ranks.join import join
 from schedc_runtime.ranks.mesh import Mesh
 
-__all__ = ["Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join"]
+__all__ = ["Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join", "named_random"]

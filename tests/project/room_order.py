@@ -26,6 +26,7 @@ LEVELS = {
     ),
     "schedc_runtime": (
         ("errors", "testing", "transport"),
+        ("random_numbers",),
         ("ranks", "partition", "checkpoint"),
         ("recompute", "materialize"),
         ("stage",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from schedc.ir.program import Program, computation
 from schedc.ir.ties import Tie, copies_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.counts import CountOfTargets
 from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, labels_counted
+from schedc_runtime.pipeline.random_steps import inferred, number_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
-from schedc_runtime.stage.stage import LossFunction, Stage, mean_loss
+from schedc_runtime.random_numbers.numbering import StepKey, by_name
+from schedc_runtime.stage.stage import LossFunction, Stage, device_holding, mean_loss
 from schedc_runtime.stage.weight_gradients import uninstall
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
@@ -64,12 +67,14 @@ def reference_step(
     *,
     segmented: bool = False,
     count_fn: CountOfTargets = labels_counted,
+    key: StepKey | None = None,
 ) -> Reference:
     """Loss and gradients of one step. The partition's modules and gradients stay as they are: a copy is run.
 
     program: gives every rank's stages and order of work; None is one rank, ascending microbatches, full backwards.
     microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`. count_fn: as of a `Pipeline`, for
-    the targets of a microbatch.
+    the targets of a microbatch. key: that of a pipeline's step, whose random numbers are then drawn; None draws from
+    torch's generators.
     """
     count = len(microbatches)
     if program is not None and (program.microbatches, program.stages) != (count, partition.stages):
@@ -77,32 +82,47 @@ def reference_step(
             f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
             f" given {count} microbatches and {partition.stages} stages"
         )
-    boundaries = infer_boundaries(partition, *microbatches[0])
     head = LossHead(loss_fn)
     counts = [None if target is None else count_fn(target) for target in targets]
     total = sum(float(each or 0) for each in counts)
     head.begin(count / total if total and None not in counts else None, keep_outputs=False)
-    ranks = _copies(partition, program, boundaries, head, segmented)
+    ranks = _copies(partition, program, head, segmented)
+    boundaries = _bound(partition, [stage for held in ranks for stage in held.values()], microbatches[0], key)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
-    for rank, kind, index, m in _serial(program, partition.stages, count):
-        stage = ranks[rank][index]
-        if kind is OpKind.R:
-            continue  # the reference keeps everything
-        if kind is OpKind.F:
-            values[m] = stage.forward(m, values[m], Expected(m, targets[m], 0, 0), 1.0 / count)
-        elif kind is OpKind.W:
-            stage.weight(m)
-        else:
-            grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
+    with by_name() if key is not None else nullcontext():
+        for rank, kind, index, m in _serial(program, partition.stages, count):
+            stage = ranks[rank][index]
+            if kind is OpKind.R:
+                continue  # the reference keeps everything
+            if kind is OpKind.F:
+                values[m] = stage.forward(m, values[m], Expected(m, targets[m], 0, 0), 1.0 / count)
+            elif kind is OpKind.W:
+                stage.weight(m)
+            else:
+                grads[m] = stage.backward(m, grads[m], defer=kind is OpKind.I)
     tied = _tied_sums(ranks, partition.shared, program.placement) if program is not None else {}
     return _results([stage for held in ranks for stage in held.values()], tied)
+
+
+def _bound(
+    partition: Partition, stages: Sequence[Stage], microbatch: Microbatch, key: StepKey | None
+) -> tuple[Boundary, ...]:
+    """The boundaries for a microbatch's signature, to which the stages are bound."""
+    if key is not None:
+        tensors = [x for x in (*microbatch[0], *microbatch[1].values()) if isinstance(x, Tensor)]
+        number_stages(partition, stages, device_holding(tensors), key)
+    boundaries, draws = inferred(partition, *microbatch, stages)
+    for stage in stages:
+        stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+        if draws is not None:
+            draws.set(stage)
+    return boundaries
 
 
 def _copies(
     partition: Partition,
     program: Program | None,
-    boundaries: Sequence[Boundary],
     loss_fn: LossFunction,
     segmented: bool,
 ) -> list[dict[int, Stage]]:
@@ -117,7 +137,6 @@ def _copies(
             uninstall(module)
             module.zero_grad()
             stages[index] = new_stage(partition, index, module, program, loss_fn, segmented=segmented)
-            stages[index].bind(boundaries[index], boundaries[index + 1])
         result.append(stages)
     return result
 

@@ -18,6 +18,7 @@ from schedc_runtime.partition.graft import adopt, separate
 from schedc_runtime.partition.result import Partition, forward_inputs, refuse_wrapped
 from schedc_runtime.partition.shared import refuse_tied, shared_parameters
 from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
+from schedc_runtime.random_numbers.names import aliases_of
 
 __all__ = ["Partition", "partition"]
 
@@ -58,7 +59,7 @@ def partition(
         result = _partition_traced(model, stages, costs, split_points, blocks, inputs, layout)
     separate(result.modules)
     adopt(model, result.modules)
-    result = replace(result, shared=shared_parameters(result.modules))
+    result = replace(result, shared=shared_parameters(result.modules), aliases=aliases_of(model))
     refuse_tied(result.modules, result.shared, placement)
     return result
 

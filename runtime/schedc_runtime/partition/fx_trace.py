@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.random_numbers.names import name_calls
 
 _REMEDY = (
     "only the code between blocks is traced: move this into a submodule of its own (modules are called, not traced),"
@@ -43,6 +44,7 @@ def trace(model: nn.Module, blocks: Sequence[str], inputs: Sequence[str]) -> Tra
         with _mode(model, through, training):
             traces.append(_trace_once(model, through, inputs))
     _merge_modes(traces[0], traces[1], type(model).__name__)
+    name_calls(traces[0].graph)
     return traces[0]
 
 

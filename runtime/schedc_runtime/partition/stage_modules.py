@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,7 @@ class StageModules:
         that several later stages use passes through the stages between.
     blocks: [stages] qualified names of the blocks of each stage.
     shared: the parameters that several stages use, as they were before any rank got a copy of its own.
+    aliases: by name of a module that the model has under several names: the first of them.
     """
 
     modules: tuple[nn.Module, ...]
@@ -31,6 +32,7 @@ class StageModules:
     values: tuple[tuple[str, ...], ...]
     blocks: tuple[tuple[str, ...], ...]
     shared: tuple[SharedParameter, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def stages(self) -> int:

@@ -34,6 +34,7 @@ from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
+from schedc_runtime.pipeline.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.stages import (
     StagesByIndex,
     copied_stages,
@@ -67,6 +68,8 @@ class Settings:
     in_process: bool
     timeout: float
     device: torch.device | None = None
+    rng: str = "by name"
+    seed: int = 0
 
 
 @dataclass
@@ -151,6 +154,7 @@ def connect(assembly: Assembly) -> None:
 def check_attachments(assembly: Assembly) -> None:
     """A plan made in Python goes through the checks of a plan's lines."""
     check_contradictions(assembly.plan, assembly.program, assembly.mesh)
+    check_way(assembly.settings.rng, assembly.settings.seed)
 
 
 def cut_model(assembly: Assembly) -> None:
@@ -198,6 +202,8 @@ def make_stages(assembly: Assembly) -> None:
     )
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
+    if settings.rng == "by name":
+        number_stages(assembly.partition, assembly.held(), assembly.device)
     assembly.copied = [stage for place in assembly.places for stage in _copied(assembly, place)]
 
 
@@ -260,6 +266,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "mesh": repr(assembly.mesh),
         "use of the meta device": repr(assembly.construction.deferred),
         "tied weights": repr([shared.uses for shared in assembly.tied]),
+        "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,9 +14,10 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
+from schedc_runtime.pipeline.random_steps import DrawPlan, inferred
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
 _KEPT = 16
 """Bound streams kept, one per input signature and program: batches of changing length must not use ever more memory."""
+
+
+class BoundSignature(NamedTuple):
+    """What is kept for one signature and program. draws: None if random numbers are not by name."""
+
+    boundaries: tuple[Boundary, ...]
+    draws: DrawPlan | None
+    executors: dict[Coordinate, Executor]
 
 
 class BoundCode:
@@ -50,7 +59,7 @@ class BoundCode:
         self.mesh, self.shards, self.tied = mesh, shards, tied
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
-        self._bound: OrderedDict[str, tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]] = OrderedDict()
+        self._bound: OrderedDict[str, BoundSignature] = OrderedDict()
 
     def executors(
         self,
@@ -70,17 +79,19 @@ class BoundCode:
             while len(self._bound) > _KEPT:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
-        boundaries, executors = self._bound[key]
+        boundaries, draws, executors = self._bound[key]
         if boundaries is not self.boundaries:
             for held in self.stages.values():
                 for stage in held.values():
                     stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+                    if draws is not None:
+                        draws.set(stage)
             self.boundaries = boundaries
         return executors
 
     def forget(self) -> None:
         """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
-        for _, executors in self._bound.values():
+        for _, _, executors in self._bound.values():
             for executor in executors.values():
                 executor.reset()
         self._bound.clear()
@@ -91,9 +102,10 @@ class BoundCode:
         signature: Any,
         transports: Mapping[Coordinate, Transport],
         peer_groups: Mapping[Coordinate, PeerGroups],
-    ) -> tuple[tuple[Boundary, ...], dict[Coordinate, Executor]]:
+    ) -> BoundSignature:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
-        boundaries = infer_boundaries(self.partition, args, kwargs)
+        here = [stage for held in self.stages.values() for stage in held.values()]
+        boundaries, draws = inferred(self.partition, args, kwargs, here)
         codes = {
             place: with_sums(
                 bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
@@ -105,7 +117,8 @@ class BoundCode:
         }
         if self.shards is not None:
             codes = {place: self.shards.around(code, program, self.stages[place]) for place, code in codes.items()}
-        return boundaries, {
+        executors = {
             place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
             for place, code in codes.items()
         }
+        return BoundSignature(boundaries, draws, executors)

@@ -59,6 +59,9 @@ class Pipeline:
     in_process: run all ranks here, without torch.distributed (tests, a single GPU). One rank always runs so.
         A batch is then that of all replicas, one after the other.
     device: where a model on the meta device will be; by default as `deferred` says, else the GPU under NCCL.
+    rng: how the model's forward draws random numbers, such as those of dropout. ``"by name"``: as a function of
+        ``seed``, `steps`, the microbatch, and the module that draws. ``"torch"``: from torch's generators as they
+        stand, which gives other numbers with every number of ranks.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
 
@@ -79,6 +82,8 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         in_process: bool = False,
         device: torch.device | str | None = None,
+        rng: str = "by name",
+        seed: int = 0,
         timeout: float = 300.0,
         check_finite: bool = True,
         **old: Any,
@@ -86,7 +91,7 @@ class Pipeline:
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        assembly = assemble(Settings(*settings, device=place))
+        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control
@@ -95,6 +100,15 @@ class Pipeline:
         self._local, self._stages = assembly.places, assembly.stages
         self._runner = StepRunner(assembly, check_finite, count_fn)
         self._evaluation: Program | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of training steps so far: calls of `step` that succeeded. Set it when a run goes on."""
+        return self._runner.trained
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._runner.trained = steps
 
     @property
     def intervals(self) -> dict[int, list[Interval]]:

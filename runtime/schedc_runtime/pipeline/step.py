@@ -32,8 +32,10 @@ from schedc_runtime.pipeline.loss_function import Expected, Loss
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
+from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.tied import check_copies
+from schedc_runtime.random_numbers.numbering import StepKey
 
 Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 """[M] tensors that enter the first stage, and [M] what the last stage compares; None where no stage here needs them."""
@@ -63,6 +65,8 @@ class StepRunner:
         self.head, self.control = assembly.head, assembly.guard.control
         self.steps = 0
         """Number of calls so far."""
+        self.trained = 0
+        """Number of training steps so far, which random numbers follow."""
         self.counted: bool | None = None
         """Whether the loss function returns a `Loss`; None before the first call that forms one."""
         self.accumulation = Accumulation()
@@ -93,9 +97,12 @@ class StepRunner:
             parts = self._split(call.program, agreed, batch, targets)
         if accumulation is not None:
             self.accumulation = Accumulation()  # what an error leaves behind
+        key = StepKey(assembly.settings.seed, self.trained, 0, call.name)
+        random = random_numbers(assembly.stages, key, call.program.microbatches)
         with (
             guard(f"in {number}", partial=call.training),
             isolated_gradients(assembly.copied, assembly.weights.parameters()),
+            random,
         ):
             self._execute(call, executors, parts, accumulation)
         with guard(f"at the end of {number}, sharing the loss"):
@@ -111,6 +118,7 @@ class StepRunner:
         if accumulation is not None:
             self._finish(accumulation, shared)
         self.counted = shared.counted
+        self.trained += call.training
         loss, losses = shared.loss.to(assembly.device), shared.losses
         return StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
 
@@ -167,6 +175,7 @@ class StepRunner:
         if call.training and last and targets is not None and self.counted is not False:
             count = counted(self.count_fn, targets)
         options = {"call": call.name, "scale": call.scale, "accumulate": call.accumulate, "outputs": call.outputs}
+        options["steps"] = self.trained
         shown = {"scale": call.scale, **{key: value for key, value in options.items() if value not in (1, False)}}
         mine = StepRequest(
             signature_of(batch), signature_of(targets), self._holds(0), last, {"call": call.name, **shown},

@@ -1,4 +1,7 @@
-"""Saves the state of the random generators, so that a second forward draws the same numbers."""
+"""Remembers where the random numbers stand, so that a second forward draws the same ones.
+
+By name that is the key of the last draw. Otherwise it is the state of the generators.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,30 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from schedc_runtime.random_numbers.interception import session
+from schedc_runtime.random_numbers.session import Mark
+
+RandomPlace = Tensor | Mark
+"""[bytes] the states of the generators, or the last key on each device."""
+
 
 def gpus(devices: Iterable[torch.device]) -> list[torch.device]:
     """The CUDA devices among ``devices``, each once: they have random generators of their own."""
     return [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+
+
+def random_place(devices: Sequence[torch.device], draws: bool = True) -> RandomPlace | None:
+    """Where the random numbers stand. devices: `gpus`. draws: whether anything draws, if numbers are not by name."""
+    if (numbers := session()) is not None:
+        return numbers.mark()
+    return random_state(devices) if draws else None
+
+
+def drawn_since(place: RandomPlace, devices: Sequence[torch.device]) -> bool:
+    """Whether a number has been drawn since ``place``."""
+    if isinstance(place, dict):
+        return random_place(devices) != place
+    return not torch.equal(place, random_state(devices))
 
 
 def random_state(devices: Sequence[torch.device]) -> Tensor:
@@ -20,11 +43,17 @@ def random_state(devices: Sequence[torch.device]) -> Tensor:
 
 
 @contextmanager
-def drawn_again(state: Tensor, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Draws the numbers that followed ``state`` a second time; afterwards the generators are as before."""
+def drawn_again(place: RandomPlace, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Draws the numbers that followed ``place`` a second time; afterwards the generators are as before."""
+    if isinstance(place, dict):
+        numbers = session()
+        assert numbers is not None, "a repetition belongs to the step of its forward"
+        with numbers.repeating(place):
+            yield
+        return
     with torch.random.fork_rng(devices):
         size = len(torch.get_rng_state())
-        torch.set_rng_state(state[:size])
-        for device, part in zip(devices, state[size:].chunk(max(1, len(devices))), strict=False):
+        torch.set_rng_state(place[:size])
+        for device, part in zip(devices, place[size:].chunk(max(1, len(devices))), strict=False):
             torch.cuda.set_rng_state(part, device)
         yield

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import StageError
-from schedc_runtime.recompute.random_state import drawn_again, gpus, random_state
+from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
 if TYPE_CHECKING:
     from schedc_runtime.recompute.adaptive import Arrivals
@@ -173,9 +173,9 @@ class Producer:
 class Region(Producer):
     """One call of a function.
 
-    args: its arguments, tensors as notes. kept: the decisions that it made. random: state of the random generators
-    before it, if it drew numbers. own: storages of its arguments. wanted, inner: numbers of the tensors that autograd
-    saved inside, and their recomputed values by number.
+    args: its arguments, tensors as notes. kept: the decisions that it made. random: where the random numbers
+    stood before it, if it drew some. own: storages of its arguments. wanted, inner: numbers of the tensors that
+    autograd saved inside, and their recomputed values by number.
     """
 
     __slots__ = ("args", "autocast", "count", "devices", "function", "inner", "kept", "own", "random", "wanted")
@@ -185,7 +185,7 @@ class Region(Producer):
         self.function, self.args = function, args
         self.own = frozenset(map(_storage, tensors))
         self.kept: list[Any] = []
-        self.random: Tensor | None = None
+        self.random: RandomPlace | None = None
         self.autocast, self.devices = _autocast(tensors), gpus(tensor.device for tensor in tensors)
         self.count = 0
         self.wanted: set[int] = set()
@@ -251,7 +251,8 @@ class _Entry(NamedTuple):
 class Recorder:
     """Records what the forward of one microbatch on one stage saves for its backward.
 
-    covers: which calls are recomputed. random: whether any layer draws random numbers.
+    covers: which calls are recomputed. random: whether any layer has dropout, which matters if
+    numbers are not by name.
     """
 
     def __init__(self, covers: Covers, random: bool = False) -> None:
@@ -293,13 +294,13 @@ class Recorder:
             return function(*args)
         notes = [self._argument(arg) for arg in args]
         region = Region(function, notes, [arg for arg in args if isinstance(arg, Tensor)])
-        before = random_state(region.devices) if self.random else None
+        before = random_place(region.devices, self.random)
         self._inside = region
         try:
             returned = function(*args)
         finally:
             self._inside = None
-        if before is not None and not torch.equal(before, random_state(region.devices)):
+        if before is not None and drawn_since(before, region.devices):
             region.random = before
         self.regions.setdefault(self.node, []).append(weakref.ref(region))
         kept = {_storage(x) for x in region.kept if isinstance(x, Tensor)}

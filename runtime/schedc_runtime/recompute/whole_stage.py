@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.random_state import drawn_again, gpus, random_state
 
 
@@ -43,10 +44,11 @@ class _Written(NamedTuple):
 class Checkpoint:
     """What a forward depends on besides its inputs and parameters.
 
-    random: [bytes] states of the generators of the CPU and of ``devices``. buffers: those that the forward writes to.
+    random: [bytes] states of the generators of the CPU and of ``devices``. None if numbers are by name: the second run
+    then sets the same keys. buffers: those that the forward writes to.
     """
 
-    random: Tensor
+    random: Tensor | None
     devices: Sequence[torch.device]
     buffers: list[_Written]
 
@@ -57,7 +59,7 @@ class Checkpoint:
         The forward may run in parts, each in a `restored` of its own: a part continues where the one before ended.
         Buffers are exchanged and not overwritten, because graphs of other microbatches may hold them.
         """
-        with drawn_again(self.random, self.devices):
+        with nullcontext() if self.random is None else drawn_again(self.random, self.devices):
             aside = [(layer, name, getattr(layer, name)) for layer, values, _ in self.buffers for name in values]
             for layer, values, _ in self.buffers:
                 for name, value in values.items():
@@ -69,7 +71,8 @@ class Checkpoint:
                     values.update({name: getattr(layer, name) for name in values})
                 for layer, name, value in aside:
                     setattr(layer, name, value)
-                self.random = random_state(self.devices)
+                if self.random is not None:
+                    self.random = random_state(self.devices)
 
 
 class Checkpoints:
@@ -92,7 +95,7 @@ class Checkpoints:
             for number, layer in enumerate(self._layers)
             if (number, layer.training) not in self._silent
         ]
-        return Checkpoint(random_state(devices), devices, buffers)
+        return Checkpoint(random_state(devices) if session() is None else None, devices, buffers)
 
     def end(self, checkpoint: Checkpoint) -> None:
         """The forward is over: free the copies of buffers that it did not write to."""

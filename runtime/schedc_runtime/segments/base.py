@@ -15,6 +15,7 @@ from schedc.cell.graph import StageShape
 from schedc_runtime.errors import StageError
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.levels import Recomputation, draws, install
 from schedc_runtime.recompute.random_state import gpus
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
@@ -129,10 +130,11 @@ class SegmentedBase(Stage):
         return communication
 
     @contextmanager
-    def _random(self, state: MicrobatchState, node: int) -> Iterator[None]:
+    def _random(self, microbatch: int, state: MicrobatchState, node: int) -> Iterator[None]:
         """Gives a segment random numbers of its own, which do not depend on the steps before it."""
-        if not (self.module.training and self._draws):
-            yield
+        if session() is not None or not (self.module.training and self._draws):
+            with self.drawing(microbatch, node):
+                yield
             return
         with torch.random.fork_rng(gpus([state.device])):
             torch.manual_seed(state.seed + node)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.whole_stage import save_nothing
 from schedc_runtime.segments.base import SegmentedBase
 from schedc_runtime.segments.graph import Segment, Slot
@@ -57,7 +58,7 @@ class ForwardSteps(SegmentedBase):
         elif memory.active and torch.is_grad_enabled():
             state.recorder = memory.recorder()
             state.recompute = SegmentRecompute(graph, state.recorder)
-        if self.module.training and self._draws:
+        if session() is None and self.module.training and self._draws:
             state.seed = int(torch.randint(2**62, (), dtype=torch.int64))
 
     def run(self, microbatch: int, node: int) -> None:
@@ -66,7 +67,7 @@ class ForwardSteps(SegmentedBase):
         values = [(value, state.value(value, node)) for value in segment.takes]
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
-        with self._random(state, node), self._recording(state, node):
+        with self._random(microbatch, state, node), self._recording(state, node):
             results = self._called(segment, [value for value, _ in taken])
         if state.recompute is not None:
             state.recompute.forwarded(node, values)
@@ -122,7 +123,9 @@ class ForwardSteps(SegmentedBase):
             state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
             state.sent = self._output.pack(result)
         if self.loss_fn is not None and (torch.is_grad_enabled() or state.target is not None):
-            self._form_loss(microbatch, state, self.loss_fn(result, state.target))
+            with self.drawing(microbatch, len(self.graph.nodes)):
+                loss = self.loss_fn(result, state.target)
+            self._form_loss(microbatch, state, loss)
         state.took(tuple(here))
         if state.kept is not None:
             self._checkpoints.end(state.kept.checkpoint)

@@ -59,6 +59,7 @@ class StageGraph:
     nodes: in topological order. inputs: number of values that enter the stage; they are values 0 to inputs - 1.
     values: number of all values. output: what the stage returns, with a `Slot` in place of each value.
     recomputed: share of each node that runs a second time before its backward, by node.
+    traced: the stage in the order of the model. part: the node that each call of ``traced`` belongs to.
     """
 
     module: nn.Module
@@ -67,6 +68,8 @@ class StageGraph:
     values: int
     output: Any
     recomputed: Mapping[int, float] = field(default_factory=dict)
+    traced: fx.Graph = field(default_factory=fx.Graph)
+    part: Mapping[fx.Node, int] = field(default_factory=dict)
 
     @cached_property
     def maker(self) -> dict[int, int]:
@@ -210,7 +213,13 @@ class _GraphBuilder:
             output,
             lambda leaf: Slot(self.value(leaf)) if isinstance(leaf, fx.Node) else leaf,  # type: ignore[arg-type, return-value]
         )
-        return StageGraph(self.module, nodes, len(self.inputs), len(self.value_of), result)
+        part = {
+            call: number
+            for number, (_, item) in enumerate(sorted_nodes)
+            for call in (item.nodes if isinstance(item, Group) else (item[1].node,))
+        }
+        count = len(self.value_of)
+        return StageGraph(self.module, nodes, len(self.inputs), count, result, traced=self.graph, part=part)
 
     def value(self, node: fx.Node) -> int:
         """The number of the value that ``node`` makes. Elements of an exchange's result have numbers of their own."""

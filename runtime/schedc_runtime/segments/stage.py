@@ -74,7 +74,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
         """Run the forward of a segment a second time: for its backward, or for what is to be sent."""
         state = self._state(microbatch)
         if state.checkpoint is None:
-            self._recomputing(state, node).run(self.module, node, self._random(state, node))
+            self._recomputing(state, node).run(self.module, node, self._random(microbatch, state, node))
             return
         with state.checkpoint.restored():
             self.run(microbatch, node)

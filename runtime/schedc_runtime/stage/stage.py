@@ -14,7 +14,7 @@ Every stage is detached from its neighbours: its inputs are detached leaves, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from schedc.attachments.values import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.random_numbers.numbering import Numbering
 from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, draws
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
@@ -78,6 +79,8 @@ class Stage:
         self._backward_states: dict[int, _BackwardState] = {}
         self.kept: dict[int, KeptInputs] = {}
         """Microbatches that hold only their inputs until their R."""
+        self.numbering: Numbering | None = None
+        """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._input: Boundary
         self._output: Boundary
         self._one: Tensor
@@ -125,9 +128,10 @@ class Stage:
         With gradients off (evaluation) nothing is held.
         """
         if not torch.is_grad_enabled():
-            result = self.module(*self._input.unpack(inputs))
-            if self.loss_fn is not None and target is not None:
-                self.losses[microbatch] = self.loss_fn(result, target)
+            with self.drawing(microbatch):
+                result = self.module(*self._input.unpack(inputs))
+                if self.loss_fn is not None and target is not None:
+                    self.losses[microbatch] = self.loss_fn(result, target)
             return self._output.pack(result)
         if microbatch in self._backward_states or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
@@ -163,12 +167,13 @@ class Stage:
     ) -> tuple[Sequence[Tensor], _BackwardState]:
         """The outputs of a microbatch, and what its backward needs. within: decides what autograd saves."""
         leaves = self._detach(inputs)
-        with within as recorder:
-            result = self._call(leaves)
+        with self.drawing(microbatch):
+            with within as recorder:
+                result = self._call(leaves)
+            loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
-        if self.loss_fn is not None:
-            loss = self.loss_fn(result, target)
+        if loss is not None:
             check_loss(loss)
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
@@ -237,6 +242,10 @@ class Stage:
         """A step is over: decide what the next step recomputes."""
         if self._memory.adaptive is not None:
             self._memory.adaptive.end_step()
+
+    def drawing(self, microbatch: int, node: int = -1) -> AbstractContextManager[None]:
+        """Wraps a forward of ``microbatch``, or of one node of it, which may draw random numbers."""
+        return nullcontext() if self.numbering is None else self.numbering.forward(microbatch, node)
 
     def take_losses(self) -> dict[int, Tensor]:
         """Loss of each microbatch since the last call, by microbatch: scalars, without the loss scale."""

@@ -1,0 +1,88 @@
+"""Random numbers by name in a pipeline: which draws each stage makes, and the keys of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.random_numbers.counting import CountedDraws
+from schedc_runtime.random_numbers.interception import listening
+from schedc_runtime.random_numbers.numbering import Numbering, StepKey, by_name
+from schedc_runtime.ranks.mesh import Coordinate
+from schedc_runtime.recompute.levels import draws
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments.draw_order import Ordinals, draw_order
+from schedc_runtime.stage.stage import Stage
+
+WAYS = ("by name", "torch")
+
+
+class DrawPlan(NamedTuple):
+    """Which draws the stages make for one input signature.
+
+    first: [stages] draws of each module in earlier stages, by name. anything: whether anything may draw.
+    ordinals: by id of a segmented stage here, what `draw_order` gives.
+    """
+
+    first: Sequence[Mapping[str, int]]
+    anything: bool
+    ordinals: dict[int, Ordinals]
+
+    def set(self, stage: Stage) -> None:
+        """Set what the stage draws from now on."""
+        if (numbering := stage.numbering) is not None:
+            numbering.first, numbering.draws = self.first[stage.index], self.anything or draws(stage.module)
+            numbering.ordinals = self.ordinals.get(id(stage), {})
+
+
+def check_way(rng: str, seed: int) -> None:
+    """Raise `RuntimeFault` unless ``rng`` and ``seed`` are such as `Pipeline` takes."""
+    if rng not in WAYS:
+        raise RuntimeFault(f"rng={rng!r} is no way to draw random numbers", f"one of {', '.join(map(repr, WAYS))}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise RuntimeFault(f"seed={seed!r} is no whole number", "pass the seed of the run, such as seed=0")
+
+
+def number_stages(
+    partition: Partition, stages: Iterable[Stage], device: torch.device, key: StepKey | None = None
+) -> None:
+    """Let the stages draw by name. key: that of the first step."""
+    for stage in stages:
+        stage.numbering = Numbering(stage.module, stage.index, device, partition.aliases)
+        stage.numbering.key = key or StepKey()
+
+
+def inferred(
+    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], stages: Sequence[Stage]
+) -> tuple[tuple[Boundary, ...], DrawPlan | None]:
+    """The boundaries (`infer_boundaries`), and the draws of ``stages``, which are here; None if not by name."""
+    numbered = [stage for stage in stages if stage.numbering is not None]
+    if not numbered:
+        return infer_boundaries(partition, args, kwargs), None
+    counted = CountedDraws(partition.modules, partition.aliases)
+    with listening(counted):
+        boundaries = infer_boundaries(partition, args, kwargs)
+    first, ordinals = counted.first(), {}
+    for stage in numbered:
+        if counted.anything and isinstance(stage, SegmentedStage):
+            ordinals[id(stage)] = draw_order(stage.graph, counted.events[stage.index], first[stage.index])
+    return boundaries, DrawPlan(first, counted.anything, ordinals)
+
+
+def random_numbers(
+    stages: Mapping[Coordinate, Mapping[int, Stage]], key: StepKey, microbatches: int
+) -> AbstractContextManager[None]:
+    """The context in which a call's forwards draw. key: that of the call on the first replica."""
+    named = False
+    for place, held in stages.items():
+        own = key._replace(first=place.replica * microbatches)
+        for stage in held.values():
+            if stage.numbering is not None:
+                stage.numbering.key, named = own, True
+    return by_name() if named else nullcontext()

@@ -1,0 +1,112 @@
+"""Which draws the forwards of a stage make: the names of its modules, and the keys of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from schedc_runtime.random_numbers.interception import listening, session
+from schedc_runtime.random_numbers.keys import microbatch_key
+from schedc_runtime.random_numbers.names import aliases_of, names_of
+from schedc_runtime.random_numbers.session import Draws, Session
+
+
+class StepKey(NamedTuple):
+    """What the keys of a step are made of.
+
+    seed: that of the run. step: number of training steps before. first: number of microbatches that come before those
+    of this replica. call: ``step`` or ``evaluate``.
+    """
+
+    seed: int = 0
+    step: int = 0
+    first: int = 0
+    call: str = "step"
+
+    def of(self, microbatch: int) -> int:
+        """The key of a microbatch of this replica."""
+        return microbatch_key(self.seed, self.step, self.first + microbatch, self.call)
+
+
+class Numbering:
+    """The draws of one stage's forwards.
+
+    module: that of the stage. device: where it computes. aliases: of the whole model (`aliases_of`).
+    """
+
+    def __init__(self, module: nn.Module, stage: int, device: torch.device, aliases: Mapping[str, str]) -> None:
+        self.names = names_of(module, aliases)
+        self.devices = list(dict.fromkeys((device, torch.device("cpu"))))
+        self.key = StepKey()
+        self.first: Mapping[str, int] = {}
+        """Draws of each module in earlier stages, by name."""
+        self.ordinals: Mapping[int, Mapping[str, Sequence[int]]] = {}
+        """By node of a segmented stage: the ordinals of a module's draws there, by name."""
+        self.draws = True
+        """Whether anything may draw, so that repeated forwards must know where they began."""
+        self._stage = stage
+
+    def forward(self, microbatch: int, node: int = -1) -> AbstractContextManager[None]:
+        """Wraps the forward of a microbatch through the stage, or through a node of it."""
+        return _Forward(self, microbatch, node)
+
+    def of(self, microbatch: int, node: int) -> Draws:
+        ordinals = self.ordinals.get(node)
+        first = self.first if ordinals is None else {**self.first, **dict.fromkeys(ordinals, 0)}
+        return Draws(self.key.of(microbatch), self.names, first, ordinals, f"stage {self._stage} node {node}")
+
+
+class _Forward:
+    """The context of `Numbering.forward`. A class: a generator would cost three times as much."""
+
+    __slots__ = ("before", "microbatch", "node", "numbering", "session")
+
+    def __init__(self, numbering: Numbering, microbatch: int, node: int) -> None:
+        self.numbering, self.microbatch, self.node = numbering, microbatch, node
+
+    def __enter__(self) -> None:
+        self.session = session()
+        if self.session is None:
+            return
+        self.before = self.session.current
+        self.session.current = draws = self.numbering.of(self.microbatch, self.node)
+        if self.numbering.draws:
+            self.session.begin(draws, self.numbering.devices)
+
+    def __exit__(self, *_: Any) -> None:
+        if self.session is not None:
+            self.session.current = self.before
+
+
+@contextmanager
+def by_name() -> Iterator[None]:
+    """Random numbers are by name inside, and generators as before afterwards."""
+    numbers = Session()
+    try:
+        with listening(numbers):
+            yield
+    finally:
+        numbers.end()
+
+
+@contextmanager
+def named_random(
+    model: nn.Module, *, seed: int = 0, step: int = 0, microbatch: int = 0, call: str = "step"
+) -> Iterator[None]:
+    """A forward of the whole ``model`` inside draws what a pipeline of it draws for this microbatch.
+
+    seed: that of the `Pipeline`. step: its `steps` before the call. microbatch: number of the microbatch; of replica r
+    and M microbatches it is r * M + m. call: ``evaluate`` for the numbers of `Pipeline.evaluate`.
+
+    Each `with` is one forward. Call ``backward()`` inside of it if the model uses `torch.utils.checkpoint`, which draws
+    again. The default generators are afterwards as they were before.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    numbering = Numbering(model, -1, device, aliases_of(model))
+    numbering.key = StepKey(seed, step, 0, call)
+    with by_name(), numbering.forward(microbatch):
+        yield

@@ -1,0 +1,151 @@
+"""The draws of a step: before each draw the device's default generator is set to the key of its place.
+
+    forward    key = microbatch's key ^ key of (module, ordinal); the generator is set to it
+    again      a repeated call takes the keys that followed in the forward: nothing but keys is remembered
+
+A session lasts for a step. Afterwards the generators are as before it. All of this is work of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.random_numbers.keys import place_key
+from schedc_runtime.random_numbers.names import Names, name_on_stack, runs_in
+
+Mark = dict[torch.device, int]
+"""The last key on each device: a place between two draws."""
+
+
+class Draws:
+    """The draws of one forward: of a microbatch through the model, a stage, or a segment.
+
+    key: that of the microbatch. names: of the modules. first: draws of each module before this forward, by name.
+    ordinals: of a module's draws in this forward, where they do not follow each other, by name.
+    """
+
+    __slots__ = ("count", "key", "names", "ordinals", "start")
+
+    def __init__(
+        self,
+        key: int,
+        names: Names,
+        first: Mapping[str, int] | None = None,
+        ordinals: Mapping[str, Sequence[int]] | None = None,
+        start: str = "",
+    ) -> None:
+        self.key, self.names, self.start = key, names, start
+        self.count: dict[str, int] = dict(first) if first else {}
+        self.ordinals = ordinals
+
+    def next(self, name: str) -> int:
+        """The key of the next draw of module ``name``."""
+        ordinal = self.count.get(name, 0)
+        self.count[name] = ordinal + 1
+        if self.ordinals is not None and name in self.ordinals:
+            recorded = self.ordinals[name]
+            ordinal = recorded[ordinal] if ordinal < len(recorded) else recorded[-1] + 1 + ordinal - len(recorded)
+        return self.key ^ place_key(name, ordinal)
+
+
+class Chain:
+    """The draws of one device. last: key of the last draw of a forward. following: the key of the next draw, by key."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.generator = _generator(device)
+        self.before: Tensor = self.generator.get_state()
+        self.seed = self.generator.manual_seed
+        self.last = 0
+        self.following: dict[int, int] = {}
+
+    def draw(self, key: int) -> None:
+        self.following[self.last] = self.last = key
+        self.seed(key)
+
+    def begin(self, key: int) -> None:
+        """A forward begins. The key tells a checkpoint of torch's, which saves the generator, where it began."""
+        self.last = key
+        self.seed(key)
+
+
+class Session:
+    """The draws of one step. current: those of the forward that runs now. again: where a repeated call is."""
+
+    def __init__(self) -> None:
+        self.chains: dict[torch.device, Chain] = {}
+        self.current: Draws | None = None
+        self.again: Mark | None = None
+
+    def draw(self, device: torch.device, frame: FrameType) -> None:
+        """Set the generator of ``device`` for the draw that ``frame`` makes."""
+        chain = self.chain(device)
+        if self.again is not None:
+            key = self._following(chain, self.again.get(device, 0))
+            self.again[device] = key
+            chain.seed(key)
+        elif torch._C._current_graph_task_id() != -1:
+            if runs_in(frame, _CHECKPOINT):
+                chain.seed(self._following(chain, chain.generator.initial_seed()))
+        elif self.current is not None:
+            chain.draw(self.current.next(name_on_stack(frame, self.current.names)))
+
+    def passes(self) -> None:
+        """A dropout that is switched off."""
+
+    def chain(self, device: torch.device) -> Chain:
+        chain = self.chains.get(device)
+        if chain is None:
+            chain = self.chains[device] = Chain(device)
+        return chain
+
+    def begin(self, draws: Draws, devices: Sequence[torch.device]) -> None:
+        """A forward begins whose draws may be repeated."""
+        for device in devices:
+            self.chain(device).begin(draws.key ^ place_key("start", draws.start))
+
+    def mark(self) -> Mark:
+        return {device: chain.last for device, chain in self.chains.items()}
+
+    @contextmanager
+    def repeating(self, mark: Mark) -> Iterator[None]:
+        """Repeats the draws that followed ``mark`` in the forward."""
+        before, self.again = self.again, dict(mark)
+        try:
+            yield
+        finally:
+            self.again = before
+
+    def end(self) -> None:
+        """Put the generators back as they were before the session."""
+        for chain in self.chains.values():
+            chain.generator.set_state(chain.before)
+
+    @staticmethod
+    def _following(chain: Chain, key: int) -> int:
+        following = chain.following.get(key)
+        if following is None:
+            raise RuntimeFault(
+                "a repeated forward draws random numbers that its first run did not draw",
+                "let a checkpointed function draw the same numbers each time, and leave preserve_rng_state on; or pass"
+                ' rng="torch"',
+            )
+        return following
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator: torch.Generator = torch.cuda.default_generators[index]
+        return generator
+    return torch.default_generator
+
+
+_CHECKPOINT = frozenset({torch.utils.checkpoint.__file__})
