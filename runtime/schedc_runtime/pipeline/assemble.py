@@ -174,10 +174,10 @@ def cut_model(assembly: Assembly) -> None:
 
 
 def tie_weights(assembly: Assembly) -> None:
-    """The parameters that stages on different ranks use; the program sums their gradients."""
+    """The parameters that several stages use; the program sums the gradients of those on different ranks."""
     parts = assembly.partition
     assembly.tied = tied_apart(parts.shared, assembly.program.placement)
-    ties = ties_of(assembly.tied, parts.modules)
+    ties = ties_of(parts.shared, parts.modules)
     check_tied_lines(assembly.program, ties)
     assembly.program = with_tied(assembly.program, ties)
 

@@ -23,7 +23,10 @@ from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 
 Facts = dict[str, dict[str, Any]]
-"""Of each tied parameter: ``trained``, ``bits`` (empty: not compared now) and ``group`` (None: no optimizer seen)."""
+"""Of each tied parameter: ``trained``, ``bits`` (empty: not compared now) and ``group`` (see `_group_of`)."""
+
+UNKNOWN = "unknown"
+"""A fact that is not compared."""
 
 _PIECE = 1 << 22
 """Numbers of a parameter that are brought to the host at a time."""
@@ -127,10 +130,11 @@ def check_copies(everyone: Sequence[tuple[str, Facts]]) -> None:
             by_name.setdefault(name, []).append((rank, fact))
     for name, copies in by_name.items():
         for field, says, help in _CHECKS:
-            first_rank, first = copies[0]
-            for rank, fact in copies[1:]:
-                if fact[field] != first[field]:
-                    what = says(first_rank, first[field], rank, fact[field])
+            told = [(rank, fact[field]) for rank, fact in copies if fact[field] != UNKNOWN]
+            for rank, value in told[1:]:
+                first_rank, first = told[0]
+                if value != first:
+                    what = says(first_rank, first, rank, value)
                     raise RuntimeFault(f"the tied weight `{name}` {what}", help)
 
 
@@ -185,15 +189,20 @@ def _optimizers() -> list[Optimizer]:
     return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
 
 
-def _group_of(parameter: nn.Parameter, optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
-    """Class and numbers of the group that has the parameter, in the one optimizer that has it; None without one."""
+def _group_of(parameter: nn.Parameter, optimizers: Sequence[Optimizer]) -> dict[str, Any] | str | None:
+    """Class and numbers of the group that has the parameter; None without an optimizer that has it.
+
+    It is unknown where several have it: all but one may be left from an earlier run.
+    """
     groups = [
         {"optimizer": type(optimizer).__name__, **{key: _plain(value) for key, value in group.items()}}
         for optimizer in optimizers
         for group in optimizer.param_groups
         if any(parameter is item for item in group["params"])
     ]
-    return {key: value for key, value in groups[0].items() if value != ()} if len(groups) == 1 else None
+    if len(groups) > 1:
+        return UNKNOWN
+    return {key: value for key, value in groups[0].items() if value != ()} if groups else None
 
 
 def _plain(value: Any) -> Any:

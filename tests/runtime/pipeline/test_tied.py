@@ -158,6 +158,7 @@ def unequal(pipe: Pipeline) -> None:
             "is in an optimizer on rank 0, and in none on rank 1",
         ),
         (lambda pipe: groups(pipe, group="head"), ""),
+        (lambda pipe: [groups(pipe), torch.optim.SGD([copies(pipe)[0]], lr=0.1)], ""),  # which one it is, is not known
         (lambda pipe: torch.optim.AdamW(pipe.parameters()), ""),
     ],
 )
@@ -212,6 +213,9 @@ def test_a_program_for_other_ties_is_refused() -> None:
     program = with_tied(schedc.compile("1f1b", P=3, M=3), [Tie((0, 1), 8)])
     with pytest.raises(RuntimeFault, match=r"compiled for the tied stages \[\(0, 1\)\], .* ties \[\(0, 2\)\]"):
         Pipeline(small_gpt(tied=True), program, loss_fn=next_token_loss, in_process=True)
+    folded = with_tied(schedc.compile("zbv", P=2, M=4), [Tie((0, 3))])  # both uses on one rank
+    pipe = Pipeline(small_gpt(tied=True), folded, loss_fn=next_token_loss, in_process=True)
+    assert (len(pipe.program.tied), copies(pipe)) == (1, [])
     right = with_tied(program, [Tie((0, 2), 8)])  # bytes are those of the model
     pipe = Pipeline(small_gpt(tied=True), right, loss_fn=next_token_loss, in_process=True)
     assert pipe.program.tied == (Tie((0, 2), copies(pipe)[0].nbytes),)
