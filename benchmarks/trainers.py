@@ -11,6 +11,7 @@ from importlib import import_module
 
 COMMANDS = {
     "large": "trainers.large",
+    "loop": "trainers.loop",
     "tied": "trainers.tied",
 }
 """The module of each command. Its `measure()` gives the object that is printed."""

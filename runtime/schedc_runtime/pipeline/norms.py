@@ -15,10 +15,6 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.pipeline.assemble import Assembly
 from schedc_runtime.ranks.mesh import Coordinate
 
-BITS = {torch.float64: 44, torch.float32: 20}
-"""Significant bits of a norm, by the widest type of the gradients. The bits behind them tell in which order a schedule
-adds up microbatches: those with two copies of a stage add in another order than the rest."""
-
 
 class NonFiniteNorm(RuntimeFault):
     """The norm of the gradients is NaN or infinite. Every rank raises the same. name: the first such parameter."""
@@ -57,7 +53,7 @@ def total_norm(assembly: Assembly, kind: float, *, refuse: bool) -> tuple[float,
     norm = _together(values, kind)
     if refuse and not math.isfinite(norm):
         raise NonFiniteNorm(norm, _first_bad(by_name, list(assembly.names)))
-    return _rounded(norm, BITS[dtype]), dtype
+    return float(torch.tensor(norm, dtype=dtype)), dtype
 
 
 @torch.no_grad()
@@ -119,14 +115,6 @@ def _norms(gradients: Sequence[Tensor], kind: float) -> list[float]:
             for position, value in zip(positions, torch.stack(values).tolist(), strict=True):
                 norms[position] = value
     return norms
-
-
-def _rounded(norm: float, bits: int) -> float:
-    """A norm with so many significant bits."""
-    if not math.isfinite(norm):
-        return norm
-    mantissa, exponent = math.frexp(norm)
-    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def _together(norms: Sequence[float], kind: float) -> float:

@@ -116,6 +116,11 @@ class Pipeline:
         return self._runner.intervals
 
     @property
+    def result(self) -> StepResult | None:
+        """The result of the last step or evaluation, without outputs unless it was asked for them; None before."""
+        return self._runner.result
+
+    @property
     def rank(self) -> int:
         """This process's rank on the pipeline axis; 0 if all ranks are here."""
         return self._local[0].pipeline
@@ -232,8 +237,9 @@ class Pipeline:
         Every parameter of the model counts once. norm_type: ``2.0``, ``float("inf")``, ... error_if_nonfinite: raise
         `NonFiniteNorm`, on every rank, for a norm that is NaN or infinite.
 
-        Returns [] the norm before, on every rank the same, for every number of ranks and every schedule. It has 44
-        significant bits and float64 if a gradient has, else 20 bits and float32.
+        Returns [] the norm before: in float64 if a gradient is, else in float32. It is the same on every rank, and for
+        every number of ranks and every schedule that adds up the microbatches of a stage in one order. Those with two
+        copies of a stage add in another order; the last bit may then differ.
         """
         norm, dtype = total_norm(self._assembly, norm_type, refuse=error_if_nonfinite)
         clip(list(self.parameters()), norm, max_norm)

@@ -63,6 +63,8 @@ class StepRunner:
     def __init__(self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets) -> None:
         self.assembly, self.check_finite, self.count_fn = assembly, check_finite, count_fn
         self.head, self.control = assembly.head, assembly.guard.control
+        self.result: StepResult | None = None
+        """The result of the last call."""
         self.steps = 0
         """Number of calls so far."""
         self.trained = 0
@@ -110,7 +112,8 @@ class StepRunner:
             joined = joined_outputs(outputs) if outputs else None
             if not call.training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
-                return StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
+                self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
+                return self.result
             shared = share(
                 self.control, formed, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
@@ -120,7 +123,8 @@ class StepRunner:
         self.counted = shared.counted
         self.trained += call.training
         loss, losses = shared.loss.to(assembly.device), shared.losses
-        return StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
+        self.result = StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
+        return self.result
 
     def _execute(
         self,
