@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,8 @@ from schedc_runtime.checkpoint.stored import Stored, copy_rows
 from schedc_runtime.errors import MaterializeError
 
 
-def under_model_names(model: Any, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
-    """The tensors of a checkpoint under the names of ``model``, in its shapes. Nothing is read.
+def under_model_names(model: Any, names: Collection[str], stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The tensors of a checkpoint under ``names``, those of the state of ``model``. Nothing is read.
 
     For models of transformers this is what ``from_pretrained`` would load: renamed, split and fused. A name that the
     checkpoint has and the model too stays as it is.
@@ -28,17 +28,17 @@ def under_model_names(model: Any, stored: Mapping[str, Stored]) -> Mapping[str, 
         from transformers import conversion_mapping, core_model_loading
     except ImportError:  # transformers before 5 loads the names as they are
         return stored
-    names = model.state_dict()
+    known = dict.fromkeys(names, True)
     transforms = conversion_mapping.get_model_conversion_mapping(model)
     renamings = [each for each in transforms if isinstance(each, core_model_loading.WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, core_model_loading.WeightConverter)]
     rename: Callable[..., tuple[str, str | None]] = partial(
-        core_model_loading.rename_source_key, base_model_prefix=model.base_model_prefix, meta_state_dict=names
+        core_model_loading.rename_source_key, base_model_prefix=model.base_model_prefix, meta_state_dict=known
     )
     result: dict[str, Stored] = {}
     sources: dict[str, _Sources] = {}
     for key in sorted(stored, key=_natural):
-        if key in names:
+        if key in known:
             result[key] = stored[key]
             continue
         name, pattern = rename(key, renamings, converters)

@@ -6,13 +6,14 @@ copied: the new parameters are transposed views of them, so that every product k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
@@ -94,18 +95,56 @@ def original_state_dict(model: nn.Module, state: Mapping[str, Tensor] | None = N
     The state must hold all experts: see `full_state_dict`.
     """
     state = model.state_dict() if state is None else state
+    return {
+        original: state[name].transpose(1, 2).contiguous() if _is_turned(name, original) else state[name]
+        for name, original in original_names(model, state).items()
+    }
+
+
+def original_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """``names`` of the state of ``model``, each with the name from before `swap_experts`."""
     layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, MoELayer)]
     result = {}
-    for name, value in state.items():
+    for name in names:
         layer = next((prefix for prefix in layers if name.startswith(prefix)), None)
-        if layer is None:
-            result[name] = value
-            continue
-        last = name.removeprefix(layer)
-        if last.startswith("experts."):
-            value = value.transpose(1, 2).contiguous()
-        result[layer + _NAMES.get(last, last.replace("shared.", "shared_experts.", 1))] = value
+        last = name.removeprefix(layer or "")
+        renamed = _NAMES.get(last, last.replace("shared.", "shared_experts.", 1))
+        result[name] = name if layer is None else layer + renamed
     return result
+
+
+def with_swapped_names(originals: Mapping[str, str], stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Stored tensors under the original names, under those of the model too. originals: see `original_names`."""
+    present = {name: original for name, original in originals.items() if original in stored}
+    swapped: dict[str, Stored] = {
+        name: _Turned(stored[original]) if _is_turned(name, original) else stored[original]
+        for name, original in present.items()
+    }
+    return {**swapped, **stored}
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """A stack of stored matrices [experts, out, in], each transposed."""
+
+    source: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, outputs, inputs = self.source.shape
+        return (experts, inputs, outputs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def read(self, target: Tensor, first: int = 0) -> None:
+        """As `Stored.read`, for ``target`` [experts, in, out]."""
+        self.source.read(target.transpose(1, 2), first)
+
+
+def _is_turned(name: str, original: str) -> bool:
+    return name != original and original.endswith(("experts.gate_up_proj", "experts.down_proj"))
 
 
 def _is_expert_layer(module: Any) -> bool:

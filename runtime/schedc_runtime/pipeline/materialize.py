@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedc_runtime.checkpoint.huggingface import under_model_names
 from schedc_runtime.checkpoint.opened import open_checkpoint
+from schedc_runtime.checkpoint.stored import Stored
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.materialize.construction import named_tensors
 from schedc_runtime.materialize.fill import fill_modules
 from schedc_runtime.materialize.values import Rule, Values
+from schedc_runtime.moe.huggingface import original_names, with_swapped_names
 from schedc_runtime.moe.shards import first_rows
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint
 from schedc_runtime.pipeline.assemble import Assembly, take_shards
@@ -54,6 +56,12 @@ def check_materialized(assembly: Assembly) -> None:
         )
 
 
+def _under_names(model: nn.Module, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """The tensors of a checkpoint under the names of ``model``: those of Hugging Face, and of swapped layers."""
+    originals = original_names(model, model.state_dict())
+    return with_swapped_names(originals, under_model_names(model, originals.values(), stored))
+
+
 def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | None, rule: Rule | None) -> Values:
     """The values of all names, which every rank can give. A collective."""
     problem, values = ("", ""), Values(assembly.construction)
@@ -63,7 +71,7 @@ def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | Non
                 "the model has its values already",
                 "make it inside `with schedc_runtime.deferred():`, or pass checkpoint=",
             )
-        stored = None if source is None else under_model_names(assembly.settings.model, open_checkpoint(source))
+        stored = None if source is None else _under_names(assembly.settings.model, open_checkpoint(source))
         values = Values(assembly.construction, seed, stored, rule)
         values.check()
     except MaterializeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from schedc_runtime import Mesh, Pipeline, deferred
 from schedc_runtime.errors import MaterializeError
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.huggingface import swap_experts
 from schedc_runtime.testing import pool
 
 CONFIG = GPTConfig(vocab=16, width=8, heads=2, blocks=4, context=6)
@@ -119,6 +121,23 @@ def test_experts_that_are_spread_over_ranks() -> None:
 
     whole, spread = state(1), state(2)
     assert all(torch.equal(spread[name], value) for name, value in whole.items())
+
+
+def test_swapped_experts_read_the_checkpoint_of_the_original(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes, intermediate_size=24, vocab_size=16, num_local_experts=4)
+    saved: nn.Module = transformers.MixtralForCausalLM(config)
+    saved.save_pretrained(tmp_path)  # type: ignore[operator]
+    swap_experts(saved)
+    with deferred():
+        model = transformers.MixtralForCausalLM(config)
+        swap_experts(model)
+    pipe = pipeline("1f1b", 2, model, mesh=Mesh(2, experts=2))
+    pipe.materialize(checkpoint=tmp_path)
+    state = pipe.full_state_dict()
+    assert all(torch.equal(state[name], value) for name, value in saved.state_dict().items())
+    pipe.close()
 
 
 @pytest.mark.processes
