@@ -104,7 +104,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in written(func, args, kwargs):
                 self.tape.release(tensor)
             return func(*args, **kwargs)
-        if func in _VALUES or any(not t.is_meta for t in written(func, args, kwargs)):
+        if _gives_value(func) or any(not t.is_meta for t in written(func, args, kwargs)):
             return func(*_known((args, kwargs))[0], **kwargs)
         return self._record(func, tuple(args), kwargs, creates)
 
@@ -224,5 +224,7 @@ def _user_line() -> str:
     return f"\n  --> {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
-_VALUES = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
-"""Operators that give plain values."""
+def _gives_value(func: Any) -> bool:
+    """Whether an operator gives a plain value that depends on the elements, as ``item`` and ``allclose`` do."""
+    kinds = {str(result.type) for result in func._schema.returns}
+    return bool(kinds) and kinds <= {"bool", "int", "float", "number"} and not func._opname.startswith(("sym_", "is_"))

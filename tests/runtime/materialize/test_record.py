@@ -68,6 +68,7 @@ class Exact(nn.Module):
         constant = torch.tensor([5.0, 5.0])
         self.captured = nn.Parameter(torch.ones(2) * constant)
         constant.zero_()  # what was captured stays as it was
+        self.alike = (torch.equal(table, table + 1), torch.allclose(table, table + 1e-9), bool((table > 3).any()))
         values = torch.linspace(0, 1, 5)
         values.mul_(3)
         self.register_buffer("scaled", values[1:4])
@@ -116,6 +117,7 @@ def test_what_has_no_random_numbers_has_the_bits_of_an_eager_construction() -> N
     with deferred():
         model = Exact()
     made(model)
+    assert model.alike == (False, True, True)
     for name in ("frequencies", "constant", "positions", "mask", "pairs", "captured", "scaled"):
         assert torch.equal(getattr(model, name), getattr(Exact(), name)), name
 
