@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from schedc.ir.program import InstructionKind, Program
@@ -49,53 +49,63 @@ class OrderedReduceScatter:
 
 
 class DenseShards:
-    """The dense part of one stage's module, sharded over ``mesh``; parameters are whole until the first `shard`.
+    """The parts of one stage's module that `fully_shard` has sharded; parameters are whole until the first `shard`.
 
-    kept: parameters that are not sharded: experts, and those that other stages use, too.
+    Every sharded part has its parameters gathered and freed by the instruction stream alone.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> None:
-        self.fsdp = cast(Any, module)
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = [cast(Any, part) for part in module.modules() if isinstance(part, FSDPModule)]
+        self._states = [part._get_fsdp_state() for part in self._parts]
+        for state in self._states:
+            for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+                handle.remove()
+        self._roots = []
+        for state in self._states:
+            if state._is_root is None:  # the first of a tree makes the rest its own
+                state._lazy_init()
+                self._roots.append(state)
+        for part in self._parts:
+            part.set_gradient_divide_factor(1.0)  # the loss has been divided by the number of replicas
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_custom_reduce_scatter(OrderedReduceScatter())
+            part.set_reduce_scatter_unused_params(True)  # replicas may differ in what got a gradient
+        for parameter in module.parameters():
+            if isinstance(parameter, DTensor):
+                parameter.dense_shard = True  # type: ignore[attr-defined]
+        self.gather()
+
+    @classmethod
+    def over(cls, module: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter]) -> DenseShards:
+        """The whole module sharded over ``mesh``. kept: parameters that stay whole: experts, and those that other
+        stages of the rank use, too."""
         mine = [parameter for parameter in module.parameters() if parameter not in kept]
         if len(kinds := {parameter.dtype for parameter in mine}) > 1:
             raise RuntimeFault(
                 f"a stage has dense parameters of {len(kinds)} types, which FSDP2 cannot send as one",
                 "give all dense parameters one type, or leave shard_dense out of the mesh",
             )
-        self.empty = not mine
-        if self.empty:
-            return
-        fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params=kept)
-        self._state: Any = self.fsdp._get_fsdp_state()
-        for handle in (self._state._pre_forward_hook_handle, self._state._post_forward_hook_handle):
-            handle.remove()
-        self._state._lazy_init()
-        self.fsdp.set_gradient_divide_factor(1.0)  # the loss has been divided by the number of replicas
-        self.fsdp.set_force_sum_reduction_for_comms(True)
-        self.fsdp.set_custom_reduce_scatter(OrderedReduceScatter())
-        self.fsdp.set_reduce_scatter_unused_params(True)  # replicas may differ in what got a gradient
-        for parameter in module.parameters():
-            if isinstance(parameter, DTensor):
-                parameter.dense_shard = True  # type: ignore[attr-defined]
-        self.gather()
+        if mine:
+            fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params=kept)
+        return cls(module)
 
     def gather(self) -> None:
         """Make the parameters whole (all-gather). A collective of the replicas."""
-        if not self.empty:
-            self.fsdp.unshard()
+        for part in self._parts:
+            part.unshard()
 
     def shard(self) -> None:
         """Free the whole parameters; the module has this replica's shards again."""
-        if not self.empty:
-            self.fsdp.reshard()
+        for part in self._parts:
+            part.reshard()
 
     def reduce(self) -> None:
         """Sum the gradients over the replicas, each of which keeps its shard; then `shard`. A collective."""
-        if self.empty:
-            return
-        for group in self._state._fsdp_param_groups:
-            group.post_backward()
-        self._state._root_post_backward_final_callback()
+        for state in self._states:
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+        for root in self._roots:
+            root._root_post_backward_final_callback()
         self.shard()
 
 
@@ -136,7 +146,12 @@ class DenseSharding:
         uses = Counter(parameter for module in modules for parameter in set(module.parameters()))
         kept = {parameter for parameter, count in uses.items() if count > 1 or is_expert(parameter)} | set(tied)
         for module in modules:
-            self._shards[id(module)] = DenseShards(module, across, kept & set(module.parameters()))
+            self._shards[id(module)] = DenseShards.over(module, across, kept & set(module.parameters()))
+
+    def adopt(self, modules: Sequence[nn.Module]) -> None:
+        """Take over modules in which a user has called `fully_shard`, over the replicas of their rank."""
+        for module in modules:
+            self._shards[id(module)] = DenseShards(module)
 
     def shard(self) -> None:
         """Free the whole parameters of all stages, once the pipeline is built."""

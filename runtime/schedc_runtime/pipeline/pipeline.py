@@ -26,6 +26,7 @@ from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
+from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.scaler import unscale
 from schedc_runtime.pipeline.state import gather_state, load_state
@@ -252,6 +253,17 @@ class Pipeline:
         optimizer: that of this process; None where it has no parameters.
         """
         unscale(self._assembly, scaler, optimizer)
+
+    def parallelize(self, function: ParallelizeStage) -> None:
+        """Call ``function(stage module, mesh)`` for every stage held here: FSDP2, compilation, or your own changes.
+
+            pipe.parallelize(lambda stage, mesh: fully_shard(stage, mesh=mesh["dp"]))
+
+        mesh: torch's device mesh with the axes ``pp`` and ``dp``; None where all ranks are in one process. A collective
+        of all ranks. Make the optimizer afterwards. What `fully_shard` has sharded is gathered and freed by the
+        instruction stream, as with `Mesh(shard_dense=True)`.
+        """
+        parallelize(self._assembly, function)
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
