@@ -10,6 +10,7 @@ import json
 from importlib import import_module
 
 COMMANDS = {
+    "deferral": "trainers.deferral",
     "large": "trainers.large",
     "loop": "trainers.loop",
     "tied": "trainers.tied",

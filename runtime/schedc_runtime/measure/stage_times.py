@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, median_low
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc.cell.costs import CellCosts, SegmentTimes
@@ -56,12 +56,15 @@ class Bench:
     repetitions: int = 5
     samples: Samples = field(default_factory=lambda: defaultdict(list))
 
-    def measure(self, stage: Stage, inputs: Sequence[Tensor], target: Any, output: Boundary) -> tuple[Tensor, ...]:
+    def measure(
+        self, stage: Stage, inputs: Sequence[Tensor], target: Any, output: Boundary, *, split: bool
+    ) -> tuple[Tensor, ...]:
         """The outputs of a bound stage; its times, in milliseconds, go into ``samples``.
 
         inputs: the tensors of the input boundary. target: what the loss function gets. output: what leaves the stage.
+        split: whether the backward is split; that of a segmented stage always is.
         """
-        run = self._segments if isinstance(stage, SegmentedStage) else self._whole
+        run = self._segments if isinstance(stage, SegmentedStage) else self._halves if split else self._whole
         outputs: tuple[Tensor, ...] = ()
         self.samples = defaultdict(list)
         for repetition in range(self.warmup + self.repetitions):
@@ -95,15 +98,19 @@ class Bench:
             self._timed(Half.WEIGHT, nodes[index].name, stage.run_weight, 0, index)
         return outputs
 
+    def _halves(
+        self, stage: Stage, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _WHOLE, stage.forward, 0, inputs, target)
+        self._timed(Half.BACKWARD, _WHOLE, partial(stage.backward, defer=True), 0, gradients)
+        self._timed(Half.WEIGHT, _WHOLE, stage.weight, 0)
+        return outputs
+
     def _whole(
         self, stage: Stage, inputs: Sequence[Tensor], target: Any, gradients: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self._timed(Half.FORWARD, _WHOLE, stage.forward, 0, inputs, target)
-        if stage.deferring:
-            self._timed(Half.BACKWARD, _WHOLE, partial(stage.backward, defer=True), 0, gradients)
-            self._timed(Half.WEIGHT, _WHOLE, stage.weight, 0)
-        else:
-            self._timed(_UNSPLIT, _WHOLE, stage.backward, 0, gradients)
+        self._timed(_UNSPLIT, _WHOLE, stage.backward, 0, gradients)
         return outputs
 
     def _exchange(
@@ -168,29 +175,17 @@ def measure_stages(
         module.to(bench.device)
         samples: dict[str, list[float]] = {}
         shape, entering = None, values
-        for stage in _stages(parts, index, module, loss_fn, split=split, segmented=segmented):
-            stage.bind(boundaries[index], boundaries[index + 1])
-            outputs = bench.measure(stage, entering, target, boundaries[index + 1])
+        stage = new_stage(parts, index, module, None, loss_fn, segmented=segmented)
+        stage.bind(boundaries[index], boundaries[index + 1])
+        for halves in (True,) if split or isinstance(stage, SegmentedStage) else (True, False):
+            outputs = bench.measure(stage, entering, target, boundaries[index + 1], split=halves)
             values = [tensor.detach() for tensor in outputs]
             samples |= bench.samples
-            shape = stage.shape if isinstance(stage, SegmentedStage) else None
-            stage.release()
+        shape = stage.shape if isinstance(stage, SegmentedStage) else None
+        stage.release()
         times.append(StageTimes(samples, shape))
         module.to(home)
     return times
-
-
-def _stages(
-    parts: Partition, index: int, module: nn.Module, loss_fn: LossFunction, *, split: bool, segmented: bool
-) -> Iterator[Stage]:
-    """The forms in which a stage is measured. The one that the program runs comes last, since its forward counts."""
-    stage = new_stage(parts, index, module, None, loss_fn, segmented=segmented)
-    if isinstance(stage, SegmentedStage):
-        yield stage
-        return
-    yield Stage(module, index, parts.stages, loss_fn=loss_fn, deferring=True)
-    if not split:
-        yield stage
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -6,8 +6,8 @@
     result      [R, width]       down(silu(gate) * up) of each row, in the order of the rows
 
 Dropless rows go through a loop of products, one per expert. Padded rows, as many for every expert, go through one
-batched product. Both compute the weight gradient of a stack as one work item (see `stage.weight_gradients`), so that
-I + W give the bits of B.
+batched product. Both compute the weight gradient of a stack at once, and by the same function in B and in W (see
+`stage.recipes`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch.nn import functional
 from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.recompute.regions import region_of_rows
-from schedc_runtime.stage import weight_gradients as weightgrad
-from schedc_runtime.stage.weight_gradients import WeightSink, WeightWork
+from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
 
 class Experts(nn.Module):
@@ -77,22 +76,22 @@ class Experts(nn.Module):
         slots: ``gate_up`` and ``down`` of borrowed experts, whose counts and rows follow those of the own experts.
         Autograd computes their gradients.
         """
-        return region_of_rows(Level.FULL, self.compute, rows, counts, None, *slots)  # type: ignore[no-any-return]
+        return region_of_rows(Level.FULL, self.compute, rows, counts, *slots)  # type: ignore[no-any-return]
 
-    def compute(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None, *slots: Tensor) -> Tensor:
-        """[R, width] to the same, as `forward`. Weight gradients go to ``sink``, or to autograd without one."""
+    def compute(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
+        """[R, width] to the same, as `forward`."""
         if slots and counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
             counts, borrowed = counts[:own], counts[own : own + lent]
             if lent:
                 mine, others = rows.split_with_sizes((sum(counts), sum(borrowed)))
                 gate_up, down = slots
-                return torch.cat((self._own(mine, counts, sink), _mlp(others, gate_up, down, borrowed, None)))
-        return self._own(rows, counts, sink)
+                return torch.cat((self._own(mine, counts), _mlp(others, gate_up, down, borrowed)))
+        return self._own(rows, counts)
 
-    def _own(self, rows: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+    def _own(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
         self._check(rows, counts)
-        return _mlp(rows, self.gate_up, self.down, counts, sink)
+        return _mlp(rows, self.gate_up, self.down, counts)
 
     def _check(self, rows: Tensor, counts: Sequence[int] | None) -> None:
         experts = len(self.gate_up)
@@ -102,25 +101,12 @@ class Experts(nn.Module):
             raise RuntimeFault(f"{len(rows)} rows for {experts} experts that are said to have {list(counts)}")
 
 
-class _ExpertsForward(weightgrad.Deferring):
-    """`Experts.forward` with the sink of the experts' stage."""
-
-    def __call__(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
-        layer = self.layer
-        plain = weightgrad.left_to_autograd(layer.gate_up, rows) or weightgrad.left_to_autograd(layer.down, rows)
-        output: Tensor = region_of_rows(Level.FULL, layer.compute, rows, counts, None if plain else self.sink, *slots)
-        return output
-
-
-weightgrad.FORWARDS[Experts] = _ExpertsForward
-
-
-def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
+def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | None) -> Tensor:
     if torch.is_autocast_enabled(rows.device.type):
         narrow = torch.get_autocast_dtype(rows.device.type)
-        rows, gate_up, down, sink = rows.to(narrow), gate_up.to(narrow), down.to(narrow), None
-    gate, up = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, counts, sink).chunk(2, dim=-1)
-    return stacked_linear(region_of_rows(Level.ACT, gated, gate, up), down, counts, sink)
+        rows, gate_up, down = rows.to(narrow), gate_up.to(narrow), down.to(narrow)
+    gate, up = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, counts).chunk(2, dim=-1)
+    return stacked_linear(region_of_rows(Level.ACT, gated, gate, up), down, counts)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -143,13 +129,10 @@ class _Gated(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), grad * functional.silu(gate)
 
 
-def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None, sink: WeightSink | None) -> Tensor:
-    """[R, in] rows times [E, in, out] weights to [R, out]. counts: [E] rows by each weight; None: R / E rows each.
-
-    The weight's gradient goes to ``sink`` as one `WeightWork`, or to autograd without a sink.
-    """
+def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None) -> Tensor:
+    """[R, in] rows times [E, in, out] weights to [R, out]. counts: [E] rows by each weight; None: R / E rows each."""
     output: Tensor = _StackedLinear.apply(  # type: ignore[no-untyped-call]
-        rows, weight, None if counts is None else tuple(counts), sink
+        rows, weight, None if counts is None else tuple(counts)
     )
     return output
 
@@ -158,26 +141,26 @@ class _StackedLinear(torch.autograd.Function):
     """One function for all experts. A loop under autograd would make a gradient of the whole stack for each expert."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: nn.Parameter, counts: tuple[int, ...] | None, sink: WeightSink | None
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.weight, ctx.counts, ctx.sink = weight, counts, sink
+        ctx.counts = counts
         return _products(rows, weight, counts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weightgrad.refuse_twice(ctx)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        refuse_twice(ctx)
         rows, weight = ctx.saved_tensors
-        needs_rows, needs_weight, *_ = ctx.needs_input_grad
+        needs_rows, needs_weight, _ = ctx.needs_input_grad
         rows_grad = _products(grad, weight.transpose(1, 2), ctx.counts) if needs_rows else None
-        if not needs_weight:
-            return rows_grad, None, None, None
-        if ctx.sink is None:
-            return rows_grad, _weight_grad(rows, grad, weight, ctx.counts), None, None
-        # Detached: the rows refer to their graph, and would hold it until W.
-        ctx.sink.put(WeightWork(ctx.weight, _weight_grad, rows.detach(), grad, ctx.counts))
-        return rows_grad, None, None, None
+        weight_grad = _weight_grad(rows, grad, weight, ctx.counts) if needs_weight and not waits(ctx) else None
+        return rows_grad, weight_grad, None
+
+
+def _weight_product(slots: Slots, grad: Tensor, saved: Saved, counts: tuple[int, ...] | None) -> Gradients:
+    return (_weight_grad(saved[0], grad, saved[1], counts),)
+
+
+RECIPES["_StackedLinearBackward"] = Recipe({1: (0, 1)}, _weight_product, lambda node, slots: node.counts)
 
 
 def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from schedc.cost.exchange import hot_break_even
 from schedc.ir.arrays import Int64
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
-from schedc_runtime.stage import weight_gradients as weightgrad
-from schedc_runtime.stage.weight_gradients import WeightSink
+from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice
 from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
 
@@ -272,60 +271,52 @@ def _added(parts: Tensor) -> Tensor:
 class Lend(nn.Module):
     """Takes the weights of this rank's hot experts out of the stacks: [E, ...] to [own hot, ...] each.
 
-    Their gradients are weight work for the stage's sink, added to the owner's own gradients.
+    W adds their gradients to the owner's own.
     """
 
     def forward(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        return lend(route.lending, gate_up, None), lend(route.lending, down, None)
+        return lend(route.lending, gate_up), lend(route.lending, down)
 
 
-class _LendForward(weightgrad.Deferring):
-    def __call__(self, route: Lends, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        sink = None if any(weightgrad.left_to_autograd(weight, weight) for weight in (gate_up, down)) else self.sink
-        return lend(route.lending, gate_up, sink), lend(route.lending, down, sink)
-
-
-weightgrad.FORWARDS[Lend] = _LendForward
-
-
-def lend(lending: Lending, weight: Tensor, sink: WeightSink | None) -> Tensor:
-    """[own hot, ...] the lent weights of a stack [E, ...]. Gradients go to ``sink``, or to autograd without one."""
-    output: Tensor = _Lent.apply(weight, tuple(lending.places), sink)  # type: ignore[no-untyped-call]
+def lend(lending: Lending, weight: Tensor) -> Tensor:
+    """[own hot, ...] the lent weights of a stack [E, ...]."""
+    output: Tensor = _Lent.apply(weight, tuple(lending.places))  # type: ignore[no-untyped-call]
     return output
-
-
-class ReturnedWork(NamedTuple):
-    """Gradients that came back for some experts of a stack, to be added to the gradient of the stack.
-
-    parameter: [E, ...] the stack. places: [hot] the experts' indices in the stack. grad: [hot, ...].
-    """
-
-    parameter: nn.Parameter
-    places: tuple[int, ...]
-    grad: Tensor
-
-    def run(self) -> None:
-        parameter = self.parameter
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.index_add_(0, _index(self.places, self.grad), self.grad)
 
 
 class _Lent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: nn.Parameter, places: tuple[int, ...], sink: WeightSink | None) -> Tensor:
-        ctx.weight, ctx.places, ctx.sink = weight, places, sink
+    def forward(ctx: Any, weight: Tensor, places: tuple[int, ...]) -> Tensor:
+        ctx.shape, ctx.places = weight.shape, places
         return weight.index_select(0, _index(places, weight))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        weightgrad.refuse_twice(ctx)
-        if ctx.sink is None:
-            whole = torch.zeros_like(ctx.weight)
-            return whole.index_copy_(0, _index(ctx.places, grad), grad), None, None
-        if ctx.places:
-            ctx.sink.put(ReturnedWork(ctx.weight, ctx.places, grad))
-        return None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        refuse_twice(ctx)
+        return _whole(grad, (ctx.shape, ctx.places)), None
+
+
+def _whole(grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> Tensor:
+    """[E, ...] the gradient of a stack whose experts at the places of ``facts`` get ``grad`` [hot, ...]."""
+    shape, places = facts
+    return grad.new_zeros(shape).index_copy_(0, _index(places, grad), grad)
+
+
+def _whole_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: Any) -> Gradients:
+    return (_whole(grad, facts) if facts[1] else None,)
+
+
+def _add_returned(parameter: Tensor, grad: Tensor, facts: tuple[torch.Size, tuple[int, ...]]) -> None:
+    """Add gradients [hot, ...] that came back for some experts, without a gradient of the whole stack."""
+    if facts[1]:
+        parameter.grad.index_add_(0, _index(facts[1], grad), grad)  # type: ignore[union-attr]
+
+
+def _lent_facts(node: Any, slots: Slots) -> tuple[torch.Size, tuple[int, ...]]:
+    return node.shape, node.places
+
+
+RECIPES["_LentBackward"] = Recipe({0: ()}, _whole_gradient, _lent_facts, add=_add_returned)
 
 
 def _index(places: Sequence[int], like: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from schedc_runtime.pipeline.random_steps import inferred, number_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
 from schedc_runtime.stage.stage import LossFunction, Stage, device_holding, mean_loss
-from schedc_runtime.stage.weight_gradients import uninstall
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
 """(args, kwargs) of the model's forward for one microbatch."""
@@ -134,7 +133,6 @@ def _copies(
         modules = copy.deepcopy({index: partition.modules[index] for index in held})
         stages = {}
         for index, module in modules.items():
-            uninstall(module)
             module.zero_grad()
             stages[index] = new_stage(partition, index, module, program, loss_fn, segmented=segmented)
         result.append(stages)

@@ -12,8 +12,8 @@ from torch.autograd.graph import GradientEdge
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.base import SegmentedBase
 from schedc_runtime.segments.in_flight import ExchangeRecord, SegmentRecord, Tensors
-from schedc_runtime.stage.stage import differentiate
-from schedc_runtime.stage.weight_gradients import unhooked
+from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.split import is_late
 
 
 class BackwardSteps(SegmentedBase):
@@ -58,13 +58,14 @@ class BackwardSteps(SegmentedBase):
             state.give(value, node, leaves)
 
     def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
-        """Gradients that autograd adds to vectors, or to parameters of several segments, become weight work too."""
-        key = self._key(microbatch, node)
-        shared, vectors = self._late.get(node, ((), ()))
-        with self._sink.deferring(key, (*shared, *unhooked(vectors))):
-            differentiate(tuple([edge for edge, _ in pairs]), tuple([gradient for _, gradient in pairs]))
-        if not self._sink.pending[key]:
-            del self._sink.pending[key]
+        """W adds gradients of vectors and of parameters of several segments, if the segment has a W."""
+        edges, grads = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
+        if (shared := self._shared.get(node)) is None:
+            differentiate(edges, grads)
+        else:
+            self._split.backward(
+                self._key(microbatch, node), edges, grads, graph=node, late=lambda p: id(p) in shared or is_late(p)
+            )
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending back the gradients of an exchange. Sends nothing where no rank needs gradients."""
@@ -129,8 +130,8 @@ class BackwardSteps(SegmentedBase):
         for member in reversed(group):
             if member not in waiting:
                 return
-            if (key := self._key(microbatch, member)) in self._sink.pending:
-                self._sink.flush(key)
+            if (key := self._key(microbatch, member)) in self._split.pending:
+                self._split.weight(key)
         waiting.difference_update(group)
         if not waiting:
             del self._waiting[microbatch]

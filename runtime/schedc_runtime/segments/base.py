@@ -36,8 +36,7 @@ class SegmentedBase(Stage):
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
     ) -> None:
-        # Weight gradients are steps of their own in every cell, so that they are always deferred.
-        super().__init__(module, index, stages, loss_fn=loss_fn, deferring=True)
+        super().__init__(module, index, stages, loss_fn=loss_fn)
         self.graph: StageGraph = stage_graph(module, inputs, blocks)
         self.graph_with_r: StageGraph = self.graph
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
@@ -61,7 +60,7 @@ class SegmentedBase(Stage):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        return tuple(sorted({key // len(self.graph.nodes) for key in self._sink.pending}))
+        return tuple(sorted({key // len(self.graph.nodes) for key in self._split.pending}))
 
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         self.check_empty()
@@ -90,14 +89,9 @@ class SegmentedBase(Stage):
         return draws(self.module)
 
     @cached_property
-    def _late(self) -> dict[int, tuple[tuple[nn.Parameter, ...], tuple[nn.Parameter, ...]]]:
-        """By node with weight gradients: (parameters that other nodes have too, its own vectors)."""
-        late = {}
-        for node in self.shape.weights:
-            shared = self.graph.shared_parameters(node)
-            others = set(map(id, shared))
-            late[node] = shared, tuple(p for p in self.graph.parameters(node) if p.dim() <= 1 and id(p) not in others)
-        return late
+    def _shared(self) -> dict[int, frozenset[int]]:
+        """By node with weight gradients: ids of the parameters that other nodes have too."""
+        return {node: frozenset(map(id, self.graph.shared_parameters(node))) for node in self.shape.weights}
 
     def bind(self, input: Boundary, output: Boundary) -> None:
         super().bind(input, output)

@@ -18,7 +18,6 @@ from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
 from schedc_runtime.segments.fx_trace import trace_stage
-from schedc_runtime.stage import weight_gradients as weightgrad
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +104,7 @@ class StageGraph:
                 tuple(sorted({self.maker[value] for value in node.takes if value >= self.inputs})),
                 inputs=any(0 <= value < self.inputs for value in node.takes),
                 differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
-                weights=isinstance(node, Segment) and (self.defers(node) or number in self.sharing),
+                weights=isinstance(node, Segment) and (self.defers(number) or number in self.sharing),
                 recomputed=number in self.recomputed,
                 share=self.recomputed.get(number, 1.0),
             )
@@ -113,13 +112,9 @@ class StageGraph:
         ]
         return StageShape(tuple(nodes), tuple(sorted({self.maker[v] for v in self.leaving if v >= self.inputs})))
 
-    def defers(self, segment: Segment) -> bool:
-        """Whether a segment has weight gradients that can be deferred."""
-        return any(
-            type(layer) in weightgrad.FORWARDS and any(p.requires_grad for p in layer.parameters(recurse=False))
-            for path in segment.modules
-            for layer in self.module.get_submodule(path).modules()
-        )
+    def defers(self, node: int) -> bool:
+        """Whether a node has weight gradients that can be deferred: those of matrices, which products use."""
+        return any(parameter.dim() > 1 for parameter in self.parameters(node))
 
     @cached_property
     def sharing(self) -> dict[int, tuple[int, ...]]:

@@ -29,7 +29,8 @@ from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, d
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
-from schedc_runtime.stage.weight_gradients import Vectors, WeightSink, install, uninstall
+from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.split import SplitBackward
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
@@ -62,17 +63,12 @@ class Stage:
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
     index, stages: this stage's number, and the number of stages.
     loss_fn: loss of the last stage. Without one the last stage returns its output like any other.
-    deferring: whether weight gradients may be deferred to `weight`. This costs some 20 us per layer, which a program
-        without W does not pay. It changes bits: autograd sums a weight that one microbatch uses twice in another
-        order. A pipeline and its reference therefore choose alike (`splits_backward`).
 
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
 
-    def __init__(
-        self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None, deferring: bool = True
-    ) -> None:
-        self.module, self.index, self.stages, self.deferring = module, index, stages, deferring
+    def __init__(self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None) -> None:
+        self.module, self.index, self.stages = module, index, stages
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
@@ -84,12 +80,9 @@ class Stage:
         self._input: Boundary
         self._output: Boundary
         self._one: Tensor
-        self._sink = WeightSink()
+        self._split = SplitBackward()
         self._memory = Recomputation(Recompute(), None, False)
         self._checkpoints = Checkpoints(module)
-        self._vectors = Vectors(module)
-        if deferring:
-            install(module, self._sink)
 
     @property
     def last(self) -> bool:
@@ -103,7 +96,7 @@ class Stage:
     @property
     def pending(self) -> tuple[int, ...]:
         """Microbatches whose weight gradients are deferred."""
-        return tuple(sorted(self._sink.pending))
+        return tuple(sorted(self._split.pending))
 
     def bind(self, input: Boundary, output: Boundary) -> None:
         """Set the boundaries on both sides, for the input signature of the next microbatches."""
@@ -200,20 +193,23 @@ class Stage:
             raise StageError(
                 f"stage {self.index}: {len(output_grads)} output gradients for {len(saved.outputs)} outputs"
             )
+        pairs = [
+            (edge, grad)
+            for edge, grad in zip(saved.outputs, output_grads, strict=True)
+            if edge is not None and grad is not None
+        ]
+        edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
         if defer:
-            if not self.deferring:
-                raise StageError(f"stage {self.index} was made without deferred weight gradients", "deferring=True")
-            with self._sink.deferring(microbatch, self._vectors.late()):
-                self._differentiate(saved, output_grads)
-        else:
-            self._differentiate(saved, output_grads)
+            self._split.backward(microbatch, edges, grads)
+        elif pairs:
+            differentiate(edges, grads)
         return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in saved.inputs])
 
     def weight(self, microbatch: int) -> None:
         """W: compute the deferred weight gradients of ``microbatch`` and add them to ``parameter.grad``."""
-        if microbatch not in self._sink.pending:
+        if microbatch not in self._split.pending:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has no deferred weight gradients")
-        self._sink.flush(microbatch)
+        self._split.weight(microbatch)
 
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         """Recompute what ``plan`` says. count: count the bytes that are held."""
@@ -265,14 +261,13 @@ class Stage:
         """Forget every microbatch in flight, after a step that failed."""
         self._backward_states.clear()
         self.kept.clear()
-        self._sink.pending.clear()
+        self._split.pending.clear()
         self.losses = {}
 
     def release(self) -> None:
         """Restore the module as it was before this stage. The stage cannot be used afterwards."""
         self.reset()
         uninstall_regions(self.module)
-        uninstall(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs as leaves of this stage's graph. Differentiable inputs require a gradient."""
@@ -302,28 +297,6 @@ class Stage:
         if microbatch not in self._backward_states:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return self._backward_states.pop(microbatch)
-
-    @staticmethod
-    def _differentiate(saved: _BackwardState, output_grads: Sequence[Tensor | None]) -> None:
-        pairs = [
-            (edge, grad)
-            for edge, grad in zip(saved.outputs, output_grads, strict=True)
-            if edge is not None and grad is not None
-        ]
-        if pairs:
-            differentiate(tuple([edge for edge, _ in pairs]), tuple([grad for _, grad in pairs]))
-
-
-_engine = torch.autograd.Variable._execution_engine
-"""What `torch.autograd.backward` calls after 10 us of checks in Python. The engine itself checks the shapes."""
-
-
-def differentiate(edges: tuple[GradientEdge, ...], grads: tuple[Tensor, ...]) -> None:
-    """`torch.autograd.backward` without its checks: accumulates into the leaves and frees the graph.
-
-    grads: one per edge, of the shape of the edge's tensor.
-    """
-    _engine.run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def device_holding(tensors: Sequence[Tensor]) -> torch.device:

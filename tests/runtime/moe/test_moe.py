@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from runtime.moe.moe_cases import ROUTING, WIDTH, plain, small_layer, tokens
@@ -25,7 +25,7 @@ from schedc_runtime.moe.router import Router, RouterConfig, choose
 from schedc_runtime.moe.shards import expert_parameters, join_shards, local_state, shard_experts
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
-from schedc_runtime.stage.weight_gradients import WeightSink, install
+from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.testing import pool
 
 torch.set_num_threads(1)
@@ -197,44 +197,42 @@ def plain_experts(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
 def test_expert_gradients_at_once_deferred_and_plain(counts: list[int], padded: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     at_once = Experts(4, 6, 5).to(dtype)
-    sunk, deferred, plain = (copy.deepcopy(at_once) for _ in range(3))
-    sinks = [WeightSink(), WeightSink()]
-    install(sunk, sinks[0])
-    install(deferred, sinks[1])
+    deferred, plain = (copy.deepcopy(at_once) for _ in range(2))
+    split = SplitBackward()
     row_counts = None if padded else counts
-    inputs = [torch.randn(sum(counts), 6, dtype=dtype) for _ in range(3)]
-    leaves: list[list[Tensor]] = [[], [], [], []]
-    for m, rows in enumerate(inputs):
-        for kind, call in enumerate((at_once, sunk, deferred, None)):
+    leaves: list[list[Tensor]] = [[], [], []]
+    for m, rows in enumerate(torch.randn(3, sum(counts), 6, dtype=dtype)):
+        for kind, call in enumerate((at_once, deferred, None)):
             leaf = rows.clone().requires_grad_()
             leaves[kind].append(leaf)
             output = call(leaf, row_counts) if call else plain_experts(plain, leaf, counts)
-            with sinks[1].deferring(m) if call is deferred else nullcontext():
-                output.sin().sum().backward()
-        assert len(sinks[1].pending[m]) == 2
+            loss = output.sin().sum()
+            if call is deferred:
+                split.backward(m, [get_gradient_edge(loss)], [torch.ones_like(loss)])
+            else:
+                loss.backward()
+        assert len(split.pending[m].products) == 2
     assert deferred.gate_up.grad is None
     for m in range(3):
-        sinks[1].flush(m)
-    for experts in (sunk, deferred):
-        assert torch.equal(experts.gate_up.grad, at_once.gate_up.grad)  # type: ignore[arg-type]
-        assert torch.equal(experts.down.grad, at_once.down.grad)  # type: ignore[arg-type]
-    for kind in (1, 2):
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves[0], leaves[kind], strict=True))  # type: ignore[arg-type]
+        split.weight(m)
+    assert torch.equal(deferred.gate_up.grad, at_once.gate_up.grad)  # type: ignore[arg-type]
+    assert torch.equal(deferred.down.grad, at_once.down.grad)  # type: ignore[arg-type]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves[0], leaves[1], strict=True))  # type: ignore[arg-type]
     tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(at_once.get_parameter(name).grad, parameter.grad, **tolerance)
-    for a, b in zip(leaves[0], leaves[3], strict=True):
+    for a, b in zip(leaves[0], leaves[2], strict=True):
         torch.testing.assert_close(a.grad, b.grad, **tolerance)
 
 
 def test_frozen_experts_make_no_work_and_wrong_counts_are_refused() -> None:
     experts = Experts(2, 4, 3)
     experts.down.requires_grad_(False)
-    sink = WeightSink()
-    install(experts, sink)
-    with sink.deferring(0):
-        experts(torch.randn(5, 4), [2, 3]).sum().backward()
-    assert not sink.pending[0]
+    split = SplitBackward()
+    loss = experts(torch.randn(5, 4), [2, 3]).sum()
+    split.backward(0, [get_gradient_edge(loss)], [torch.ones_like(loss)])
+    assert len(split.pending[0].products) == 1
+    split.weight(0)
     assert experts.down.grad is None
     assert experts.gate_up.grad is not None
     with pytest.raises(RuntimeFault, match="5 rows for 2 experts"):
