@@ -44,7 +44,7 @@ def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
     mesh = Mesh(2, data=2)
     pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
     pipe.step(*tokens(8))
-    ((_, executors),) = pipe._bound_code._bound.values()
+    ((*_, executors),) = pipe._bound_code._bound.values()
     for place, executor in executors.items():
         code: Code = executor.code
         held = {stage.index for stage in pipe.held(place)}

@@ -58,7 +58,7 @@ def test_what_cannot_be_sharded_is_refused(schedule: str, mesh: Mesh, in_process
 def test_dense_parameters_of_several_types_are_refused() -> None:
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(RuntimeFault, match="dense parameters of 2 types"):
-        DenseShards(mixed, None, set())  # type: ignore[arg-type]
+        DenseShards.over(mixed, None, set())  # type: ignore[arg-type]
 
 
 def test_a_pipeline_in_one_process_says_so() -> None:
