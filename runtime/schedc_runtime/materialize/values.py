@@ -28,7 +28,7 @@ class Values:
     whatever else has no values.
     """
 
-    construction: Construction
+    construction: Construction = field(default_factory=Construction)
     seed: int = 0
     stored: Mapping[str, Stored] | None = None
     rule: Rule | None = None

@@ -77,7 +77,8 @@ class Assembly:
     """What a pipeline consists of; each step of `STEPS` sets some of it.
 
     program: that of the settings; from `tie_weights` on with the sums of tied weights.
-    construction: where the values of each of the model's tensors come from.
+    construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
+    seen off the meta device.
     names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
     sharded. tied: the parameters of which several ranks need a copy. weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
@@ -87,6 +88,7 @@ class Assembly:
 
     settings: Settings
     construction: Construction = field(init=False)
+    has_values: bool = False
     device: torch.device = field(init=False)
     plan: Attachments = field(init=False)
     mesh: Mesh = field(init=False)

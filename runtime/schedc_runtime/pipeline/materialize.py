@@ -45,7 +45,7 @@ def materialize(assembly: Assembly, seed: int, source: CheckpointSource | None, 
 
 def check_materialized(assembly: Assembly) -> None:
     """Raise `MaterializeError` if a tensor of the stages here has no values yet."""
-    if not assembly.construction.deferred:
+    if assembly.has_values:
         return
     meta = [each.name for stage in assembly.held() for each in named_tensors(stage.module) if each.tensor.is_meta]
     if meta:
@@ -54,6 +54,7 @@ def check_materialized(assembly: Assembly) -> None:
             f"the model has no values yet: `{meta[0]}`{more} on the meta device",
             "call pipe.materialize(seed=...) or pipe.materialize(checkpoint=...) first, on all ranks",
         )
+    assembly.has_values = True
 
 
 def _under_names(model: nn.Module, stored: Mapping[str, Stored]) -> Mapping[str, Stored]:
@@ -64,7 +65,7 @@ def _under_names(model: nn.Module, stored: Mapping[str, Stored]) -> Mapping[str,
 
 def _agreed_values(assembly: Assembly, seed: int, source: CheckpointSource | None, rule: Rule | None) -> Values:
     """The values of all names, which every rank can give. A collective."""
-    problem, values = ("", ""), Values(assembly.construction)
+    problem, values = ("", ""), Values()
     try:
         if source is None and not assembly.construction.deferred:
             raise MaterializeError(
