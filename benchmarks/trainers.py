@@ -11,6 +11,7 @@ from importlib import import_module
 
 COMMANDS = {
     "deferral": "trainers.deferral",
+    "dropout": "trainers.dropout",
     "large": "trainers.large",
     "loop": "trainers.loop",
     "tied": "trainers.tied",
