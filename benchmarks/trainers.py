@@ -14,6 +14,7 @@ COMMANDS = {
     "dropout": "trainers.dropout",
     "large": "trainers.large",
     "loop": "trainers.loop",
+    "split-cost": "trainers.split_cost",
     "tied": "trainers.tied",
 }
 """The module of each command. Its `measure()` gives the object that is printed."""
