@@ -4,8 +4,11 @@ A small GPT in float64, 10 steps of AdamW with clipping, for each schedule of `C
 
     copies            how many ranks hold a copy of the tied weight
     copies_equal      whether the copies have the same bits at the end
-    reference_equal   whether all parameters, losses and norms have the bits of the reference: two parameters, one for
-                      each use, whose gradients are added by hand after a serial step, and updated alike
+    reference_equal   whether all parameters and losses have the bits of the reference: two parameters, one for each
+                      use, whose gradients are added by hand after a serial step, clipped by the pipeline's norm, and
+                      updated alike
+    norms_equal       whether all ranks have the same norms. norm_error: the largest relative difference to the norm of
+                      the reference's gradients
     optimizer_equal   the same of both moments of AdamW
     to_autograd       the largest difference of a parameter to autograd on one tied tensor, with torch's own clipping
     clipped           how many of the steps were clipped
@@ -49,13 +52,13 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     everyone = pool(4).run("trainers.tied:train_all", timeout=600)
     cases = [_case(name, sizes, [ranks[i] for ranks in everyone]) for i, (name, sizes) in enumerate(CASES)]
-    keys = ("copies_equal", "reference_equal", "optimizer_equal")
+    keys = ("copies_equal", "reference_equal", "optimizer_equal", "norms_equal")
     together = {key: all(case[key] for case in cases) for key in keys}
     return {**together, "to_autograd": max(case["to_autograd"] for case in cases), "cases": cases}
 
 
 def _case(name: str, sizes: Mapping[str, int], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    expected = reference(schedc.compile(name, **sizes))
+    expected = reference(schedc.compile(name, **sizes), ranks[0]["norms"])
     copies = [rank["parameters"][each] for rank in ranks for each in (FIRST, LAST) if each in rank["parameters"]]
     return {
         "case": f"{name} {sizes}",
@@ -63,7 +66,9 @@ def _case(name: str, sizes: Mapping[str, int], ranks: Sequence[Mapping[str, Any]
         "copies": len(copies),
         "copies_equal": len(set(copies)) == 1,
         "reference_equal": all(_agrees(rank, expected, "parameters") for rank in ranks)
-        and all(rank[key] == expected[key] for rank in ranks for key in ("losses", "norms")),
+        and all(rank["losses"] == expected["losses"] for rank in ranks),
+        "norms_equal": all(rank["norms"] == ranks[0]["norms"] for rank in ranks),
+        "norm_error": max(abs(a - b) / b for a, b in zip(ranks[0]["norms"], expected["norms"], strict=True)),
         "optimizer_equal": all(_agrees(rank, expected, "moments") for rank in ranks),
         "to_autograd": max(rank["to_autograd"] for rank in ranks),
         "clipped": sum(norm > LARGEST_NORM for norm in expected["norms"]),
@@ -104,8 +109,11 @@ def train(program: Program) -> dict[str, Any]:
     return result
 
 
-def reference(program: Program) -> dict[str, Any]:
-    """The run in this process: serial steps, the gradients of both uses added by hand, both uses updated alike."""
+def reference(program: Program, clipped_by: Sequence[float]) -> dict[str, Any]:
+    """The run in this process: serial steps, the gradients of both uses added by hand, both uses updated alike.
+
+    clipped_by: [STEPS] the norms by which gradients are clipped.
+    """
     model = tied_model()
     apart = set(program.placement.rank_of_stage[:, 0]) != set(program.placement.rank_of_stage[:, -1])
     if apart:
@@ -125,7 +133,8 @@ def reference(program: Program) -> dict[str, Any]:
             parameter.grad = grads[name].clone()
         losses.append(float(expected.loss))
         counted = [parameter.grad for name, parameter in named.items() if not (apart and name == LAST)]
-        norms.append(clip(model.parameters(), counted))
+        norms.append(norm_of(counted))
+        clip(model.parameters(), clipped_by[step])
         optimizer.step()
     digests = _digests(named, optimizer)
     if not apart:  # a rank of `dualpipe` that holds only the last stage's name has the same parameter
@@ -146,14 +155,17 @@ def by_autograd(model: GPT, program: Program) -> GPT:
     return model
 
 
-def clip(parameters: Iterable[nn.Parameter], counted: Sequence[Tensor | None]) -> float:
-    """Scale the gradients to `LARGEST_NORM`; gives the norm before, of the gradients that count."""
+def norm_of(counted: Iterable[Tensor | None]) -> float:
+    """The norm of the gradients that count."""
     norms = torch._foreach_norm([grad for grad in counted if grad is not None], 2.0, dtype=torch.float64)
-    norm = math.sqrt(math.fsum(float(each) ** 2 for each in norms))
+    return math.sqrt(math.fsum(float(each) ** 2 for each in norms))
+
+
+def clip(parameters: Iterable[nn.Parameter], norm: float) -> None:
+    """Scale the gradients to `LARGEST_NORM`, if their ``norm`` is larger."""
     for parameter in parameters:
         if parameter.grad is not None and norm > LARGEST_NORM:
             parameter.grad.mul_(LARGEST_NORM / (norm + 1e-6))
-    return norm
 
 
 def _digests(named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, dict[str, str]]:
