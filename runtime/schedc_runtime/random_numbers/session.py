@@ -90,10 +90,10 @@ class Session:
             key = self._following(chain, self.again.get(device, 0))
             self.again[device] = key
             chain.seed(key)
-        elif torch._C._current_graph_task_id() != -1:
+        elif self.current is None or torch._C._current_graph_task_id() != -1:
             if runs_in(frame, _CHECKPOINT):
                 chain.seed(self._following(chain, chain.generator.initial_seed()))
-        elif self.current is not None:
+        else:
             chain.draw(self.current.next(name_on_stack(frame, self.current.names)))
 
     def passes(self) -> None:
