@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from schedc_runtime.random_numbers.interception import listening, session
-from schedc_runtime.random_numbers.keys import microbatch_key
+from schedc_runtime.random_numbers.keys import microbatch_key, place_key
 from schedc_runtime.random_numbers.names import aliases_of, names_of
 from schedc_runtime.random_numbers.session import Draws, Session
 
@@ -57,7 +58,11 @@ class Numbering:
     def of(self, microbatch: int, node: int) -> Draws:
         ordinals = self.ordinals.get(node)
         first = self.first if ordinals is None else {**self.first, **dict.fromkeys(ordinals, 0)}
-        return Draws(self.key.of(microbatch), self.names, first, ordinals, f"stage {self._stage} node {node}")
+        return Draws(partial(self.key.of, microbatch), self.names, first, ordinals)
+
+    def start(self, draws: Draws, node: int) -> int:
+        """The key with which a forward begins."""
+        return draws.key ^ place_key(f"start of stage {self._stage}", node)
 
 
 class _Forward:
@@ -75,7 +80,7 @@ class _Forward:
         self.before = self.session.current
         self.session.current = draws = self.numbering.of(self.microbatch, self.node)
         if self.numbering.draws:
-            self.session.begin(draws, self.numbering.devices)
+            self.session.begin(self.numbering.start(draws, self.node), self.numbering.devices)
 
     def __exit__(self, *_: Any) -> None:
         if self.session is not None:

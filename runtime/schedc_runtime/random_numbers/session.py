@@ -8,7 +8,7 @@ A session lasts for a step. Afterwards the generators are as before it. All of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -27,23 +27,30 @@ Mark = dict[torch.device, int]
 class Draws:
     """The draws of one forward: of a microbatch through the model, a stage, or a segment.
 
-    key: that of the microbatch. names: of the modules. first: draws of each module before this forward, by name.
-    ordinals: of a module's draws in this forward, where they do not follow each other, by name.
+    key: gives that of the microbatch, once something draws. names: of the modules. first: draws of each module before
+    this forward, by name. ordinals: of a module's draws in this forward, where they do not follow each other, by name.
     """
 
-    __slots__ = ("count", "key", "names", "ordinals", "start")
+    __slots__ = ("_key", "_make_key", "count", "names", "ordinals")
 
     def __init__(
         self,
-        key: int,
+        key: Callable[[], int],
         names: Names,
         first: Mapping[str, int] | None = None,
         ordinals: Mapping[str, Sequence[int]] | None = None,
-        start: str = "",
     ) -> None:
-        self.key, self.names, self.start = key, names, start
+        self._make_key, self.names = key, names
+        self._key = -1
         self.count: dict[str, int] = dict(first) if first else {}
         self.ordinals = ordinals
+
+    @property
+    def key(self) -> int:
+        """The key of the microbatch."""
+        if self._key < 0:
+            self._key = self._make_key()
+        return self._key
 
     def next(self, name: str) -> int:
         """The key of the next draw of module ``name``."""
@@ -105,10 +112,10 @@ class Session:
             chain = self.chains[device] = Chain(device)
         return chain
 
-    def begin(self, draws: Draws, devices: Sequence[torch.device]) -> None:
-        """A forward begins whose draws may be repeated."""
+    def begin(self, key: int, devices: Sequence[torch.device]) -> None:
+        """A forward begins whose draws may be repeated. key: no other forward of the step begins with it."""
         for device in devices:
-            self.chain(device).begin(draws.key ^ place_key("start", draws.start))
+            self.chain(device).begin(key)
 
     def mark(self) -> Mark:
         return {device: chain.last for device, chain in self.chains.items()}
