@@ -39,23 +39,26 @@ class WeightWork:
     """What W needs for the gradients of one product.
 
     saved: the tensors that the node saved, by name. grad: [as the node's output] its gradient; None if it got none.
-    chain: where the gradients go on. order: number of the node in the order of the forward.
+    chain: where the gradients go on. order: number of the node in the order of the forward. packed: whether a saved
+    tensor lies behind a hook.
     """
 
-    __slots__ = ("chain", "facts", "grad", "order", "product", "saved")
+    __slots__ = ("chain", "facts", "grad", "order", "packed", "product", "saved")
 
     def __init__(self, product: Product, nodes: Sequence[Node]) -> None:
         node = nodes[product.number]
         self.product, self.order = product, node._sequence_nr()
         self.facts = product.recipe.facts(node, product.slots)
         self.saved: dict[str | int, Any] = {name: saved_tensor(node, name) for name in product.saved}
+        self.packed = any(isinstance(tensor, Packed) for tensor in self.saved.values())
         self.chain = [GradientEdge(nodes[number], output) for number, output in product.chain]
         self.grad: Tensor | None = None
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take the gradient of the node's output. It is called before the node runs."""
         self.grad = grads[0]
-        self.unpack()
+        if self.packed:
+            self.unpack()
 
     def unpack(self, in_backward: bool = True) -> None:
         """Bring back what lies behind hooks: with ``in_backward`` only what the backward recomputes anyway."""
@@ -75,16 +78,14 @@ class WeightWork:
         add(parameter, self.grad, self.facts)
         return True
 
-    def gradients(self) -> Iterator[tuple[GradientEdge, Tensor]]:
-        """The gradients of the product's slots, each with the edge where it goes on."""
+    def gradients(self) -> Sequence[Tensor | None]:
+        """[slots] the gradients of the product's slots, which go on at ``chain``."""
         if self.grad is None:
-            return
-        self.unpack(in_backward=False)
+            return ()
+        if self.packed:
+            self.unpack(in_backward=False)
         product = self.product
-        computed = product.recipe.product(product.slots, self.grad, self.saved, self.facts)
-        for edge, grad in zip(self.chain, computed, strict=True):
-            if grad is not None:
-                yield edge, grad
+        return product.recipe.product(product.slots, self.grad, self.saved, self.facts)
 
 
 class AddedLater(NamedTuple):
@@ -154,12 +155,17 @@ class SplitBackward:
             grads: list[Tensor] = []
             size = 0
             while products:
-                group = sorted(products.popleft(), key=lambda work: -work.order)
-                for work in () if len(group) == 1 and group[0].add() else group:
-                    for edge, grad in work.gradients():
-                        edges.append(edge)
-                        grads.append(grad)
-                        size += grad.nbytes
+                group = products.popleft()
+                if len(group) > 1:
+                    group.sort(key=lambda work: -work.order)
+                elif group[0].add():
+                    group = []
+                for work in group:
+                    for edge, grad in zip(work.chain, work.gradients(), strict=False):
+                        if grad is not None:
+                            edges.append(edge)
+                            grads.append(grad)
+                            size += grad.numel() * grad.element_size()  # as if dense
                 if edges and (size >= BATCH_BYTES or not products):
                     differentiate(edges, grads)
                     edges, grads, size = [], [], 0

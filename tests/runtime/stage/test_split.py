@@ -54,6 +54,48 @@ def test_grouped_products() -> None:
     assert check(Grouped, lambda: torch.randn(8, 16)) == 1
 
 
+def test_sparse_gradients_of_an_embedding() -> None:
+    torch.manual_seed(0)
+    model, ids = nn.Embedding(9, WIDTH, sparse=True), torch.randint(0, 9, (4, 5))
+    expected = copy.deepcopy(model)
+    plain(expected, [ids, ids])
+    splitting = Splitting(model)
+    for key in range(2):
+        splitting.i(key, ids)
+    for key in range(2):
+        splitting.split.weight(key)
+    grads = [net.weight.grad.coalesce() for net in (model, expected)]  # type: ignore[union-attr]
+    assert torch.equal(grads[0].indices(), grads[1].indices())
+    assert torch.equal(grads[0].values(), grads[1].values())
+
+
+class Scaled(nn.Module):
+    """A block for the compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.layer(x))
+
+
+@pytest.mark.slow
+def test_a_compiled_block_stays_in_i_and_keeps_its_bits() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(3, WIDTH)
+    expected = copy.deepcopy(model)
+    compiled = [torch.compile(net, backend="aot_eager", fullgraph=True) for net in (model, expected)]
+    plain(compiled[1], [x, x])
+    splitting = Splitting(compiled[0])
+    for key in range(2):
+        splitting.i(key, x)
+        assert splitting.put_off(key) == []
+    for key in range(2):
+        splitting.split.weight(key)
+    assert differing(model, expected) == []
+
+
 def test_gradients_that_are_there_stay_until_w() -> None:
     torch.manual_seed(0)
     splitting = Splitting(Tokens())
