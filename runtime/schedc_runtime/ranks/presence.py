@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from schedc_runtime.ranks.processes import Condition, Process, condition, this_process
+from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress
 
 LOST = "null lost"
@@ -75,7 +75,11 @@ class Presence:
 
     def ended(self) -> list[int]:
         """Numbers of the ranks whose processes have ended."""
-        return [process for process in range(len(self.names)) if self._condition(process).ended]
+        return [
+            number
+            for number, peer in enumerate(self._peers)
+            if number != self.process and peer.here and peer.process is not None and has_ended(peer.process)
+        ]
 
     def _dead(self) -> list[str]:
         """Keys under which the ranks that have ended would answer the round that this rank is in."""

@@ -74,6 +74,21 @@ def condition(process: Process, proc: Path = _PROC, cgroups: Path = _CGROUPS) ->
     return Condition(False, frozen, "frozen with its cgroup" if frozen else "")
 
 
+def has_ended(process: Process, proc: str = str(_PROC)) -> bool:
+    """Whether a process of this machine is gone: as `condition`, in one short read for every step."""
+    try:
+        file = os.open(f"{proc}/{process.pid}/stat", os.O_RDONLY)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    try:
+        stat = os.read(file, 1024).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(file)
+    return int(stat[_STARTED]) != process.started or chr(stat[_STATE][0]) in _ENDED
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process of this machine is stopped by a signal or a debugger."""
     try:

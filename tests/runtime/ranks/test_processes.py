@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from schedc_runtime.ranks.processes import Condition, Process, condition, this_process
+from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress, mark
 
 
@@ -107,3 +107,15 @@ def test_the_launcher_ends_with_1_and_names_who_was_killed(tmp_path: Path) -> No
     assert done.returncode == 1
     assert time.monotonic() - start < 60, "who is stopped is not waited for"
     assert re.findall(r"rank (\d) \(pid \d+\) was ended by (\w+)", done.stderr) == [("1", "SIGKILL")]
+
+
+def test_the_short_look_sees_who_has_ended() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = process_of(child.pid)
+        assert not has_ended(process)
+        assert has_ended(process._replace(started=process.started - 1))
+        child.kill()
+        while not condition(process).ended:
+            pass
+        assert has_ended(process), "a zombie has ended"
+    assert has_ended(process)
