@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch._guards import TracingContext
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.random_numbers.names import caller, random_operators
+from schedc_runtime.random_numbers.names import caller, random_operators, runs_in
 from schedc_runtime.random_numbers.session import Session
 
 Operator = Callable[..., Any]
@@ -65,7 +66,7 @@ def _dropout(function: Operator, input: Tensor, p: float, train: bool) -> Tensor
     if not train or p == 0:
         if _listener is not None:
             _listener.passes()
-    elif _included(_KEY) and (type(input) in _PLAIN or TracingContext.try_get() is None):
+    elif _included(_KEY) and (type(input) in _PLAIN or not _compiling()):
         assert _listener is not None
         _listener.draw(input.device, caller(1))
         _include(_KEY, False)
@@ -85,7 +86,7 @@ def _operation(operator: Any, where: Mapping[str, tuple[int, Any]], *args: Any, 
         position, default = where[name]
         return args[position] if position < len(args) else options.get(name, default)
 
-    if _listener is not None and argument("generator", None) is None and TracingContext.try_get() is None:
+    if _listener is not None and argument("generator", None) is None and not _compiling():
         draws = all(argument(name, True) for name in _TRAIN) and all(argument(name, 1.0) != 0 for name in _RATE)
         if draws:
             _listener.draw(_device(args, options), caller(1))
@@ -96,6 +97,11 @@ def _operation(operator: Any, where: Mapping[str, tuple[int, Any]], *args: Any, 
         return operator(*args, **options)
     finally:
         _include(_KEY, True)
+
+
+def _compiling() -> bool:
+    """Whether torch.compile runs this code to make its graphs. Compiled code draws when it runs."""
+    return TracingContext.try_get() is not None or runs_in(caller(2), _COMPILER)
 
 
 def _device(args: Sequence[Any], options: Mapping[str, Any]) -> torch.device:
@@ -109,6 +115,7 @@ def _device(args: Sequence[Any], options: Mapping[str, Any]) -> torch.device:
     return given.device if isinstance(given, Tensor) else torch.device(given or "cpu")
 
 
+_COMPILER = frozenset({str(Path(torch.__file__).parent / "_dynamo" / "convert_frame.py")})
 _TRAIN, _RATE = ("train", "training"), ("dropout_p", "dropout", "p")
 _PLAIN = (Tensor, nn.Parameter)
 _DROPOUTS = {

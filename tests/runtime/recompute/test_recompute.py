@@ -60,14 +60,11 @@ ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
     ],
 )
 def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]], levels: list[str]) -> None:
-    """Experts on 2 x 1 ranks: parameters, biases and losses after two steps.
-
-    Without dropout: all ranks here draw from one source, in an order that depends on their steps.
-    """
+    """Experts on 2 x 1 ranks, with dropout: parameters, biases and losses after two steps."""
     lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n"
-    expected = trained(*schedule, lines, dropout=0.0, in_process=True)
+    expected = trained(*schedule, lines, in_process=True)
     for level in levels:
-        results = trained(*schedule, f"{lines}  recompute {level}", dropout=0.0, in_process=True)
+        results = trained(*schedule, f"{lines}  recompute {level}", in_process=True)
         assert unequal(results, expected) == [], level
 
 
