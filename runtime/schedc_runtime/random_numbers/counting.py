@@ -23,7 +23,7 @@ class DrawEvent(NamedTuple):
 
 
 class CountedDraws:
-    """Is told of the draws of stages that run one behind the other.
+    """Notes the draws of stages that run one behind the other.
 
     modules: [stages] those of the stages. aliases: of the whole model. events: [stages] what happened in each.
     """

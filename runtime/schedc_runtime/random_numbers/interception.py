@@ -24,7 +24,7 @@ Operator = Callable[..., Any]
 
 
 class Listener(Protocol):
-    """What is told of draws."""
+    """What listens to draws."""
 
     def draw(self, device: torch.device, frame: Any) -> None: ...
 
