@@ -12,8 +12,10 @@ from importlib import import_module
 COMMANDS = {
     "deferral": "trainers.deferral",
     "dropout": "trainers.dropout",
+    "families": "trainers.families",
     "large": "trainers.large",
     "loop": "trainers.loop",
+    "shapes": "trainers.shapes",
     "split-cost": "trainers.split_cost",
     "tied": "trainers.tied",
 }

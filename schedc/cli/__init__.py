@@ -24,6 +24,7 @@ from schedc.cli.freeze import freeze
 from schedc.cli.layout import layout
 from schedc.cli.lookup import explain, list_command
 from schedc.cli.lsp import lsp
+from schedc.cli.partition import partition
 from schedc.cli.report import report
 from schedc.cli.run import run
 from schedc.cli.show import show
@@ -101,6 +102,7 @@ for _command in (
     layout,
     tune,
     calibrate,
+    partition,
     lsp,
     run,
 ):

@@ -177,6 +177,7 @@ COMMANDS = [
     (["report", "gpipe"], 0, "bubble"),
     (["run", "zbh1"], 2, "pip install 'schedc[runtime]'"),
     (["calibrate", "zbh1"], 2, "pip install 'schedc[runtime]'"),
+    (["partition", "a:b"], 2, "pip install 'schedc[runtime]'"),
     (["tune", "1f1b"], 2, "pip install 'schedc[tune]'"),
     (["lsp"], 2, "pip install 'schedc[lsp]'"),
 ]

@@ -25,11 +25,11 @@ from schedc.ir.program import Program, computation
 from schedc.ir.ties import Tie, copies_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.counts import CountOfTargets
 from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, labels_counted
-from schedc_runtime.pipeline.random_steps import inferred, number_stages
+from schedc_runtime.pipeline.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
 from schedc_runtime.stage.stage import LossFunction, Stage, device_holding, mean_loss
@@ -111,7 +111,9 @@ def _bound(
     if key is not None:
         tensors = [x for x in (*microbatch[0], *microbatch[1].values()) if isinstance(x, Tensor)]
         number_stages(partition, stages, device_holding(tensors), key)
-    boundaries, draws = inferred(partition, *microbatch, stages)
+    boundaries = infer_boundaries(partition, *microbatch)
+    record = partition.records.current
+    draws = draw_plan(record, stages) if record is not None else None
     for stage in stages:
         stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
         if draws is not None:

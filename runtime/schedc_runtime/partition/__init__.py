@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
 from schedc.ir.placement import Placement
-from schedc.layout.parts import Layout
+from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc_runtime.partition.balance import choose_cuts
-from schedc_runtime.partition.blocks import find_blocks
-from schedc_runtime.partition.decoder import is_decoder, partition_decoder
-from schedc_runtime.partition.fx_trace import trace
+from schedc_runtime.partition.example import check_inputs
+from schedc_runtime.partition.first_record import first_recording
 from schedc_runtime.partition.graft import adopt, separate
-from schedc_runtime.partition.result import Partition, forward_inputs, refuse_wrapped
+from schedc_runtime.partition.record import NodeRule
+from schedc_runtime.partition.records import Records
+from schedc_runtime.partition.refusals import (
+    check_split_points,
+    refuse_few_units,
+    refuse_one_rank,
+    refuse_wrapped,
+)
+from schedc_runtime.partition.result import Partition
 from schedc_runtime.partition.shared import refuse_tied, shared_parameters
-from schedc_runtime.partition.split import assign, block_calls, parameter_costs, split
-from schedc_runtime.random_numbers.names import aliases_of
+from schedc_runtime.partition.split import Entries, parameter_costs
+from schedc_runtime.partition.units import find_units
 
 __all__ = ["Partition", "partition"]
 
@@ -33,52 +40,63 @@ def partition(
     inputs: Sequence[str] | None = None,
     layout: Layout | None = None,
     placement: Placement | None = None,
+    example: Any = None,
 ) -> Partition:
-    """Cut ``model`` into ``stages`` parts at block boundaries.
+    """Cut ``model`` into ``stages`` parts at calls of its submodules.
 
-    Blocks are the elements of the list called ``blocks``, by default the largest list (see `find_blocks`). Code before
-    the first block runs in the first stage, and code after the last block in the last stage. With fewer blocks than
-    stages some stages are empty and pass their inputs on.
+    One forward is recorded with fake tensors, with units as single nodes. Units are the elements of the list called
+    ``blocks``, by default those of all outermost lists (see `find_units`). Code before the first unit runs in the first
+    stage, and code after the last unit in the last stage.
 
-    costs: [blocks] cost of each block in the order they run, any unit; or [blocks + 2] with the code before and after
+    costs: [units] cost of each unit in the order they run, any unit; or [units + 2] with the code before and after
         them. Default: the number of parameters. The cost of the largest stage is minimized.
-    split_points: [stages - 1] names of the blocks that begin stage 1, 2, ...; they replace balancing.
-    layout: the blocks of each stage, which replaces balancing. Its paddings take no blocks.
-    inputs: names of the forward arguments that a batch brings; default: those without a default value. Other arguments
-        keep their defaults.
+    split_points: [stages - 1] names of the submodules that begin stage 1, 2, ...; they replace balancing. Any submodule
+        that is called once may be named, inside of units too.
+    layout: the units of each stage, which replaces balancing. Its paddings take no units.
+    inputs: names of the forward arguments that a batch brings; default: any.
     placement: ranks of the stages, which decide whether parameters that several stages use (tied weights) can be kept
         equal.
+    example: a batch, of which only shapes and plain values count: a dict of keyword arguments, a tuple of positional
+        ones, or one argument. Default: dummy inputs of a Hugging Face model, or a guess by the model's layers.
 
-    The stages consist of the model's own modules: training the stages trains the model. Hugging Face decoders, whose
-    forward cannot be traced, go through `partition_decoder`. Raises `PartitionError`.
+    The stages consist of the model's own modules: training the stages trains the model. Raises `PartitionError`, and
+    `BoundaryError` for an example on which the model fails.
     """
     refuse_wrapped(model)
-    if is_decoder(model):
-        result = partition_decoder(model, stages, costs=costs, split_points=split_points, inputs=inputs, layout=layout)
-    else:
-        result = _partition_traced(model, stages, costs, split_points, blocks, inputs, layout)
-    separate(result.modules)
-    adopt(model, result.modules)
-    result = replace(result, shared=shared_parameters(result.modules), aliases=aliases_of(model))
-    refuse_tied(result.modules, result.shared, placement)
-    return result
+    check_inputs(model, inputs)
+    points = tuple(split_points or ())
+    check_split_points(model, points)
+    units = find_units(model, stages, blocks, count=_count(layout))
+    rule, wanted = NodeRule.of(list(units), points), frozenset([*units, *points])
+    named, recording = first_recording(model, rule, inputs, example)
+    entries = Entries.of(recording, wanted)
+    check_split_points(model, points, entries.names)
+    if layout is None and costs is None and split_points is None:
+        refuse_few_units(model, stages, entries.names)
+    cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
+    records = Records(model, rule, inputs, wanted, entries.names, cuts)
+    records.keep_first(recording, named)
+    if layout is None:
+        refuse_one_rank(model, records.stage_modules(), placement, entries.names)
+    return _partition_of(records, placement)
 
 
-def _partition_traced(
-    model: nn.Module,
-    stages: int,
-    costs: Sequence[float] | None,
-    split_points: Sequence[str] | None,
-    blocks: str | None,
-    inputs: Sequence[str] | None,
-    layout: Layout | None,
-) -> Partition:
-    names = forward_inputs(model, inputs)
-    blocks_by_name = list(find_blocks(model, blocks))
-    traced = trace(model, blocks_by_name, names)
-    calls = block_calls(traced.graph, blocks_by_name)
-    called = [str(node.target) for node in calls]
-    cuts = choose_cuts(called, parameter_costs(model, traced.graph, calls), stages, costs, split_points, layout)
-    modules, values = split(model, traced, assign(traced.graph, calls, cuts), stages)
-    bounds = [0, *cuts, len(called)]
-    return Partition(modules, names, values, tuple(tuple(called[a:b]) for a, b in pairwise(bounds)))
+def _partition_of(records: Records, placement: Placement | None) -> Partition:
+    """The stages of the first record."""
+    first = records.first
+    assert first is not None
+    modules = records.stage_modules()
+    separate(modules)
+    adopt(records.model, modules)
+    shared = shared_parameters(modules)
+    refuse_tied(modules, shared, placement)
+    bounds = [0, *records.cuts, len(records.entered)]
+    names = tuple(tuple(records.entered[a:b]) for a, b in pairwise(bounds))
+    return Partition(modules, first.inputs, first.values, names, shared, aliases=records.aliases, records=records)
+
+
+def _count(layout: Layout | None) -> int | None:
+    """Number of units that a layout wants."""
+    if layout is None:
+        return None
+    return sum(part.kind in DECODER or part.kind is PartKind.MTP for parts in layout.stages for part in parts)

@@ -1,17 +1,15 @@
-"""The result of cutting a model, and the models that cannot be cut."""
+"""The result of cutting a model: its stages, which are recorded anew for each input signature."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from schedc.ir.placement import Placement
-from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.example import named_arguments
+from schedc_runtime.partition.records import Record, Records
 from schedc_runtime.partition.stage_modules import StageModules
 
 if TYPE_CHECKING:
@@ -20,7 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Partition(StageModules):
-    """A model cut into stages, which can be drawn."""
+    """A model cut into stages, which can be drawn. It is recorded anew for each input signature."""
+
+    records: Records = field(kw_only=True)
+
+    def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """The values that enter stage 0, from the arguments of a call of the model.
+
+        Raises `PartitionError` for missing or unknown arguments.
+        """
+        return tuple(named_arguments(self.records.model, args, kwargs or {}, self.records.inputs).values())
+
+    def record(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
+        """The record of one microbatch; `Records.select` lets the stages run it."""
+        return self.records.of(args, kwargs, training=training)
+
+    def select(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Boundary, ...]:
+        """The boundaries of one microbatch, in the mode of the first stage. The stages run its code from now on."""
+        record = self.record(args, kwargs, training=self.modules[0].training)
+        self.records.select(record)
+        return record.boundaries
 
     def graph(
         self,
@@ -42,44 +59,3 @@ class Partition(StageModules):
 
         boundaries = infer_boundaries(self, args, kwargs) if args or kwargs else None
         return partition_graph(self, boundaries, placement)
-
-
-_HELP = "pass the plain module, and a `mesh` of replicas: the pipeline sums their gradients"
-_HELP_SHARDED = f"{_HELP}; with `Mesh(..., shard_dense=True)` it spreads parameters over them, by FSDP2"
-_WRAPPERS = {
-    "DistributedDataParallel": _HELP, "DataParallel": _HELP, "ReplicateModule": _HELP,
-    "FullyShardedDataParallel": _HELP_SHARDED, "FSDPModule": _HELP_SHARDED,
-}  # fmt: skip
-"""Help by the class of a wrapped module, or by the class that `fully_shard` gives it."""
-
-
-def refuse_wrapped(model: nn.Module) -> None:
-    """Raise `PartitionError` for data-parallel wrappers anywhere: their hooks never see a stage's gradients."""
-    for name, module in model.named_modules():
-        kinds = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.")]
-        if kind := next((kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS), ""):
-            raise PartitionError(
-                f"{f'`{name}`' if name else 'the model'} is wrapped in {kind}: a stage calls the modules inside it and"
-                " computes weight gradients outside of autograd, so that the wrapper would silently not synchronise",
-                _WRAPPERS[kind],
-            )
-
-
-def forward_inputs(model: nn.Module, inputs: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the forward arguments that batches bring: ``inputs``, by default those without a default value."""
-    parameters = inspect.signature(model.forward).parameters
-    named = {
-        name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }  # fmt: skip
-    if inputs is None:
-        required = tuple(name for name, p in named.items() if p.default is p.empty)
-        return required or tuple(named)[:1]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in inputs if name not in named and not open_ended]
-    missing = [name for name, p in named.items() if p.default is p.empty and name not in inputs]
-    if unknown or missing:
-        raise PartitionError(
-            f"inputs={list(inputs)}: {type(model).__name__}.forward takes {list(named)}",
-            f"unknown: {unknown}; without a default, hence needed: {missing}",
-        )
-    return tuple(inputs)

@@ -1,156 +1,223 @@
-"""Cuts a traced model into one module per stage.
+"""Cuts a recording into one graph per stage.
 
     values of the graph     stage 0          stage 1          stage 2
     x (input)          ---> used  ---------> passed on -----> used
     h0                      made  ---------> used
     h1                                       made  ---------> used
+    mask, of x alone        made             made             made
 
-A value crosses every boundary between the stage that makes it and the last stage that uses it. Parameters, buffers and
-the training flag never cross: a stage reads its own.
+A value crosses every boundary between the stage that makes it and the last stage that uses it. Parameters and buffers
+never cross: a stage reads its own. What depends on the batch alone does not cross either: each stage makes its own, of
+the tokens and masks in the batch.
 """
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor, fx, nn
 
-from schedc_runtime.partition.blocks import parameter_count
-from schedc_runtime.partition.fx_trace import Traced
-from schedc_runtime.partition.graft import graft, is_persistent
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.effects import after
+from schedc_runtime.partition.recorded_stage import attribute_of
+from schedc_runtime.partition.recorder import Recording
+from schedc_runtime.partition.units import parameter_count
+from schedc_runtime.random_numbers.counting import DrawEvent
 
 
-def block_calls(graph: fx.Graph, blocks: Sequence[str]) -> list[fx.Node]:
-    """The nodes that call a block, in the order in which the model runs them."""
-    names = set(blocks)
-    return [node for node in graph.nodes if node.op == "call_module" and node.target in names]
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """The places before which a stage may begin, in the order in which the model runs.
 
-
-def parameter_costs(model: nn.Module, graph: fx.Graph, calls: Sequence[fx.Node]) -> list[float]:
-    """[calls + 2] number of parameters before the first call, from each call up to the next, and after the last.
-
-    Code between two blocks counts with the first of them. Code after the last block counts with the head.
+    names: [entries] of units and split points. starts: [entries] position of the first node in or behind each.
+    end: position behind the last unit's call.
     """
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    starts = [order[node] for node in calls]
-    costs = [0.0] * (len(calls) + 2)
-    for node in graph.nodes:
-        slot = _unit(order[node], starts)
+
+    names: tuple[str, ...]
+    starts: tuple[int, ...]
+    end: int
+
+    @classmethod
+    def of(cls, recording: Recording, wanted: frozenset[str]) -> Entries:
+        order = {node: position for position, node in enumerate(recording.graph.nodes)}
+        entered = [(name, order[last] + 1 if last else 0) for name, last in recording.entries if name in wanted]
+        calls = [order[call] for call in recording.calls if str(call.target) in wanted]
+        starts = tuple(start for _, start in entered)
+        return cls(tuple(name for name, _ in entered), starts, max([*(call + 1 for call in calls), *starts], default=0))
+
+    def stages(self, cuts: Sequence[int]) -> list[int]:
+        """[stages - 1] position at which each stage but the first begins. cuts: [stages - 1] entries before each."""
+        return [self.starts[cut] if cut < len(self.starts) else self.end for cut in cuts]
+
+
+def parameter_costs(model: nn.Module, recording: Recording, entries: Entries) -> list[float]:
+    """[entries + 2] number of parameters before the first entry, from each entry up to the next, and after the last.
+
+    Code between two units counts with the first of them. Code after the last unit counts with the head.
+    """
+    order = {node: position for position, node in enumerate(recording.graph.nodes)}
+    costs = [0.0] * (len(entries.names) + 2)
+
+    def slot(position: int) -> int:
+        if entries.starts and position >= entries.end:
+            return len(entries.starts) + 1
+        return sum(position >= start for start in entries.starts)
+
+    for node in recording.graph.nodes:
         if node.op == "call_module":
-            costs[slot] += parameter_count(model.get_submodule(str(node.target)))
-        elif node.op == "get_attr" and isinstance(attribute := _attribute(model, str(node.target)), nn.Parameter):
-            costs[_unit(min((order[user] for user in node.users), default=0), starts)] += attribute.numel()
+            costs[slot(order[node])] += parameter_count(model.get_submodule(str(node.target)))
+        elif node.op == "get_attr" and isinstance(attribute := attribute_of(model, str(node.target)), nn.Parameter):
+            costs[slot(min((order[user] for user in node.users), default=0))] += attribute.numel()
     return costs
 
 
-def _unit(position: int, starts: Sequence[int]) -> int:
-    """0 before the first block, i + 1 from block i on, and the last after the last block's own node."""
-    if starts and position > starts[-1]:
-        return len(starts) + 1
-    return sum(position >= start for start in starts)
+@dataclass(frozen=True, eq=False)
+class CutRecording:
+    """The graphs of all stages.
 
-
-def assign(graph: fx.Graph, calls: Sequence[fx.Node], cuts: Sequence[int]) -> dict[fx.Node, int]:
-    """Stage of each node. A cut c lies before call c; if c is the number of calls, it lies after the last call."""
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    starts = [order[calls[cut]] if cut < len(calls) else order[calls[-1]] + 1 if calls else 0 for cut in cuts]
-    if not calls:
-        starts = [0] * len(cuts)
-    return {
-        node: 0 if node.op == "placeholder" else sum(position >= start for start in starts)
-        for node, position in order.items()
-    }
-
-
-def split(
-    model: nn.Module, traced: Traced, stage_of: Mapping[fx.Node, int], stages: int
-) -> tuple[tuple[TracedStage, ...], tuple[tuple[str, ...], ...]]:
-    """(modules, values): see `StageModules`."""
-    crossing = _crossing(traced.graph, stage_of, stages)
-    modules = tuple(
-        _stage_module(model, traced, stage_of, stage, entering, crossing[stage] if stage < stages - 1 else None)
-        for stage, entering in enumerate([[node for node in traced.graph.nodes if node.op == "placeholder"], *crossing])
-    )
-    return modules, tuple(tuple(node.name for node in nodes) for nodes in crossing)
-
-
-def _crossing(graph: fx.Graph, stage_of: Mapping[fx.Node, int], stages: int) -> list[list[fx.Node]]:
-    """[stages - 1] the nodes whose values cross from stage k to k + 1, in graph order."""
-    last_use = {
-        node: max((stage_of[user] for user in node.users), default=-1)
-        for node in graph.nodes
-        if node.op not in ("get_attr", "output")
-    }
-    return [
-        [node for node, last in last_use.items() if stage_of[node] <= boundary < last]
-        for boundary in range(stages - 1)
-    ]  # fmt: skip
-
-
-def _stage_module(
-    model: nn.Module,
-    traced: Traced,
-    stage_of: Mapping[fx.Node, int],
-    stage: int,
-    entering: Sequence[fx.Node],
-    leaving: Sequence[fx.Node] | None,
-) -> TracedStage:
-    """The graph of one stage over the model's own submodules; ``leaving`` is None for the last stage."""
-    graph = fx.Graph()
-    here = {node: graph.placeholder(node.name) for node in entering}
-
-    def lookup(node: fx.Node) -> fx.Node:
-        if node not in here:  # parameters, buffers and the mode: each stage reads its own
-            here[node] = graph.node_copy(node, lookup)
-        return here[node]
-
-    output = None
-    for node in traced.graph.nodes:
-        if node.op == "output":
-            output = node
-        elif stage_of[node] == stage and node.op not in ("placeholder", "get_attr"):
-            here[node] = graph.node_copy(node, lookup)
-    if leaving is not None:
-        graph.output(tuple(here[node] for node in leaving))
-    elif output is not None:
-        graph.node_copy(output, lookup)
-    return _traced_stage(model, graph, traced.constants, stage)
-
-
-class TracedStage(nn.Module):
-    """A stage of a traced model: a generated forward over grafted submodules.
-
-    Unlike an `fx.GraphModule`, a deep copy keeps everything that is registered, used by the forward or not.
+    graphs: [stages]. crossing: [stages - 1] nodes of the recording whose values go from stage k to k + 1.
     """
 
-    def __init__(self, graph: fx.Graph, name: str) -> None:
-        super().__init__()
-        generated = graph.python_code("self")
-        self.code = generated.src
-        filename = f"<{name}>"
-        # Tracebacks then show the generated line.
-        linecache.cache[filename] = (len(self.code), None, self.code.splitlines(keepends=True), filename)
-        names = dict(generated.globals)
-        exec(compile(self.code, filename, "exec"), names)
-        self._forward: Callable[..., Any] = names["forward"]
+    recording: Recording
+    begins: Sequence[int]
 
-    def forward(self, *values: Any) -> Any:
-        return self._forward(self, *values)
+    @property
+    def stages(self) -> int:
+        return len(self.begins) + 1
+
+    @cached_property
+    def stage_of(self) -> Mapping[fx.Node, int]:
+        """The stage of each node; what is copied where it is used may be elsewhere, too."""
+        stages: dict[fx.Node, int] = {}
+        for position, node in enumerate(self.recording.graph.nodes):
+            if node.op == "placeholder":
+                stages[node] = 0
+            elif (whole := node.meta.get("part_of")) is not None:
+                stages[node] = stages[whole]
+            else:
+                stages[node] = sum(position >= begin for begin in self.begins)
+        return stages
+
+    @cached_property
+    def copied(self) -> frozenset[fx.Node]:
+        """Nodes that each stage copies where it uses them."""
+        return frozenset(
+            n for n in self.recording.graph.nodes if n.op == "get_attr" or n.meta.get("light")
+        ) | of_batch_alone(self.recording.graph)
+
+    @cached_property
+    def needs(self) -> list[dict[fx.Node, None]]:
+        """[stages] the values that each stage uses, in the order of their use, except those that it copies."""
+        needs: list[dict[fx.Node, None]] = [{} for _ in range(self.stages)]
+        visited: list[set[fx.Node]] = [set() for _ in range(self.stages)]
+
+        def visit(node: fx.Node, stage: int) -> None:
+            for source in node.all_input_nodes:
+                if source not in self.copied:
+                    needs[stage].setdefault(source)
+                elif source not in visited[stage]:
+                    visited[stage].add(source)
+                    visit(source, stage)
+
+        for node in self.recording.graph.nodes:
+            if node.op == "output":
+                visit(node, self.stages - 1)
+            elif node not in self.copied:
+                visit(node, self.stage_of[node])
+        return needs
+
+    @cached_property
+    def crossing(self) -> list[list[fx.Node]]:
+        last = {node: stage for stage, needed in enumerate(self.needs) for node in needed}
+        ordered = [node for node in self.recording.graph.nodes if node in last]
+        return [[n for n in ordered if self.stage_of[n] <= k < last[n]] for k in range(self.stages - 1)]
+
+    def draws(self) -> tuple[tuple[DrawEvent, ...], ...]:
+        """[stages] draws of random numbers, in the order of the model."""
+        events: list[list[DrawEvent]] = [[] for _ in range(self.stages)]
+        for node in self.recording.graph.nodes:
+            events[self.stage_of[node]] += node.meta.get("draws", ())
+        return tuple(map(tuple, events))
+
+    def graph(self, stage: int) -> fx.Graph:
+        """The graph of one stage."""
+        last = stage == self.stages - 1
+        inputs = [node for node in self.recording.graph.nodes if node.op == "placeholder"]
+        entering = self.crossing[stage - 1] if stage else inputs
+        own = [n for n in self.recording.graph.nodes if n not in self.copied and self.stage_of[n] == stage]
+        self._refuse_lost_writes(own, set(entering))
+        graph = fx.Graph()
+        here = {node: graph.create_node("placeholder", node.name, name=node.name) for node in entering}
+        for node, placeholder in list(here.items()):
+            placeholder.meta.update(node.meta)
+            if _memory(node) & {storage for other in own for storage in other.meta.get("mutates", ())}:
+                # A received tensor is a leaf of the stage's graph, which autograd does not let change.
+                here[node] = graph.call_function(torch.clone, (placeholder,))
+
+        def lookup(node: fx.Node) -> fx.Node:
+            if node not in here:
+                here[node] = graph.node_copy(node, lookup)
+            return here[node]
+
+        for node in own:
+            if node.op not in ("placeholder", "output"):
+                here[node] = graph.node_copy(node, lookup)
+        if last:
+            graph.node_copy(next(n for n in self.recording.graph.nodes if n.op == "output"), lookup)
+        else:
+            graph.output(tuple(lookup(node) for node in self.crossing[stage]))
+        return graph
+
+    def _refuse_lost_writes(self, own: Sequence[fx.Node], entering: set[fx.Node]) -> None:
+        """Refuse a write to a tensor whose memory another tensor shares, where both come from an earlier stage."""
+        for node in own:
+            if node.target is after and node.args[0] in entering:
+                write = node.args[1]
+                assert isinstance(write, fx.Node)
+                others = [n for n in write.all_input_nodes if n in entering and n is not node.args[0]]
+                if any(_memory(n) & write.meta.get("mutates", set()) for n in others):
+                    raise PartitionError(
+                        f"`{write.target}` writes to a tensor that shares its memory with another one, and both come"
+                        f" from the stage before, where they are one{write.meta.get('line', '')}",
+                        "write to a copy (clone()), or choose split_points that keep both lines in one stage",
+                    )
 
 
-def _traced_stage(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], stage: int) -> TracedStage:
-    module = TracedStage(graph, f"stage {stage} of {type(model).__name__}")
-    module.training = model.training
+def of_batch_alone(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The values that follow from whole numbers and flags of the batch alone: from no parameter, module or chance.
+
+    They are masks, positions and tables of positions. A stage can make its own from what is small.
+    """
+    alone: set[fx.Node] = set()
+    attributes: set[fx.Node] = set()
     for node in graph.nodes:
-        target = str(node.target)
-        if node.op in ("get_attr", "call_module") and target != "training":
-            value = constants[target] if target in constants else _attribute(model, target)
-            graft(module, target, value, persistent=is_persistent(model, target))
-    return module
+        value = node.meta.get("val")
+        if node.op == "get_attr":
+            if isinstance(value, Tensor) and not value.requires_grad:
+                attributes.add(node)
+        elif node.op == "call_function" and not node.meta.get("random") and not node.meta.get("light"):
+            base = node.meta.get("part_of")
+            if base is not None and base.op == "placeholder":
+                continue
+            fine = all(n in alone or n in attributes or _small(n) for n in node.all_input_nodes)
+            written = node.meta.get("mutates", set())
+            if fine and not any(
+                _memory(n) & written for n in (*attributes, *(p for p in graph.nodes if p.op == "placeholder"))
+            ):
+                alone.add(node)
+    return frozenset(alone)
 
 
-def _attribute(model: nn.Module, target: str) -> object:
-    owner, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(owner), name, None)
+def _small(node: fx.Node) -> bool:
+    """Whether a node is a tensor of whole numbers or flags of the batch."""
+    base, value = node.meta.get("part_of", node), node.meta.get("val")
+    whole = isinstance(value, Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
+    return base.op == "placeholder" and whole
+
+
+def _memory(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    return {value.untyped_storage()._cdata} if isinstance(value, Tensor) else set()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
 from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
+from schedc_runtime.pipeline.batch import one_microbatch
 from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
@@ -70,6 +71,7 @@ class Settings:
     device: torch.device | None = None
     rng: str = "by name"
     seed: int = 0
+    example: Any = None
 
 
 @dataclass
@@ -171,6 +173,7 @@ def cut_model(assembly: Assembly) -> None:
         blocks=cut.blocks,
         inputs=cut.inputs,
         placement=program.placement,
+        example=one_microbatch(assembly.settings.example, program.microbatches),
     )
     assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
 

@@ -10,10 +10,21 @@ from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.example import arguments
 from schedc_runtime.pipeline.rows import Rows
 from schedc_runtime.transport.base import describe
 
 Json = Any
+__all__ = [
+    "BatchRefused",
+    "StepRequest",
+    "agree",
+    "arguments",
+    "microbatch_of",
+    "one_microbatch",
+    "signature_of",
+    "split",
+]
 
 
 class BatchRefused(RuntimeFault):
@@ -181,14 +192,6 @@ def split(value: Any, microbatches: int, device: torch.device, *, pad: bool = Fa
     return [value] * microbatches
 
 
-def arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as (args, kwargs) of the model: a mapping gives keywords, a tuple or list positions, all else one
-    argument."""
-    if isinstance(value, Mapping):
-        return (), dict(value)
-    return (tuple(value) if isinstance(value, (tuple, list)) else (value,)), {}
-
-
 def microbatch_of(signature: Json, microbatches: int) -> Any:
     """One microbatch of a signature: a `TensorSpec` of [rows / microbatches, ...] in place of every tensor."""
 
@@ -208,6 +211,15 @@ def with_rows(signature: Json, rows: int) -> Json:
     if "fields" in signature:
         return {"fields": {key: item and with_rows(item, rows) for key, item in signature["fields"].items()}}
     return {**signature, "shape": [rows, *signature["shape"][1:]]} if signature.get("shape") else signature
+
+
+def one_microbatch(example: Any, microbatches: int) -> Any:
+    """An example batch with the rows of one microbatch, as `TensorSpec`; all rows where they do not divide."""
+    if example is None:
+        return None
+    signature = signature_of(example)
+    rows = [leaf["shape"][0] for _, leaf in _leaves(signature, "example") if leaf.get("shape")]
+    return microbatch_of(signature, microbatches if all(n and n % microbatches == 0 for n in rows) else 1)
 
 
 def _map(signature: Json, leaf: Callable[[Json], Any]) -> Any:

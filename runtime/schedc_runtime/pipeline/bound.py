@@ -15,9 +15,11 @@ from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.effects import ambient
+from schedc_runtime.partition.records import Record
 from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
-from schedc_runtime.pipeline.random_steps import DrawPlan, inferred
+from schedc_runtime.pipeline.random_steps import DrawPlan, draw_plan
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
@@ -32,7 +34,7 @@ _KEPT = 16
 class BoundSignature(NamedTuple):
     """What is kept for one signature and program. draws: None if random numbers are not by name."""
 
-    boundaries: tuple[Boundary, ...]
+    record: Record
     draws: DrawPlan | None
     executors: dict[Coordinate, Executor]
 
@@ -59,6 +61,7 @@ class BoundCode:
         self.mesh, self.shards, self.tied = mesh, shards, tied
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
+        self._record: Record | None = None
         self._bound: OrderedDict[str, BoundSignature] = OrderedDict()
 
     def executors(
@@ -73,21 +76,32 @@ class BoundCode:
 
         call: tells programs apart, ``step`` or ``evaluate``.
         """
-        key = f"{call} {signature}"
+        training = any(stage.module.training for held in self.stages.values() for stage in held.values())
+        # Autocast and the mode change what crosses.
+        key = f"{call} {signature} {training} {ambient().autocast}"
         if key not in self._bound:
-            self._bound[key] = self._bind(program, signature, transports, peer_groups)
+            self._bound[key] = self._bind(program, signature, transports, peer_groups, training)
             while len(self._bound) > _KEPT:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
-        boundaries, draws, executors = self._bound[key]
-        if boundaries is not self.boundaries:
+        record, draws, executors = self._bound[key]
+        if record is not self._record:
+            boundaries = record.boundaries
+            self._select(record)
             for held in self.stages.values():
                 for stage in held.values():
                     stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
                     if draws is not None:
                         draws.set(stage)
-            self.boundaries = boundaries
+            self._record, self.boundaries = record, boundaries
         return executors
+
+    def _select(self, record: Record) -> None:
+        """Let the stages run the code of a record."""
+        self.partition.records.select(record)
+        for held in self.stages.values():
+            for stage in held.values():
+                self.partition.records.equip(stage.module)
 
     def forget(self) -> None:
         """Drop all executors, with whatever they hold: after a failure their messages no longer match."""
@@ -102,10 +116,14 @@ class BoundCode:
         signature: Any,
         transports: Mapping[Coordinate, Transport],
         peer_groups: Mapping[Coordinate, PeerGroups],
+        training: bool,
     ) -> BoundSignature:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         here = [stage for held in self.stages.values() for stage in held.values()]
-        boundaries, draws = inferred(self.partition, args, kwargs, here)
+        record = self.partition.record(args, kwargs, training=training)
+        boundaries = record.boundaries
+        self._select(record)
+        draws = draw_plan(record, here)
         codes = {
             place: with_sums(
                 bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
@@ -121,4 +139,4 @@ class BoundCode:
             place: Executor(program, code, transports[place], self.device, self.mesh.name(place))
             for place, code in codes.items()
         }
-        return BoundSignature(boundaries, draws, executors)
+        return BoundSignature(record, draws, executors)

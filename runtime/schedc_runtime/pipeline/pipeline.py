@@ -65,6 +65,8 @@ class Pipeline:
         stand, which gives other numbers with every number of ranks.
     timeout: seconds that a rank waits for another before the step fails and names what every rank waits on.
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
+    example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
+        By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
 
     Other keywords are those of the release before, see `schedc_runtime.pipeline.old_keywords`.
     """
@@ -87,12 +89,13 @@ class Pipeline:
         seed: int = 0,
         timeout: float = 300.0,
         check_finite: bool = True,
+        example: Any = None,
         **old: Any,
     ) -> None:
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed))
+        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control

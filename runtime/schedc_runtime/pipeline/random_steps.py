@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary, infer_boundaries
-from schedc_runtime.random_numbers.counting import CountedDraws
-from schedc_runtime.random_numbers.interception import listening
+from schedc_runtime.partition.records import Record
+from schedc_runtime.random_numbers.counting import first_draws
 from schedc_runtime.random_numbers.numbering import Numbering, StepKey, by_name
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.recompute.levels import draws
@@ -58,21 +57,17 @@ def number_stages(
         stage.numbering.key = key or StepKey()
 
 
-def inferred(
-    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], stages: Sequence[Stage]
-) -> tuple[tuple[Boundary, ...], DrawPlan | None]:
-    """The boundaries (`infer_boundaries`), and the draws of ``stages``, which are here; None if not by name."""
+def draw_plan(record: Record, stages: Sequence[Stage]) -> DrawPlan | None:
+    """The draws of ``stages``, which are here and run the code of a record; None if not by name."""
     numbered = [stage for stage in stages if stage.numbering is not None]
     if not numbered:
-        return infer_boundaries(partition, args, kwargs), None
-    counted = CountedDraws(partition.modules, partition.aliases)
-    with listening(counted):
-        boundaries = infer_boundaries(partition, args, kwargs)
-    first, ordinals = counted.first(), {}
+        return None
+    first, anything, ordinals = first_draws(record.draws), any(record.draws), {}
     for stage in numbered:
-        if counted.anything and isinstance(stage, SegmentedStage):
-            ordinals[id(stage)] = draw_order(stage.graph, counted.events[stage.index], first[stage.index])
-    return boundaries, DrawPlan(first, counted.anything, ordinals)
+        if anything and isinstance(stage, SegmentedStage):
+            stage.follow()
+            ordinals[id(stage)] = draw_order(stage.graph, record.draws[stage.index], first[stage.index])
+    return DrawPlan(first, anything, ordinals)
 
 
 def random_numbers(

@@ -36,6 +36,8 @@ class Exchange(nn.Module, ABC):
 
     label: str
     differentiable: bool
+    recorded_whole = True
+    """A recorded model calls an exchange as one node, though it has no parameters."""
 
     def __init__(self) -> None:
         super().__init__()

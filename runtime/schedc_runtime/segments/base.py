@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from schedc.cell.graph import StageShape
 from schedc_runtime.errors import StageError
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition.boundary import Boundary
+from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.levels import Recomputation, draws, install
 from schedc_runtime.recompute.random_state import gpus
@@ -42,6 +45,12 @@ class SegmentedBase(Stage):
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
         self._memory_with_r = self._memory
         """The recomputation of microbatches with an R."""
+        self._code = module.current if isinstance(module, RecordedStage) else None
+        self._blocks = tuple(blocks)
+        self._graphs: WeakKeyDictionary[Any, StageGraph] = WeakKeyDictionary()
+        """The graph of each code of the stage, as long as the code is kept."""
+        if self._code is not None:
+            self._graphs[self._code] = self.graph
         self._states: dict[int, MicrobatchState] = {}
         self._waiting: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients wait for other nodes with the same parameter."""
@@ -95,10 +104,28 @@ class SegmentedBase(Stage):
 
     def bind(self, input: Boundary, output: Boundary) -> None:
         super().bind(input, output)
+        self.follow()
         if input.tree.num_children != self.graph.inputs:
             raise StageError(
                 f"stage {self.index} was traced for {self.graph.inputs} inputs, but {input.tree.num_children} enter it"
             )
+
+    def follow(self) -> None:
+        """Take the graph of the current code, which a recorded stage has for each input signature."""
+        if not isinstance(self.module, RecordedStage) or (code := self.module.current) is self._code:
+            return
+        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self._blocks)
+        self._graphs[code] = graph
+        if graph.shape.nodes != replace(self.graph, recomputed={}).shape.nodes:
+            raise StageError(
+                f"stage {self.index} has other segments for this batch than for the example that its cells were"
+                " ordered for",
+                "give an example like the batches: Pipeline(..., example=batch)",
+            )
+        self._code = code
+        self.graph = replace(graph, recomputed=self.graph.recomputed)
+        self.graph_with_r = replace(graph, recomputed=self.graph_with_r.recomputed)
+        self.__dict__.pop("_late", None)
 
     def _key(self, microbatch: int, node: int) -> int:
         """The key under which the weight sink keeps the work of a node."""

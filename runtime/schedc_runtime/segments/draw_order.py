@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from schedc_runtime.random_numbers.counting import DrawEvent
 from schedc_runtime.random_numbers.names import NamedCall
@@ -46,7 +45,7 @@ class _Places:
                 self.modules.setdefault(str(call.target), []).append(graph.part[call])
             elif isinstance(call.target, NamedCall):
                 self.functions.setdefault(call.target.name, []).append(graph.part[call])
-        self._calls: dict[str, list[FrameType]] = {}
+        self._calls: dict[str, list[int]] = {}
         self._used: Counter[str] = Counter()
 
     def of(self, event: DrawEvent) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.whole_stage import save_nothing
 from schedc_runtime.segments.base import SegmentedBase
@@ -119,6 +120,8 @@ class ForwardSteps(SegmentedBase):
         state = self._state(microbatch)
         here = {value: own_leaves(state.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)}
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
+        if isinstance(self.module, RecordedStage):
+            result = self.module.finished(result)
         if torch.is_grad_enabled():
             state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
             state.sent = self._output.pack(result)

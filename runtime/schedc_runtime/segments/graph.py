@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +12,11 @@ from torch import fx, nn
 
 from schedc.cell.graph import Lane, Node, StageShape
 from schedc_runtime.errors import PartitionError
-from schedc_runtime.partition.graft import graft
+from schedc_runtime.partition.stage_code import compiled
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
-from schedc_runtime.segments.fx_trace import trace_stage
+from schedc_runtime.segments.fx_trace import stage_nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,14 +159,12 @@ def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> S
 
     Blocks without an exchange are segments of their own. Raises `PartitionError` for what cannot be traced.
     """
-    traced = trace_stage(module, [f"value_{i}" for i in range(inputs)])
-    for name, tensor in traced.constants.items():
-        graft(module, name, tensor, persistent=False)
+    graph = stage_nodes(module, inputs)
     exchanges = {
         name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
     }
     dense = [path for path in blocks if not any(name.startswith(f"{path}.") or name == path for name in exchanges)]
-    return _GraphBuilder(module, traced.graph, cut(traced.graph, exchanges, dense), exchanges).build()
+    return _GraphBuilder(module, graph, cut(graph, exchanges, dense), exchanges).build()
 
 
 def _label(path: str, exchange: Exchange) -> str:
@@ -278,7 +275,7 @@ class _GraphBuilder:
         read += [path for path in used if path not in modules]
         return Segment(
             group.name,
-            _compiled(graph, f"{group.name} of {type(self.module).__name__}"),
+            compiled(graph, f"segment {group.name} of {type(self.module).__name__}").run,
             tuple(taken),
             tuple(self.value(node) for node in outputs),
             tuple(dict.fromkeys(called)),
@@ -309,15 +306,3 @@ class _GraphBuilder:
         if user in self.cutting.light:
             return any(self._outside(other, inside) for other in user.users)
         return True
-
-
-def _compiled(graph: fx.Graph, name: str) -> Callable[..., tuple[Any, ...]]:
-    """Compiles a graph to a function of the stage's module and the graph's placeholders."""
-    generated = graph.python_code("self")
-    filename = f"<segment {name}>"
-    # Tracebacks then show the generated line.
-    linecache.cache[filename] = (len(generated.src), None, generated.src.splitlines(keepends=True), filename)
-    names = dict(generated.globals)
-    exec(compile(generated.src, filename, "exec"), names)
-    function: Callable[..., tuple[Any, ...]] = names["forward"]
-    return function

@@ -1,4 +1,4 @@
-"""Hugging Face decoders through the generic stage adapter: the model's own loss and gradients, nothing downloaded."""
+"""Hugging Face models, cut where they call: the model's own loss and gradients, nothing downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
-from schedc_runtime import Cut, Pipeline
+from schedc_runtime import Pipeline
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.partition import partition
@@ -38,8 +38,8 @@ def make(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     return getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
 
 
-def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def loss_fn(output: Any, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
 
 
 def batch(masked: bool) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
@@ -62,7 +62,7 @@ HYBRID = {
 CASES = [
     ("Llama", {}, torch.float64, False, 1),
     ("Llama", {}, torch.float64, False, 3),
-    ("Llama", {}, torch.float64, True, 6),
+    ("Llama", {}, torch.float64, True, 4),
     ("Llama", {"attn_implementation": "eager", "attention_bias": True}, torch.float64, True, 2),
     ("Mistral", {"sliding_window": 5}, torch.float64, True, 3),
     ("Qwen3", HYBRID, torch.float64, False, 3),
@@ -76,16 +76,16 @@ def test_stages_have_the_gradients_of_the_model(
 ) -> None:
     model = make(name, dtype, **options)
     inputs, targets = batch(masked)
-    parts = partition(model, stages, inputs=list(inputs[0]))
+    parts = partition(model, stages, example=inputs[0])
     keys = [key for module in parts.modules for key in module.state_dict()]
     assert sorted(keys) == sorted(model.state_dict())
     for boundary in infer_boundaries(parts, (), inputs[0])[1:-1]:
-        assert boundary.tensors[0] == TensorSpec((2, TOKENS, 32), dtype, True)
+        assert boundary.tensors[-1] == TensorSpec((2, TOKENS, 32), dtype, True)
         assert len(boundary.tensors) == 1 + masked
     step = reference_step(parts, None, [((), given) for given in inputs], targets, loss_fn)
     expected = torch.zeros((), dtype=dtype)
     for given, target in zip(inputs, targets, strict=True):
-        loss = loss_fn(model(**given, use_cache=False).logits, target) / 2
+        loss = loss_fn(model(**given, use_cache=False), target) / 2
         loss.backward()
         expected += loss.detach()
     tolerance = {"rtol": 1e-11, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
@@ -98,10 +98,10 @@ def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
     """First and last stage lie on one rank in a V; deferred weight gradients of both add up in one parameter."""
     model, twin = (make("Llama", tie_word_embeddings=True) for _ in range(2))
     program = schedc.compile("zbv", P=2, M=4)
-    pipe = Pipeline(model, program, loss_fn=loss_fn, cut=Cut(inputs=["input_ids"]), in_process=True)
+    pipe = Pipeline(model, program, loss_fn=loss_fn, in_process=True)
     tokens = torch.arange(8 * TOKENS).reshape(8, TOKENS) % VOCAB
     loss = pipe.step({"input_ids": tokens}, tokens)
-    expected = loss_fn(twin(input_ids=tokens, use_cache=False).logits, tokens)
+    expected = loss_fn(twin(input_ids=tokens, use_cache=False), tokens)
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-11, atol=1e-13)
     grads = {name: parameter.grad for name, parameter in pipe.named_parameters()}
@@ -111,19 +111,39 @@ def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
 
 def test_a_model_without_a_head_gives_its_hidden_state() -> None:
     model = make("Llama").model.eval()
-    first, last = partition(model, 2).modules
+    parts = partition(model, 2)
+    first, last = parts.modules
     assert sorted([*first.state_dict(), *last.state_dict()]) == sorted(model.state_dict())
     tokens = torch.arange(6).reshape(1, 6)
-    assert torch.equal(last(*first(tokens)), model(tokens).last_hidden_state)
+    infer_boundaries(parts, (tokens,))
+    assert torch.equal(last(*first(tokens)).last_hidden_state, model(tokens).last_hidden_state)
 
 
-def test_what_the_adapter_cannot_do_is_refused() -> None:
-    with pytest.raises(PartitionError, match=r"Gemma2ForCausalLM computes more around its layers"):
-        partition(make("Gemma2"), 2)
-    with pytest.raises(PartitionError, match="possible here: input_ids, attention_mask, position_ids"):
-        partition(make("Llama"), 2, inputs=["input_ids", "labels"])
+def test_router_logits_that_hooks_take_out_reach_the_loss() -> None:
+    options = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    model, whole = (make("Mixtral", torch.float32, **options) for _ in range(2))
+    program = schedc.compile("zbh1", P=2, M=2)
+    tokens = torch.arange(4 * TOKENS).reshape(4, TOKENS) % VOCAB
+    batch = {"input_ids": tokens, "labels": tokens}
+    pipe = Pipeline(model, program, loss_fn=lambda output, _: output.loss, in_process=True, example=batch)
+    loss = pipe.step(batch, tokens)
+    expected = torch.stack([whole(input_ids=ids, labels=ids).loss for ids in tokens.chunk(2)]).mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    gate = "model.layers.0.mlp.gate.weight"
+    mine = dict(pipe.named_parameters())[gate].grad
+    torch.testing.assert_close(mine, whole.get_parameter(gate).grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_travel_is_refused() -> None:
+    tokens = torch.arange(8).reshape(1, 8)
+    with pytest.raises(PartitionError, match=r"(?s)past_key_values.* is a DynamicCache.*use_cache=False"):
+        partition(make("Llama"), 2, example={"input_ids": tokens, "use_cache": True})
     with pytest.raises(PartitionError, match="5 split points"):
-        partition(make("Llama"), 2, split_points=["model.layers.1"] * 5)
+        partition(make("Llama"), 2, split_points=[f"model.layers.{i}.mlp" for i in range(4)] + ["model.norm"])
     assert partition(make("Llama", tie_word_embeddings=True), 1).shared == ()
     (tied,) = partition(make("Llama", tie_word_embeddings=True), 2).shared
     assert tied.names == ("model.embed_tokens.weight", "lm_head.weight")
+    model = make("Llama")
+    partition(model, 2)
+    assert model.config.use_cache is True

@@ -17,6 +17,7 @@ from schedc.layout import Model, balance, even, padded, parse_layout
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.testing import pool
 from support.runtime_cases import check_parity, next_token_loss, small_gpt, tokens
 
@@ -101,6 +102,7 @@ def test_padding_changes_neither_names_nor_values() -> None:
         assert [name for held in parts.blocks for name in held] == [f"blocks.{number}" for number in range(61)]
         assert [len(held) for held in parts.blocks] == [len(layout.layers_of(stage)) for stage in range(16)]
         assert sorted(name for module in parts.modules for name in module.state_dict()) == sorted(model.state_dict())
+        infer_boundaries(parts, (tokens(2)[0],))
         values: object = (tokens(2)[0],)
         for module in parts.modules:
             values = module(*values)  # type: ignore[misc]

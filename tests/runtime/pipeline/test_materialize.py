@@ -40,7 +40,7 @@ def state_of(name: str, ranks: int, **how: Any) -> dict[str, Tensor]:
 
 def test_values_do_not_depend_on_ranks_or_schedule() -> None:
     alone = state_of("1f1b", 1, seed=4)
-    for name, ranks in (("zbh1", 2), ("dualpipe", 2), ("1f1b", 8)):
+    for name, ranks in (("zbh1", 2), ("dualpipe", 2), ("1f1b", 4)):
         state = state_of(name, ranks, seed=4)
         assert list(state) == list(alone)
         assert all(torch.equal(state[key], value) for key, value in alone.items()), (name, ranks)

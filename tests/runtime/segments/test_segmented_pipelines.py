@@ -189,8 +189,18 @@ def test_hugging_face_layers_are_cut_like_others() -> None:
     )  # fmt: skip
     model = transformers.Qwen3MoeForCausalLM(config).double()
     swap_experts(model)
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits: Tensor = self.inner(tokens).logits
+            return logits
+
     program = schedc.compile("dualpipev", P=2, M=4)
-    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
+    pipe = Pipeline(Logits(), program, loss_fn=next_token_loss, in_process=True, cells=listed)
     batch, targets = tokens(4)
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
 

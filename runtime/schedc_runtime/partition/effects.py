@@ -1,0 +1,54 @@
+"""What a torch function does besides giving a result: random numbers, writes, and the state around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Ambient(NamedTuple):
+    """gradients: whether they are computed. autocast: per device, whether it is on, and its dtype."""
+
+    gradients: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+
+def ambient() -> Ambient:
+    """The state around this line."""
+    return Ambient(torch.is_grad_enabled(), tuple(_autocast(kind) for kind in _kinds()))
+
+
+def enter(state: Ambient) -> None:
+    """Set the state around the next lines."""
+    torch.set_grad_enabled(state.gradients)
+    for kind, enabled, dtype in state.autocast:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+@contextmanager
+def kept_ambient(states: tuple[Ambient, ...]) -> Iterator[None]:
+    """Puts the state back behind code that changes it to ``states``. Casts that only this code used are dropped."""
+    before = ambient()
+    try:
+        yield
+    finally:
+        enter(before)
+        if not any(enabled for _, enabled, _ in before.autocast) and any(e for s in states for _, e, _ in s.autocast):
+            torch.clear_autocast_cache()
+
+
+def after(value: Any, _write: Any) -> Any:
+    """``value``, once a write to its memory is done."""
+    return value
+
+
+def _kinds() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def _autocast(kind: str) -> tuple[str, bool, torch.dtype]:
+    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

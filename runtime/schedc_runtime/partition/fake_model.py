@@ -1,0 +1,113 @@
+"""Lends a model fake tensors while it is recorded, and gives it back as it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from schedc_runtime.partition.structure import tensors_in
+
+
+@contextmanager
+def lent(model: nn.Module, device: torch.device) -> Iterator[dict[int, str]]:
+    """Puts fakes in place of all parameters and buffers; yields the path of each tensor of the model, by its id.
+
+    Enter it inside a `FakeTensorMode`. device: of the fakes. Tensors that modules keep as plain attributes stay, and
+    have a path, too. Frozen parameters become fakes that need a gradient, so that freezing changes no boundary.
+    """
+    fakes: dict[int, Tensor] = {}
+    paths: dict[int, str] = {}
+    held = [(name, module) for name, module in model.named_modules(remove_duplicate=False)]
+    modules = {id(module): module for _, module in held}
+    before = {key: _tables(module) for key, module in modules.items()}
+    originals: list[Tensor] = []
+    for name, module in held:
+        for table in (module._parameters, module._buffers):
+            for key, value in before[id(module)][0 if table is module._parameters else 1].items():
+                if value is not None:
+                    originals.append(value)
+                    fake = fakes.setdefault(id(value), _fake(value, device))
+                    paths.setdefault(id(fake), f"{name}.{key}" if name else key)
+                    table[key] = fake
+        for key, value in before[id(module)][2].items():
+            if isinstance(value, Tensor):
+                paths.setdefault(id(value), f"{name}.{key}" if name else key)
+    try:
+        yield paths
+    finally:
+        for identity, module in modules.items():
+            _restore(module, *before[identity])
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Sets ``use_cache`` of all configurations in the model to False: a cache would be state that stages share."""
+    found = {
+        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
+    }
+    configs = [config for config in found.values() if getattr(config, "use_cache", False) is True]
+    for config in configs:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch from printing each operation that has no kernel for fake tensors: such a failure is handled."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def mode_of(model: nn.Module, through: Sequence[str], training: bool) -> Iterator[None]:
+    """Puts the modules ``through`` into a mode, unless the model is in it: its parts then keep their own modes."""
+    with ExitStack() as stack:
+        if model.training != training:
+            for name in through:
+                module = model.get_submodule(name)
+                stack.callback(setattr, module, "training", module.training)
+                module.training = training
+        yield
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Copies of a module's parameters, buffers and other attributes."""
+    return dict(module._parameters), dict(module._buffers), dict(vars(module))
+
+
+def _restore(
+    module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], attributes: dict[str, Any]
+) -> None:
+    for table, values in ((module._parameters, parameters), (module._buffers, buffers)):
+        table.clear()
+        table.update(values)
+    own = vars(module)
+    for key, value in list(own.items()):
+        if key in ("_parameters", "_buffers", "_modules") or attributes.get(key) is value:
+            continue
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors_in(value)):
+            if key in attributes:
+                own[key] = attributes[key]
+            else:
+                del own[key]
+
+
+def _fake(value: Tensor, device: torch.device) -> Tensor:
+    differentiable = isinstance(value, nn.Parameter) and (value.dtype.is_floating_point or value.dtype.is_complex)
+    return torch.empty_strided(
+        value.shape, value.stride(), dtype=value.dtype, device=device, requires_grad=differentiable
+    )

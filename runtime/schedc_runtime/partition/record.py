@@ -1,0 +1,139 @@
+"""Records a model's forward for one input signature, with fake tensors: nothing is computed and no memory taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
+from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.example import call
+from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
+from schedc_runtime.partition.intercepted import module_calls_to
+from schedc_runtime.partition.recorder import NEEDS_VALUES, ForwardRecorder, Recording
+from schedc_runtime.partition.user_line import user_line
+from schedc_runtime.random_numbers.counting import CountedDraws
+from schedc_runtime.random_numbers.interception import listening, session
+from schedc_runtime.random_numbers.names import aliases_of
+
+_WHOLE = "recorded_whole"
+"""Attribute of modules without parameters that are single nodes nevertheless."""
+
+
+@dataclass(frozen=True)
+class NodeRule:
+    """Which modules are single nodes of a recording.
+
+    units: they are. around: modules that contain a unit or a split point, which are recorded through. Other modules are
+    single nodes if they have parameters or are torch's own. What a module without parameters does is recorded, because
+    it may depend on the batch alone: a table of positions does.
+    """
+
+    units: frozenset[str]
+    around: frozenset[str]
+    whole: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, units: Sequence[str], split_points: Sequence[str]) -> NodeRule:
+        around = {""}
+        for name in (*units, *split_points):
+            words = name.split(".")
+            around.update(".".join(words[:depth]) for depth in range(1, len(words)))
+        return cls(frozenset(units) - around, frozenset(around))
+
+    def __call__(self, path: str, module: nn.Module) -> bool:
+        if path in self.units or path in self.whole:
+            return True
+        if path in self.around:
+            return False
+        own = type(module).__module__
+        return (
+            own.startswith("torch.nn.") or hasattr(module, _WHOLE) or next(iter(module.parameters()), None) is not None
+        )
+
+
+def record(
+    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device
+) -> Recording:
+    """The forward of ``model`` on arguments by name; a `TensorSpec` may replace a tensor.
+
+    training: the mode of the modules around units. Raises `PartitionError` for what cannot be recorded, and
+    `BoundaryError` for arguments on which the model fails.
+    """
+    through = [
+        name for name, module in model.named_modules() if not _inside(name, rule.units) and name not in rule.units
+    ]
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.enable_grad(),
+        quiet(),
+        without_cache(model),
+        mode_of(model, through, training),
+        lent(model, device) as paths,
+    ):
+        aliases = aliases_of(model)
+        counted = CountedDraws(model, aliases)
+        recorder = ForwardRecorder(model, paths, rule, counted, aliases)
+        recording = recorder.recording
+        inputs = pytree.tree_map(lambda leaf: _fake(leaf, device), dict(named))
+        recording.inputs = tuple(inputs)
+        for name, value in inputs.items():
+            recorder.enter(name, value)
+        try:
+            # Inside of `named_random` someone else is told of draws.
+            with listening(counted) if session() is None else nullcontext(), module_calls_to(recorder, model), recorder:
+                output = call(model, inputs)
+            recorder.leave(output)
+        except RuntimeFault:
+            raise
+        except NEEDS_VALUES as error:
+            raise _needs_values(error, model, recorder.unit) from error
+        except Exception as error:
+            raise _fails(error, model, inputs, recorder.unit) from error
+    return recording
+
+
+def _needs_values(error: BaseException, model: nn.Module, unit: str) -> RuntimeFault:
+    line = user_line(error)
+    if unit:
+        return BoundaryError(
+            f"`{unit}`: what it computes depends on the values of its input ({error}), so that the shape of its output"
+            f" cannot be inferred in advance{line}",
+            "count tokens with one_hot(...).sum(0) rather than bincount, and keep rows that depend on values inside of"
+            " one submodule of the block, which returns all rows",
+        )
+    return PartitionError(
+        f"{type(model).__name__} takes a branch, a size or a number from the values of a tensor, between its units"
+        f" ({error}): a pipeline runs the same operations on every microbatch{line}",
+        "compute with masks (torch.where), or move this into a submodule of its own: modules are called, not recorded",
+    )
+
+
+def _fails(error: BaseException, model: nn.Module, inputs: Mapping[str, Any], unit: str) -> BoundaryError:
+    leaves = [(name, leaf) for name, value in inputs.items() for leaf in pytree.tree_leaves(value)]
+    shapes = ", ".join(
+        f"{name}: {TensorSpec.of(leaf) if isinstance(leaf, Tensor) else repr(leaf)}" for name, leaf in leaves
+    )
+    where = f"`{unit}` of {type(model).__name__}" if unit else type(model).__name__
+    return BoundaryError(
+        f"{where} fails on inputs of the shapes ({shapes}): {type(error).__name__}: {error}{user_line(error)}",
+        "if the model fails on such a microbatch outside of a pipeline too, mend the sizes of the batch or the model;"
+        " if only here, an operation cannot run on fake tensors: move it into a submodule of its own",
+    )
+
+
+def _inside(name: str, units: frozenset[str]) -> bool:
+    return any(name.startswith(f"{unit}.") for unit in units)
+
+
+def _fake(leaf: Any, device: torch.device) -> Any:
+    if isinstance(leaf, (Tensor, TensorSpec)):
+        return torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device=device)
+    return leaf

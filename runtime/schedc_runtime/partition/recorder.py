@@ -1,0 +1,378 @@
+"""Records one forward of a model: every torch function is a node, and so is every call of a chosen module.
+
+Python runs for real on fake tensors. Sizes, flags and branches on them become part of the recording, so that it holds
+for the shapes that it was made with. Only a branch on the values of a tensor cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils.checkpoint import CheckpointFunction
+
+from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.effects import after, ambient
+from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden, warn_of_checkpointing
+from schedc_runtime.partition.stage_code import TAPS
+from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
+from schedc_runtime.partition.user_line import user_line
+from schedc_runtime.random_numbers.counting import CountedDraws
+from schedc_runtime.random_numbers.names import NamedCall, may_draw
+
+Original = Callable[..., Any]
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class Tap(NamedTuple):
+    """An output of a submodule inside of a recorded call: of ``submodule``, in its ``number``-th call there."""
+
+    call: fx.Node
+    submodule: str
+    number: int
+    way: tuple[Part, ...]
+
+
+@dataclass
+class Recording:
+    """What a forward did.
+
+    graph: nodes with ``meta``. ``val`` is the fake result, ``part_of`` the call whose result has the node as a part.
+        ``mutates`` are the storages that it writes to. ``random`` says that it draws numbers, ``light`` that it is
+        built for one use. ``ambient`` is set where gradients or autocast are not as around the model.
+    calls: the calls of chosen modules, in order. entries: (path, last node before it) of every module call
+    between units. output, inputs: structure of the result, and names of the arguments.
+    assumed: submodules whose output was taken to have the shape of their first argument.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    calls: list[fx.Node] = field(default_factory=list)
+    entries: list[tuple[str, fx.Node | None]] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    output: Template | None = None
+    inputs: tuple[str, ...] = ()
+
+
+class ForwardRecorder(TorchFunctionMode):
+    """The mode under which a model is recorded. It writes `recording`.
+
+    paths: path of each tensor of the model, by id. is_node: whether the module at a path is a single node. draws: is
+    told of draws. aliases: those of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        paths: Mapping[int, str],
+        is_node: Callable[[str, nn.Module], bool],
+        draws: CountedDraws,
+        aliases: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._paths, self._is_node, self._draws, self._aliases = paths, is_node, draws, aliases
+        self._through: list[str] = []
+        """Paths of the modules that are being recorded through, the innermost last."""
+        self._modules: dict[int, str] = {}
+        for name, module in model.named_modules():
+            self._modules.setdefault(id(module), name)
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []
+        """Everything that has been recorded: an id must not be used again."""
+        self._inside: dict[int, Tap] = {}
+        self._attributes: dict[str, fx.Node] = {}
+        self._call: list[tuple[str, int, Any]] | None = None
+        """(submodule, number of its call, result) inside of the call that is being recorded."""
+        self.unit = ""
+        """Path of the single node that is being called; "" between them."""
+        self._ambient = ambient()
+        self._latest: fx.Node | None = None
+
+    def enter(self, name: str, value: Any) -> None:
+        """An argument of the model."""
+        self._know(value, self.recording.graph.create_node("placeholder", name.strip("*_") or "value"))
+
+    def leave(self, output: Any) -> None:
+        """The output of the model."""
+        self.recording.output, leaves = Template.of(output)
+        self.recording.graph.output(tuple(self.argument(leaf, "the model's output") for leaf in leaves))
+
+    # Functions.
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        versions = [(tensor, tensor._version) for tensor in tensors_in((tuple(args), dict(kwargs)))]
+        result = func(*args, **kwargs)
+        written = [tensor for tensor, version in versions if tensor._version != version]
+        if not written and next(tensors_in(result), None) is None:
+            return result
+        target, given = _callable(func), tuple(args)
+        if target is getattr:
+            given = (args[0], func.__self__.__name__)
+        what = f"`{getattr(target, '__name__', target)}`"
+        if random := may_draw(func):
+            target = NamedCall(self._aliases.get(path := self._through[-1] if self._through else "", path), target)
+        node = self._add("call_function", target, self.argument(given, what), self.argument(dict(kwargs), what))
+        node.meta |= {"random": random, "draws": self._draws.take()}
+        self._know(result, node)
+        self._write(written, node, result)
+        return result
+
+    def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> fx.Node:
+        name = str(name or (getattr(target, "__name__", "value") if callable(target) else target))
+        node = self.recording.graph.create_node(op, target, args, kwargs, name.strip("_").replace(".", "_") or "value")
+        if (state := ambient()) != self._ambient:
+            node.meta["ambient"] = state
+        self._latest = node
+        return node
+
+    def _know(self, value: Any, node: fx.Node) -> None:
+        """The tensors of ``value``, the result of a node, are its parts from now on."""
+        if isinstance(value, Tensor):
+            self._nodes[id(value)] = node
+            self._alive.append(value)
+            node.meta["val"] = value
+            return
+        for part in parts(value):
+            if next(tensors_in(part.value), None) is not None:
+                self._know(part.value, self._part(node, part))
+
+    def _part(self, node: fx.Node, part: Part) -> fx.Node:
+        taken = self._add("call_function", part.take, (node, part.key), {}, f"{node.name}_{part.key}")
+        taken.meta["part_of"] = node.meta.get("part_of", node)
+        taken.meta.pop("ambient", None)
+        return taken
+
+    def _write(self, written: Sequence[Tensor], node: fx.Node, result: Any) -> None:
+        """``node`` has written to tensors: all that share their memory are behind it from now on."""
+        if not written:
+            return
+        storages = {_storage(tensor) for tensor in written}
+        node.meta["mutates"] = storages
+        node.meta["line"] = user_line()
+        own = {id(tensor) for tensor in tensors_in(result)}
+        for tensor in self._sharing(storages):
+            if id(tensor) not in own:
+                later = self._add("call_function", after, (self.node(tensor), node), {})
+                self._know(tensor, later)
+
+    def _sharing(self, storages: set[int]) -> list[Tensor]:
+        known = {id(tensor): tensor for tensor in self._alive if isinstance(tensor, Tensor)}
+        return [tensor for tensor in known.values() if _storage(tensor) in storages]
+
+    # Arguments.
+
+    def argument(self, value: Any, where: str) -> Any:
+        """What stands in the graph for an argument. where: what is called, for errors."""
+        if isinstance(value, Tensor):
+            return self.node(value)
+        if isinstance(value, slice):
+            return slice(*(self.argument(bound, where) for bound in (value.start, value.stop, value.step)))
+        if type(value) is dict:
+            return {key: self.argument(item, where) for key, item in value.items()}
+        if type(value) in (tuple, list):
+            return type(value)(self.argument(item, where) for item in value)
+        if next(tensors_in(value), None) is not None:
+            template, leaves = Template.of(value)
+            node = self._add("call_function", ContainerFill(template), (self.argument(leaves, where),), {}, "built")
+            node.meta["light"] = True
+            return node
+        if hides_tensors(value):
+            raise hidden(value, where)
+        return value
+
+    def node(self, tensor: Tensor) -> fx.Node:
+        """The node whose result ``tensor`` is, of any shape. Raises `PartitionError` for a tensor of unknown origin."""
+        if (node := self._nodes.get(id(tensor))) is not None:
+            return node
+        if (path := self._paths.get(id(tensor))) is not None:
+            if path not in self._attributes:
+                graph = self.recording.graph
+                self._attributes[path] = graph.create_node("get_attr", path, name=path.replace(".", "_"))
+                self._know(tensor, self._attributes[path])
+            return self._nodes[id(tensor)]
+        if (tap := self._inside.get(id(tensor))) is not None:
+            self._know(tensor, self._tapped(tap))
+            return self._nodes[id(tensor)]
+        raise PartitionError(
+            f"a tensor of shape {list(tensor.shape)} comes from outside of the recorded forward{user_line()}",
+            "make it a buffer of a module (register_buffer), or make it where it is used. What a module keeps from"
+            " inside of a block must be returned by the block",
+        )
+
+    def _tapped(self, tap: Tap) -> fx.Node:
+        """The node of an output of a submodule. Its call gives (result, an output per tap) from now on."""
+        call, latest = tap.call, self._latest
+        if TAPS not in call.meta:
+            call.meta[TAPS] = []
+            with self.recording.graph.inserting_after(call):
+                whole = self._part(call, Part(getitem, 0, None))
+            call.replace_all_uses_with(whole, delete_user_cb=lambda user: user is not whole)
+            whole.meta["val"] = call.meta.pop("val", None)
+            self._nodes |= dict.fromkeys([key for key, node in self._nodes.items() if node is call], whole)
+        taps: list[tuple[str, int]] = call.meta[TAPS]
+        if (tap.submodule, tap.number) not in taps:
+            taps.append((tap.submodule, tap.number))
+        node = call
+        for part in (Part(getitem, taps.index((tap.submodule, tap.number)) + 1, None), *tap.way):
+            with self.recording.graph.inserting_after(node):
+                node = self._part(node, part)
+        self._latest = latest
+        return node
+
+    # Calls of modules and of functions with a backward of their own.
+
+    def custom(self, kind: Any, original: Original, args: tuple[Any, ...]) -> Any:
+        """A call of a `torch.autograd.Function`. Reentrant checkpointing calls what it was given, with gradients."""
+        if kind is CheckpointFunction:
+            warn_of_checkpointing()
+            return args[0](*args[2:])
+        if self._call is not None:
+            return original(*args)
+        with _pop_mode_temporarily():
+            result = original(*args)
+        node = self._add("call_function", Apply(kind), self.argument(args, f"`{kind.__name__}`"), {})
+        node.meta |= {"random": True, "draws": self._draws.take()}  # nothing is known of it
+        self._know(result, node)
+        return result
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original) -> Any:
+        """A call of any module."""
+        path = self._modules.get(id(module))
+        if self._call is not None:
+            return self._inner(module, path, args, kwargs, original)
+        if path is None or not self._is_node(path, module):
+            if path is not None:
+                self.recording.entries.append((path, self._latest))
+            return self._inside_of(path, original, module, args, kwargs)
+        return self._single(module, path, args, kwargs, original)
+
+    def _inside_of(self, path: str | None, original: Original, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call of a module that is recorded through."""
+        self._through += [path] if path is not None else []
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            del self._through[len(self._through) - (path is not None) :]
+
+    def _single(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original
+    ) -> Any:
+        """A call of a module that is a single node."""
+        named = {f"argument {position}": value for position, value in enumerate(args)} | {
+            f"argument `{key}`": value for key, value in kwargs.items()
+        }
+        mapped = {key: self.argument(value, f"{key} of `{path}`") for key, value in named.items()}
+        values = list(mapped.values())
+        versions = [(tensor, tensor._version) for tensor in tensors_in(list(named.values()))]
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            warn_of_checkpointing()
+        self._call, self.unit = [], path
+        try:
+            with _pop_mode_temporarily():
+                result = self._result(module, path, args, kwargs, original)
+        finally:
+            inner, self._call = self._call, None
+        self.unit = ""
+        self.recording.entries.append((path, self._latest))
+        node = self._add(
+            "call_module", path, tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+        )
+        node.meta["draws"] = self._draws.take()
+        self.recording.calls.append(node)
+        self._refuse_state(named, path)
+        self._know(result, node)
+        self._write([tensor for tensor, version in versions if tensor._version != version], node, result)
+        for submodule, number, value in inner:
+            self._remember(value, Tap(node, submodule, number, ()))
+        return result
+
+    def _result(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original
+    ) -> Any:
+        """The fake result of a single node. One that declares its segments may depend on values."""
+        try:
+            return original(module, *args, **kwargs)
+        except NEEDS_VALUES:
+            first = next(tensors_in((args, kwargs)), None)
+            if first is None or not callable(getattr(module, "segments", None)):
+                raise
+            self.recording.assumed.append(path)
+            return torch.empty_like(first, requires_grad=first.is_floating_point())
+
+    def _inner(
+        self,
+        module: nn.Module,
+        path: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        original: Original,
+    ) -> Any:
+        """A call inside of a single node: its result may turn up outside, taken out by a hook."""
+        assert self._call is not None
+        try:
+            result = original(module, *args, **kwargs)
+        except (*NEEDS_VALUES, UnsupportedOperatorException, RuntimeError) as error:
+            first = next(tensors_in((args, kwargs)), None)
+            if path in (None, self.unit) or first is None or not _fake_only(error):
+                raise
+            self.recording.assumed.append(str(path))
+            result = torch.empty_like(first, requires_grad=first.is_floating_point())
+        if path is not None and path != self.unit:
+            number = sum(submodule == path for submodule, _, _ in self._call)
+            self._call.append((path, number, result))
+        return result
+
+    def _remember(self, value: Any, tap: Tap) -> None:
+        if isinstance(value, Tensor):
+            self._alive.append(value)
+            self._inside.setdefault(id(value), tap)
+        for part in parts(value):
+            self._remember(part.value, tap._replace(way=(*tap.way, part._replace(value=None))))
+
+    def _refuse_state(self, named: Mapping[str, Any], path: str) -> None:
+        """Refuse objects that have got tensors in the call."""
+        for name, value in named.items():
+            if next(tensors_in(value), None) is None and hides_tensors(value):
+                raise hidden(value, f"{name} of `{path}`")
+
+
+def _callable(func: Any) -> Any:
+    """A torch function, as stage code calls it: a property becomes getattr."""
+    if getattr(func, "__name__", "") == "__get__":
+        return getattr
+    if getattr(func, "__name__", "") == "__set__":
+        raise PartitionError(
+            f"the attribute `{func.__self__.__name__}` of a tensor is assigned between blocks{user_line()}",
+            "do this in a submodule of its own: modules are called, not recorded",
+        )
+    return func
+
+
+def _fake_only(error: BaseException) -> bool:
+    """Whether an operation failed only because fake tensors have no values, or no kernel."""
+    return isinstance(error, (*NEEDS_VALUES, UnsupportedOperatorException)) or "grouped_mm" in _frames(error)
+
+
+def _frames(error: BaseException) -> str:
+    names, frame = [], error.__traceback__
+    while frame is not None:
+        names.append(frame.tb_frame.f_code.co_name)
+        frame = frame.tb_next
+    return " ".join(names)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,106 @@
+"""Python containers that hold tensors: their parts, and the same container with other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from operator import getitem
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 5
+"""How deep an object is searched for tensors."""
+_OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module, torch.dtype, torch.device, str, bytes, int, float)
+
+
+class Part(NamedTuple):
+    """One part of a container. take(container, key) gives ``value``."""
+
+    take: Callable[[Any, Any], Any]
+    key: Any
+    value: Any
+
+
+def parts(value: Any) -> list[Part]:
+    """The parts of a tuple, list, mapping or dataclass; [] for everything else."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return [Part(getitem, position, item) for position, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return [Part(getitem, key, item) for key, item in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [Part(getattr, field.name, getattr(value, field.name)) for field in fields(value)]
+    return []
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested containers, of any shapes, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for part in parts(value):
+            yield from tensors_in(part.value)
+
+
+def hides_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether an object that is no container keeps tensors in its attributes, at any depth up to 5."""
+    if isinstance(value, Tensor):
+        return True
+    if value is None or isinstance(value, _OPAQUE) or depth > _DEPTH:
+        return False
+    if inner := parts(value):
+        return any(hides_tensors(part.value, depth + 1) for part in inner)
+    return any(hides_tensors(attribute, depth + 1) for attribute in _attributes(value))
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    named = [getattr(value, name, None) for name in slots if isinstance(name, str) and not name.startswith("__")]
+    return [*named, *getattr(value, "__dict__", {}).values()]
+
+
+class Template(NamedTuple):
+    """A container without its leaves.
+
+    like: a container of the class, or None for a leaf. inner: [parts] the templates of its parts.
+    """
+
+    like: Any
+    inner: tuple[Template, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> tuple[Template, list[Any]]:
+        """(template, leaves): `fill` puts the leaves back."""
+        if not (own := parts(value)):
+            return cls(None, ()), [value]
+        pairs = [cls.of(part.value) for part in own]
+        # The container itself would keep what it holds.
+        return cls(_Shell.of(value), tuple(t for t, _ in pairs)), [leaf for _, leaves in pairs for leaf in leaves]
+
+    def fill(self, leaves: Iterator[Any]) -> Any:
+        """The container with ``leaves`` in their order."""
+        return next(leaves) if self.like is None else self.like.build([inner.fill(leaves) for inner in self.inner])
+
+
+class _Shell(NamedTuple):
+    """The class of a container and the names of its parts."""
+
+    kind: type
+    keys: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> _Shell:
+        return cls(type(value), tuple(part.key for part in parts(value)))
+
+    def build(self, values: list[Any]) -> Any:
+        kind = self.kind
+        if issubclass(kind, tuple):
+            return kind(*values) if hasattr(kind, "_fields") else tuple(values)
+        if issubclass(kind, list):
+            return list(values)
+        pairs = dict(zip(self.keys, values, strict=True))
+        if is_dataclass(kind):
+            return kind(**pairs)
+        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
