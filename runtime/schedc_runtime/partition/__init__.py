@@ -71,12 +71,13 @@ def partition(
     named, recording = first_recording(model, rule, inputs, example)
     entries = Entries.of(recording, wanted)
     check_split_points(model, points, entries.names)
-    if layout is None and costs is None and split_points is None:
+    chosen_here = layout is None and costs is None and split_points is None
+    if chosen_here:
         refuse_few_units(model, stages, entries.names)
     cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
     records = Records(model, rule, inputs, wanted, entries.names, cuts)
     records.keep_first(recording, named)
-    if layout is None:
+    if chosen_here:
         refuse_one_rank(model, records.stage_modules(), placement, entries.names)
     return _partition_of(records, placement)
 

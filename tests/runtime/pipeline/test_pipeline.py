@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 
 import schedc
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import PartitionError, RuntimeFault
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.pipeline.batch import BatchRefused
@@ -122,7 +122,7 @@ def test_frozen_parts_and_empty_stages(schedule: str, blocks: int) -> None:
     frozen = ("token_embedding", "position_embedding", "blocks.0.", "blocks.1.")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
-    pipe = pipeline(model, schedule)
+    pipe = pipeline(model, schedule, cut=Cut(costs=[1.0] * blocks))
     batch, targets = tokens(2 * pipe.program.microbatches)
     _, expected = plain_of(small_gpt(blocks=blocks), batch, targets, pipe.program.microbatches)
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
