@@ -87,7 +87,7 @@ def record(
         for name, value in inputs.items():
             recorder.enter(name, value)
         try:
-            # Inside of `named_random` someone else is told of draws.
+            # Inside of `named_random` another listener notes draws.
             with listening(counted) if session() is None else nullcontext(), module_calls_to(recorder, model), recorder:
                 output = call(model, inputs)
             recorder.leave(output)

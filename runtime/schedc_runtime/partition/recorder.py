@@ -66,8 +66,8 @@ class Recording:
 class ForwardRecorder(TorchFunctionMode):
     """The mode under which a model is recorded. It writes `recording`.
 
-    paths: path of each tensor of the model, by id. is_node: whether the module at a path is a single node. draws: is
-    told of draws. aliases: those of the model.
+    paths: path of each tensor of the model, by id. is_node: whether the module at a path is a single node. draws: notes
+    the draws. aliases: those of the model.
     """
 
     def __init__(

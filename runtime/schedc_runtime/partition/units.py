@@ -73,7 +73,7 @@ def _outer_lists(name: str, module: nn.Module) -> Iterator[tuple[str, dict[str, 
 
 
 def _alike_attributes(children: dict[str, nn.Module]) -> list[str]:
-    """Attributes that are blocks: of one class, with sequences inside, but with no list of blocks of their own."""
+    """Attributes that are blocks: several of one class, which have sequences inside, and no list of blocks."""
     blocks = {
         key: type(child)
         for key, child in children.items()
