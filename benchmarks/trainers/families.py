@@ -115,7 +115,11 @@ def make(family: Family) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, family.config)(**SIZES | NO_DROPOUT | dict(family.options))
+    kind = getattr(transformers, family.config)
+    options = SIZES | NO_DROPOUT | dict(family.options)
+    config = kind(
+        **{key: value for key, value in options.items() if not isinstance(getattr(kind, key, None), property)}
+    )
     config.tie_word_embeddings = False
     model = getattr(transformers, family.model)(config).to(family.dtype)
     untie(model)
