@@ -62,8 +62,8 @@ def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int, tied:
 
 
 def balanced_moe() -> Any:
-    """Two layers of experts with an auxiliary loss that is felt, and biases."""
-    return small_moe(2, 0, routing=RouterConfig(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
+    """Two dense blocks, and two layers of experts with an auxiliary loss that is felt, and biases."""
+    return small_moe(2, 2, routing=RouterConfig(8, 2, scores="sigmoid", biased=True, bias_rate=0.1, balance=2.0))
 
 
 def auxiliary(rank: int, world_size: int, meshes: list[tuple[int, int]]) -> list[list[str]]:

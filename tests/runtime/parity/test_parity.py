@@ -53,7 +53,7 @@ def test_processes(ranks: int) -> None:
 @pytest.mark.parametrize(("schedule", "sizes"), IN_PROCESS)
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, **sizes)
-    model = small_gpt()
+    model = small_gpt(max(8, program.stages))
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True)
     assert check_parity(pipe, model, program.microbatches) == sorted(name for name, _ in model.named_parameters())
 
