@@ -38,7 +38,8 @@ def _together(stage: int, other: int, placement: Placement | None) -> bool:
     )
 
 
-def _home(stage: int, placement: Placement | None) -> str:
+def home(stage: int, placement: Placement | None) -> str:
+    """A stage with its ranks, for messages."""
     if placement is None:
         return f"stage {stage}"
     ranks = placement.rank_of_stage[:, stage].tolist()
@@ -98,7 +99,7 @@ def refuse_one_rank(
     several = len(modules) > 1 and (placement is None or placement.ranks > 1)
     if several and homes and together:
         raise PartitionError(
-            f"all parameters of {type(model).__name__} would lie on {_home(homes[0], placement)}, and the other ranks"
+            f"all parameters of {type(model).__name__} would lie on {home(homes[0], placement)}, and the other ranks"
             f" would only pass values on; the units are {', '.join(units) or 'none'}",
             "name what begins each stage: Cut(split_points=[...]) with any submodule that is called once",
         )

@@ -11,6 +11,7 @@ from torch import nn
 from schedc.ir.placement import Placement
 from schedc.ir.ties import Tie, lies_apart
 from schedc_runtime.errors import PartitionError
+from schedc_runtime.partition.refusals import home
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def refuse_tied(modules: Sequence[nn.Module], shared: Sequence[SharedParameter],
     """Raise `PartitionError` for tied weights whose copies could not be kept equal. modules: [stages]."""
     for parameter in tied_apart(shared, placement) if placement is not None else ():
         assert placement is not None
-        uses = " and ".join(f"`{names[0]}` ({_home(stage, placement)})" for stage, names in parameter.uses)
+        uses = " and ".join(f"`{names[0]}` ({home(stage, placement)})" for stage, names in parameter.uses)
         if placement.pipes > 1:
             raise PartitionError(
                 f"tied weights: {uses} are one parameter. The schedule has two copies of each stage, and these stages"
@@ -80,11 +81,6 @@ def refuse_tied(modules: Sequence[nn.Module], shared: Sequence[SharedParameter],
                 " of its own use, not with the sum",
                 "remove the hook, and change the gradients after `step`, which sums them",
             )
-
-
-def _home(stage: int, placement: Placement) -> str:
-    ranks = placement.rank_of_stage[:, stage].tolist()
-    return f"stage {stage}, {'ranks' if len(ranks) > 1 else 'rank'} {' and '.join(map(str, ranks))}"
 
 
 def ties_of(tied: Sequence[SharedParameter], modules: Sequence[nn.Module]) -> tuple[Tie, ...]:

@@ -23,7 +23,7 @@ from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 
 Facts = dict[str, dict[str, Any]]
-"""Of each tied parameter: ``trained``, ``bits`` (empty: not compared now) and ``group`` (see `_group_of`)."""
+"""By name of a tied parameter: ``trained``, ``bits`` (empty: not compared now) and ``group`` (see `_group_of`)."""
 
 UNKNOWN = "unknown"
 """A fact that is not compared."""
