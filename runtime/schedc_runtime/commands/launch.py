@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -52,6 +52,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         os.environ.setdefault(name, value)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["schedc_runtime"])
+    resource_tracker.ensure_running()  # here, since it lets SIGINT through again once it has started
     processes: list[BaseProcess] = []
     try:
         with unheard():
