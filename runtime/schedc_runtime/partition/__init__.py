@@ -21,6 +21,8 @@ from schedc_runtime.partition.refusals import (
     refuse_few_units,
     refuse_one_rank,
     refuse_wrapped,
+    warn_of_compiled,
+    warn_of_empty_stages,
 )
 from schedc_runtime.partition.result import Partition
 from schedc_runtime.partition.shared import refuse_tied, shared_parameters
@@ -70,20 +72,20 @@ def partition(
     rule, wanted = NodeRule.of(list(units), points), frozenset([*units, *points])
     named, recording = first_recording(model, rule, inputs, example)
     entries = Entries.of(recording, wanted)
-    check_split_points(model, points, entries.names)
+    check_split_points(model, points, recording.called, rule.around)
     chosen_here = layout is None and costs is None and split_points is None
     if chosen_here:
-        refuse_few_units(model, stages, entries.names)
+        refuse_few_units(model, stages, entries.names, recording.called, rule.around)
     cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
     records = Records(model, rule, inputs, wanted, entries.names, cuts)
     records.keep_first(recording, named)
     if chosen_here:
         refuse_one_rank(model, records.stage_modules(), placement, entries.names)
-    return _partition_of(records, placement)
+    return _partition_of(records, placement, by_layout=layout is not None)
 
 
-def _partition_of(records: Records, placement: Placement | None) -> Partition:
-    """The stages of the first record."""
+def _partition_of(records: Records, placement: Placement | None, by_layout: bool) -> Partition:
+    """The stages of the first record. by_layout: whether a layout says where the units are, and where none is."""
     first = records.first
     assert first is not None
     modules = records.stage_modules()
@@ -93,6 +95,9 @@ def _partition_of(records: Records, placement: Placement | None) -> Partition:
     refuse_tied(modules, shared, placement)
     bounds = [0, *records.cuts, len(records.entered)]
     names = tuple(tuple(records.entered[a:b]) for a, b in pairwise(bounds))
+    warn_of_compiled(records.model, records.rule.around)
+    if not by_layout:
+        warn_of_empty_stages(modules, names)
     return Partition(modules, first.inputs, first.values, names, shared, aliases=records.aliases, records=records)
 
 

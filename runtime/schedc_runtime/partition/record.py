@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import BoundaryError, PartitionError, RuntimeFault
 from schedc_runtime.partition.boundary import TensorSpec
 from schedc_runtime.partition.example import call
+from schedc_runtime.partition.fake_failures import NEEDS_VALUES
 from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
 from schedc_runtime.partition.intercepted import module_calls_to
-from schedc_runtime.partition.recorder import NEEDS_VALUES, ForwardRecorder, Recording
+from schedc_runtime.partition.recorder import ForwardRecorder, Recording
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.random_numbers.counting import CountedDraws
 from schedc_runtime.random_numbers.interception import listening, session
@@ -31,9 +32,9 @@ _WHOLE = "recorded_whole"
 class NodeRule:
     """Which modules are single nodes of a recording.
 
-    units: they are. around: modules that contain a unit or a split point, which are recorded through. Other modules are
-    single nodes if they have parameters or are torch's own. What a module without parameters does is recorded, because
-    it may depend on the batch alone: a table of positions does.
+    units: they are. around: modules that contain a unit or a split point, which are recorded through. whole: single
+    nodes in any case. Other modules are single nodes if they have parameters or are torch's own. What a module without
+    parameters does is recorded, because it may depend on the batch alone: a table of positions does.
     """
 
     units: frozenset[str]
@@ -65,8 +66,27 @@ def record(
     """The forward of ``model`` on arguments by name; a `TensorSpec` may replace a tensor.
 
     training: the mode of the modules around units. Raises `PartitionError` for what cannot be recorded, and
-    `BoundaryError` for arguments on which the model fails.
+    `BoundaryError` for arguments on which the model fails. Compiled code is recorded as if it were not compiled.
     """
+    try:
+        return _record(model, named, rule, training=training, device=device)
+    except _NeedsWhole as error:
+        # A module without parameters, which takes a branch on values, is called and not recorded.
+        whole = replace(rule, whole=rule.whole | {error.path})
+    return record(model, named, whole, training=training, device=device)
+
+
+class _NeedsWhole(Exception):
+    """A module between units needs values. path: its name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def _record(
+    model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device
+) -> Recording:
     through = [
         name for name, module in model.named_modules() if not _inside(name, rule.units) and name not in rule.units
     ]
@@ -75,6 +95,7 @@ def record(
         torch.enable_grad(),
         quiet(),
         without_cache(model),
+        torch.compiler.set_stance("force_eager"),
         mode_of(model, through, training),
         lent(model, device) as paths,
     ):
@@ -94,6 +115,8 @@ def record(
         except RuntimeFault:
             raise
         except NEEDS_VALUES as error:
+            if not recorder.unit and recorder.stopped_in not in rule.around:
+                raise _NeedsWhole(recorder.stopped_in) from None
             raise _needs_values(error, model, recorder.unit) from error
         except Exception as error:
             raise _fails(error, model, inputs, recorder.unit) from error
@@ -105,14 +128,15 @@ def _needs_values(error: BaseException, model: nn.Module, unit: str) -> RuntimeF
     if unit:
         return BoundaryError(
             f"`{unit}`: what it computes depends on the values of its input ({error}), so that the shape of its output"
-            f" cannot be inferred in advance{line}",
-            "count tokens with one_hot(...).sum(0) rather than bincount, and keep rows that depend on values inside of"
-            " one submodule of the block, which returns all rows",
+            f" cannot be inferred in advance. Its first argument is no floating tensor, whose shape would do{line}",
+            "compute with masks (torch.where, one_hot(...).sum(0)), or move what depends on values into a submodule"
+            " that returns a floating tensor like its first argument",
         )
     return PartitionError(
         f"{type(model).__name__} takes a branch, a size or a number from the values of a tensor, between its units"
         f" ({error}): a pipeline runs the same operations on every microbatch{line}",
-        "compute with masks (torch.where), or move this into a submodule of its own: modules are called, not recorded",
+        "compute with masks (torch.where), or move this into a submodule of its own, which is called and not recorded:"
+        " it must return a tensor like its first argument",
     )
 
 

@@ -1,8 +1,7 @@
-"""What a recording calls besides torch's functions and modules, and what it warns of and refuses in arguments."""
+"""What a recording calls besides torch's functions and modules, and what it refuses in arguments."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,14 +27,6 @@ class Apply:
 
     def __call__(self, *args: Any) -> Any:
         return self.kind.apply(*args)
-
-
-def warn_of_checkpointing() -> None:
-    warnings.warn(
-        "checkpoint() around a unit is not carried into the pipeline, which holds all activations: give a plan with"
-        " `recompute`, or call checkpoint() inside of the unit",
-        stacklevel=2,
-    )
 
 
 def hidden(value: Any, where: str) -> PartitionError:

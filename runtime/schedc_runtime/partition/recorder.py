@@ -13,25 +13,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils.checkpoint import CheckpointFunction
 
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after, ambient
-from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden, warn_of_checkpointing
-from schedc_runtime.partition.stage_code import TAPS
+from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
+from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
+from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.random_numbers.counting import CountedDraws
 from schedc_runtime.random_numbers.names import NamedCall, may_draw
 
 Original = Callable[..., Any]
-NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class Tap(NamedTuple):
@@ -61,6 +56,11 @@ class Recording:
     assumed: list[str] = field(default_factory=list)
     output: Template | None = None
     inputs: tuple[str, ...] = ()
+
+    @property
+    def called(self) -> list[str]:
+        """[calls] the name of the module in each call between units."""
+        return [name for name, _ in self.entries]
 
 
 class ForwardRecorder(TorchFunctionMode):
@@ -95,6 +95,9 @@ class ForwardRecorder(TorchFunctionMode):
         """(submodule, number of its call, result) inside of the call that is being recorded."""
         self.unit = ""
         """Path of the single node that is being called; "" between them."""
+        self.stopped_in = ""
+        """Path of the innermost module, recorded through, in which a value was needed; "" for the model itself."""
+        self._checkpointing = False
         self._ambient = ambient()
         self._latest: fx.Node | None = None
 
@@ -237,8 +240,11 @@ class ForwardRecorder(TorchFunctionMode):
     def custom(self, kind: Any, original: Original, args: tuple[Any, ...]) -> Any:
         """A call of a `torch.autograd.Function`. Reentrant checkpointing calls what it was given, with gradients."""
         if kind is CheckpointFunction:
-            warn_of_checkpointing()
-            return args[0](*args[2:])
+            outer, self._checkpointing = self._checkpointing, True
+            try:
+                return args[0](*args[2:])
+            finally:
+                self._checkpointing = outer
         if self._call is not None:
             return original(*args)
         with _pop_mode_temporarily():
@@ -264,6 +270,9 @@ class ForwardRecorder(TorchFunctionMode):
         self._through += [path] if path is not None else []
         try:
             return original(module, *args, **kwargs)
+        except NEEDS_VALUES:
+            self.stopped_in = self.stopped_in or path or ""
+            raise
         finally:
             del self._through[len(self._through) - (path is not None) :]
 
@@ -277,8 +286,7 @@ class ForwardRecorder(TorchFunctionMode):
         mapped = {key: self.argument(value, f"{key} of `{path}`") for key, value in named.items()}
         values = list(mapped.values())
         versions = [(tensor, tensor._version) for tensor in tensors_in(list(named.values()))]
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-            warn_of_checkpointing()
+        checkpointed, assumed = self._checkpointing or in_checkpoint(), len(self.recording.assumed)
         self._call, self.unit = [], path
         try:
             with _pop_mode_temporarily():
@@ -290,7 +298,9 @@ class ForwardRecorder(TorchFunctionMode):
         node = self._add(
             "call_module", path, tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
         )
-        node.meta["draws"] = self._draws.take()
+        node.meta |= {"draws": self._draws.take(), CHECKPOINTED: checkpointed}
+        if len(self.recording.assumed) > assumed:
+            node.meta[ASSUMED] = specs(result)
         self.recording.calls.append(node)
         self._refuse_state(named, path)
         self._know(result, node)
@@ -302,15 +312,17 @@ class ForwardRecorder(TorchFunctionMode):
     def _result(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], original: Original
     ) -> Any:
-        """The fake result of a single node. One that declares its segments may depend on values."""
+        """The fake result of a single node. One that depends on values is taken to return what it is given first."""
+        assumed = len(self.recording.assumed)
         try:
             return original(module, *args, **kwargs)
-        except NEEDS_VALUES:
+        except Exception as error:
             first = next(tensors_in((args, kwargs)), None)
-            if first is None or not callable(getattr(module, "segments", None)):
+            misled = len(self.recording.assumed) > assumed  # by what was assumed of a submodule
+            if not (isinstance(error, NEEDS_VALUES) or misled) or first is None or not first.is_floating_point():
                 raise
             self.recording.assumed.append(path)
-            return torch.empty_like(first, requires_grad=first.is_floating_point())
+            return torch.empty_like(first, requires_grad=True)
 
     def _inner(
         self,
@@ -324,9 +336,9 @@ class ForwardRecorder(TorchFunctionMode):
         assert self._call is not None
         try:
             result = original(module, *args, **kwargs)
-        except (*NEEDS_VALUES, UnsupportedOperatorException, RuntimeError) as error:
+        except Exception as error:
             first = next(tensors_in((args, kwargs)), None)
-            if path in (None, self.unit) or first is None or not _fake_only(error):
+            if path in (None, self.unit) or first is None or not fake_only(error):
                 raise
             self.recording.assumed.append(str(path))
             result = torch.empty_like(first, requires_grad=first.is_floating_point())
@@ -359,19 +371,6 @@ def _callable(func: Any) -> Any:
             "do this in a submodule of its own: modules are called, not recorded",
         )
     return func
-
-
-def _fake_only(error: BaseException) -> bool:
-    """Whether an operation failed only because fake tensors have no values, or no kernel."""
-    return isinstance(error, (*NEEDS_VALUES, UnsupportedOperatorException)) or "grouped_mm" in _frames(error)
-
-
-def _frames(error: BaseException) -> str:
-    names, frame = [], error.__traceback__
-    while frame is not None:
-        names.append(frame.tb_frame.f_code.co_name)
-        frame = frame.tb_next
-    return " ".join(names)
 
 
 def _storage(tensor: Tensor) -> int:

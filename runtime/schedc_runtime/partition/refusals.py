@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from schedc.ir.placement import Placement
@@ -17,6 +19,8 @@ _WRAPPERS = {
     "FullyShardedDataParallel": _HELP_SHARDED, "FSDPModule": _HELP_SHARDED,
 }  # fmt: skip
 """Help by the class of a wrapped module, or by the class that `fully_shard` gives it."""
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+"""Modules that are never called."""
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -46,10 +50,13 @@ def home(stage: int, placement: Placement | None) -> str:
     return f"stage {stage}, {'ranks' if len(ranks) > 1 else 'rank'} {' and '.join(map(str, ranks))}"
 
 
-def check_split_points(model: nn.Module, points: Sequence[str], entered: Sequence[str] | None = None) -> None:
+def check_split_points(
+    model: nn.Module, points: Sequence[str], called: Sequence[str] | None = None, around: Collection[str] = ()
+) -> None:
     """Refuse split points that are no submodule, or that the model does not call exactly once.
 
-    entered: names of the submodules before which a stage may begin, in the order of their calls, once it is known.
+    called: names of the submodules that are called between units, units included, once they are known: in order, one
+    per call. around: those that contain others of them.
     """
     names = dict(model.named_modules())
     if unknown := [point for point in points if point not in names or not point]:
@@ -57,37 +64,86 @@ def check_split_points(model: nn.Module, points: Sequence[str], entered: Sequenc
             f"split point `{unknown[0]}` is not a block or another submodule of the model",
             f"submodules: {', '.join(list(names)[1:40])}",
         )
-    if entered is None:
+    if called is None:
         return
-    calls = Counter(entered)
+    calls = Counter(called)
     for point in points:
         if calls[point] == 0:
-            inside = [name for name in calls if point.startswith(f"{name}.")]
             raise PartitionError(
-                f"split point `{point}` is never called in a forward"
-                + (
-                    f": it lies in `{inside[0]}`"
-                    if inside
-                    else f": {type(names[point]).__name__} is not run as a module"
-                ),
-                f"called, in this order: {', '.join(dict.fromkeys(entered))}",
+                f"split point `{point}` is never called in a forward{_why_not_called(point, names, calls)}",
+                f"called, in this order: {', '.join(name for name in calls if name not in around)}",
             )
         if calls[point] > 1:
+            once = [name for name, count in calls.items() if count == 1 and name not in around]
             raise PartitionError(
                 f"split point `{point}` is called {calls[point]} times in a forward: a stage begins once",
-                f"called once: {', '.join(name for name, count in calls.items() if count == 1) or 'no unit'}",
+                f"called once: {', '.join(once)}" if once else "give a submodule that is called once to this place",
             )
 
 
-def refuse_few_units(model: nn.Module, stages: int, units: Sequence[str]) -> None:
-    """Refuse more stages than units, unless it was said where they begin."""
+def _why_not_called(point: str, modules: Mapping[str, nn.Module], calls: Collection[str]) -> str:
+    inside = [name for name in calls if point.startswith(f"{name}.")]
+    if callable(getattr(modules[point], "forward", None)) and not isinstance(modules[point], _CONTAINERS):
+        where = f"`{inside[-1]}`, in which it lies," if inside else type(modules[""]).__name__
+        return f": {where} takes its parameters by value, or does without it"
+    return f": {type(modules[point]).__name__} is not run as a module"
+
+
+def refuse_few_units(
+    model: nn.Module, stages: int, units: Sequence[str], called: Sequence[str], around: Collection[str]
+) -> None:
+    """Refuse more stages than units, unless it was said where they begin. called, around: as `check_split_points`."""
     if len(units) < stages:
-        others = [name for name, child in model.named_modules() if name and next(child.parameters(), None) is not None]
+        once = [name for name, count in Counter(called).items() if count == 1 and name not in around]
+        inner = [
+            name
+            for name, child in model.named_modules()
+            if any(name.startswith(f"{unit}.") for unit in once)
+            and not isinstance(child, _CONTAINERS)
+            and next(child.parameters(), None) is not None
+        ]
+        names = [*once, *inner]
         raise PartitionError(
-            f"{type(model).__name__} has {len(units)} units for {stages} stages: {', '.join(units) or 'none'}",
-            f"take fewer stages, or name what begins each: Cut(split_points=[...]) with any submodule, as"
-            f" {', '.join(others[:6])}; Cut(blocks='...') names another list of units",
+            f"{type(model).__name__} has {len(units)} unit{'s' * (len(units) != 1)} for {stages} stages:"
+            f" {', '.join(units) or 'none'}",
+            f"take fewer stages, or name what begins each: Cut(split_points=[...]) with any submodule that is called,"
+            f" as {', '.join(names[:6])}; Cut(blocks='...') names another list of units"
+            if len(names) >= stages
+            else "take fewer stages, or move parts of the forward into submodules: a stage begins at a call of one",
         )
+
+
+def warn_of_empty_stages(modules: Sequence[nn.Module], blocks: Sequence[Sequence[str]]) -> None:
+    """Warn of stages that hold no parameters while another one holds several units.
+
+    modules: [stages]. blocks: [stages] names of the units of each.
+    """
+    empty = [stage for stage, module in enumerate(modules) if next(module.parameters(), None) is None]
+    holding = [
+        sum(any(own.startswith(f"{name}.") for own, _ in module.named_parameters()) for name in names)
+        for module, names in zip(modules, blocks, strict=True)
+    ]
+    fullest = max(range(len(modules)), key=lambda stage: holding[stage])
+    if empty and holding[fullest] > 1:
+        several = len(empty) > 1
+        warnings.warn(
+            f"stage{'s' * several} {', '.join(map(str, empty))} hold{'s' * (not several)} no parameters, and stage"
+            f" {fullest} holds {holding[fullest]} units with parameters ({', '.join(blocks[fullest])}): give"
+            " Cut(split_points=[...]) the names of what begins each stage, or Cut(costs=[...])",
+            stacklevel=2,
+        )
+
+
+def warn_of_compiled(model: nn.Module, around: Collection[str]) -> None:
+    """Warn of compiled modules that are cut: their compiled code is not run. around: modules that contain units."""
+    for name, module in model.named_modules():
+        compiled = isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+        if compiled and name in around:
+            warnings.warn(
+                f"{f'`{name}`' if name else 'the model'} is compiled as one, and the pipeline cuts it: stages run its"
+                " code uncompiled. Compile its blocks instead, each by block.compile()",
+                stacklevel=2,
+            )
 
 
 def refuse_one_rank(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from torch import fx, nn
+from torch import fx
 
 from schedc_runtime.partition.effects import Ambient, ambient, enter, kept_ambient
-
-TAPS = "taps"
-"""Key in the meta of a call: (submodule, number of its call) of the outputs that it gives besides its result."""
+from schedc_runtime.partition.unit_calls import UnitCall
 
 
 class CompiledGraph(NamedTuple):
@@ -42,30 +40,6 @@ def attribute(base: str, path: str) -> str:
     for word in path.split("."):
         base = f"{base}.{word}" if word.isidentifier() else f"getattr({base}, {word!r})"
     return base
-
-
-def call_with_taps(module: nn.Module, taps: Sequence[tuple[str, int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """(result, an output per tap) of a call. taps: (submodule, number of its call inside this call)."""
-    outputs: dict[tuple[str, int], Any] = {}
-
-    def keeper(path: str) -> Callable[..., None]:
-        calls: list[None] = []
-
-        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[path, len(calls)] = output
-            calls.append(None)
-
-        return keep
-
-    hooks = [
-        module.get_submodule(path).register_forward_hook(keeper(path)) for path in dict.fromkeys(p for p, _ in taps)
-    ]
-    try:
-        result = module(*args, **kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return (result, *(outputs[tap] for tap in taps))
 
 
 class _Writer:
@@ -115,9 +89,8 @@ class _Writer:
         if node.op == "call_function":
             return f"{self._constant(node.target)}({given})"
         called = attribute("self", str(node.target))
-        if taps := node.meta.get(TAPS):
-            inner = tuple((path.removeprefix(f"{node.target}."), number) for path, number in taps)
-            return f"{self._constant(call_with_taps)}({', '.join([called, repr(inner), *([given] if given else [])])})"
+        if (unit := UnitCall.of(node)) is not None:
+            return f"{self._constant(unit)}({', '.join([called, *([given] if given else [])])})"
         return f"{called}({given})"
 
     def text(self, value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch import Tensor, fx, nn
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.recorded_stage import RecordedStage
+from schedc_runtime.partition.unit_calls import CHECKPOINTED, TAPS
 from schedc_runtime.random_numbers.names import NamedCall, name_calls
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.declared import declares, expand
@@ -56,8 +58,17 @@ def stage_nodes(stage: nn.Module, inputs: int) -> fx.Graph:
         values = tuple(graph.placeholder(f"value_{number}") for number in range(inputs))
         graph.output(_inlined(graph, stage, "", values, {}))
     for node in list(graph.nodes):
-        if node.op == "call_module" and _through(module := stage.get_submodule(str(node.target))):
-            if node.meta.get("taps"):
+        if node.op != "call_module":
+            continue
+        module = stage.get_submodule(str(node.target))
+        if node.meta.get(CHECKPOINTED) and exchanges_in(module):
+            warnings.warn(
+                f"checkpoint() around `{node.target}` is not carried into the pipeline, since the block has an exchange"
+                " inside: its activations are held; give a plan with `recompute`",
+                stacklevel=2,
+            )
+        if _through(module):
+            if node.meta.get(TAPS):
                 raise PartitionError(
                     f"a hook takes a tensor out of `{node.target}`, which has an exchange inside",
                     "return the tensor from the block",

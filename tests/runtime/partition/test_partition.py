@@ -329,8 +329,8 @@ class Compressing(nn.Module):
 
 def test_shapes_that_depend_on_data_are_refused_with_the_unit() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Compressing())
-    with pytest.raises(BoundaryError, match=r"(?s)`1`: what it computes depends on the values .*return x\[x > 0\]"):
-        partition(model, 2, costs=[1, 1], example=torch.ones(2, 3))
+    with pytest.raises(BoundaryError, match=r"(?s)`0`: what it computes depends on the values .*return x\[x > 0\]"):
+        partition(nn.Sequential(Compressing(), nn.Linear(3, 3)), 2, costs=[1, 1], example=torch.ones(2, 3).long())
     with pytest.raises(BoundaryError, match=r"`0` of Sequential fails on inputs .*\(input: float32\[2, 4\]\)"):
         partition(model, 2, costs=[1, 1], example=torch.ones(2, 4))
 

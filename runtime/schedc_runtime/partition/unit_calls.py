@@ -1,0 +1,104 @@
+"""Calls a unit in the code of a stage as the model does: checkpointed, with outputs of its submodules, its result
+checked where a recording could only assume it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from schedc_runtime.errors import BoundaryError
+from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.structure import Template
+
+TAPS = "taps"
+"""Key in the meta of a call: (submodule, number of its call) of the outputs that it gives besides its result."""
+CHECKPOINTED = "checkpointed"
+"""Key in the meta of a call: the model has it inside of `torch.utils.checkpoint.checkpoint`."""
+ASSUMED = "assumed"
+"""Key in the meta of a call: shape and dtype of each tensor of the result, where these were assumed."""
+
+
+class UnitCall(NamedTuple):
+    """How a unit is called.
+
+    path: name of the unit. taps: (submodule, number of its call inside this call). checkpointed: whether its backward
+    runs it a second time, and holds its inputs alone. assumed: what the result must be; None where that is known.
+    """
+
+    path: str
+    taps: tuple[tuple[str, int], ...] = ()
+    checkpointed: bool = False
+    assumed: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of(cls, node: fx.Node) -> UnitCall | None:
+        """How the call of ``node`` is made; None for a plain call."""
+        path, meta = str(node.target), node.meta
+        taps = tuple((inner.removeprefix(f"{path}."), number) for inner, number in meta.get(TAPS, ()))
+        call = cls(path, taps, meta.get(CHECKPOINTED, False), meta.get(ASSUMED))
+        return None if call == cls(path) else call
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The result of ``module``; with taps (result, an output per tap)."""
+        run: Callable[..., Any] = partial(_with_taps, module, self.taps) if self.taps else module
+        if self.checkpointed and torch.is_grad_enabled():
+            result = checkpoint(partial(run, **kwargs), *args, use_reentrant=False)
+        else:
+            result = run(*args, **kwargs)
+        if self.assumed is not None:
+            self._check(result[0] if self.taps else result)
+        return result
+
+    def _check(self, result: Any) -> None:
+        if (returned := specs(result)) != self.assumed:
+            raise BoundaryError(
+                f"`{self.path}` returned ({_shown(returned)}). What it does depends on the values of its input, so that"
+                f" it was taken to return what it is given first: ({_shown(self.assumed or ())})",
+                "return a tensor of the shape and dtype of the first argument, or move what depends on values into a"
+                " submodule that does",
+            )
+
+
+def in_checkpoint() -> bool:
+    """Whether this line runs inside of a checkpoint that is not reentrant."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def specs(value: Any) -> tuple[Any, ...]:
+    """The leaves of a result; a tensor [...] is replaced by its shape and dtype."""
+    leaves = Template.of(value)[1]
+    return tuple(TensorSpec(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+
+
+def _shown(leaves: Sequence[Any]) -> str:
+    return ", ".join(str(leaf) if isinstance(leaf, TensorSpec) else repr(leaf) for leaf in leaves)
+
+
+def _with_taps(module: nn.Module, taps: Sequence[tuple[str, int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """(result, an output per tap) of a call."""
+    outputs: dict[tuple[str, int], Any] = {}
+
+    def keeper(path: str) -> Callable[..., None]:
+        calls: list[None] = []
+
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[path, len(calls)] = output
+            calls.append(None)
+
+        return keep
+
+    hooks = [
+        module.get_submodule(path).register_forward_hook(keeper(path)) for path in dict.fromkeys(p for p, _ in taps)
+    ]
+    try:
+        result = module(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (result, *(outputs[tap] for tap in taps))
