@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.split import SplitBackward
 from trainers.split_models import Decoder, late_gradient, replace_layers
 
@@ -89,8 +90,9 @@ class Split(Run):
 
     def steps(self) -> Iterator[Callable[[], Any]]:
         out: list[Any] = []
+        began = hook_mark()
         yield lambda: out.append(get_gradient_edge(self.forward()[1]))
-        yield lambda: self.split.backward(0, [out.pop()], [self.grad])
+        yield lambda: self.split.backward(0, [out.pop()], [self.grad], began=began)
         yield lambda: self.split.weight(0)
 
 

@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.split import SplitBackward
 
 WIDTH = 6
@@ -161,10 +162,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] =
 
 
 class Splitting:
-    """A model whose backwards are split. autocast: the type of its forwards, or None."""
+    """A model whose backwards are split. autocast: the type of its forwards, or None.
 
-    def __init__(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
-        self.model, self.autocast, self.split = model, autocast, SplitBackward()
+    mark: whether the split knows when a forward began, so that it can do without hooks of its own.
+    """
+
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None = None, mark: bool = True) -> None:
+        self.model, self.autocast, self.split, self.mark = model, autocast, SplitBackward(), mark
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input as a leaf, and a scalar loss."""
@@ -175,8 +179,9 @@ class Splitting:
 
     def i(self, key: int, x: Tensor) -> Tensor | None:
         """F and I of a microbatch; the gradient of its input."""
+        began = hook_mark() if self.mark else None
         leaf, loss = self.forward(x)
-        self.split.backward(key, [get_gradient_edge(loss)], [torch.ones_like(loss)])
+        self.split.backward(key, [get_gradient_edge(loss)], [torch.ones_like(loss)], began=began)
         return leaf.grad
 
     def put_off(self, key: int) -> list[Tensor]:

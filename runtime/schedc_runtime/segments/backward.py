@@ -13,6 +13,7 @@ from schedc_runtime.errors import StageError
 from schedc_runtime.segments.base import SegmentedBase
 from schedc_runtime.segments.in_flight import ExchangeRecord, SegmentRecord, Tensors
 from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.hooks import HookMark
 from schedc_runtime.stage.split import is_late
 
 
@@ -53,19 +54,20 @@ class BackwardSteps(SegmentedBase):
             if edge is not None and gradient is not None
         ]
         if pairs:
-            self._differentiate_segment(microbatch, node, pairs)
+            self._differentiate_segment(microbatch, node, pairs, record.began)
         for value, leaves in zip(segment.takes, record.leaves, strict=True):
             state.give(value, node, leaves)
 
-    def _differentiate_segment(self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+    def _differentiate_segment(
+        self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark
+    ) -> None:
         """W adds gradients of vectors and of parameters of several segments, if the segment has a W."""
         edges, grads = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
         if (shared := self._shared.get(node)) is None:
             differentiate(edges, grads)
         else:
-            self._split.backward(
-                self._key(microbatch, node), edges, grads, graph=node, late=lambda p: id(p) in shared or is_late(p)
-            )
+            late = lambda p: id(p) in shared or is_late(p)  # noqa: E731
+            self._split.backward(self._key(microbatch, node), edges, grads, graph=node, late=late, began=began)
 
     def start_backward(self, microbatch: int, node: int) -> None:
         """Start sending back the gradients of an exchange. Sends nothing where no rank needs gradients."""

@@ -28,6 +28,7 @@ from schedc_runtime.segments.in_flight import (
     tensors_in,
 )
 from schedc_runtime.segments.recompute import SegmentRecompute
+from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.stage import KeptInputs, check_loss, device_holding
 
 
@@ -64,7 +65,7 @@ class ForwardSteps(SegmentedBase):
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
-        state, segment = self._state(microbatch), self._segment(node)
+        state, segment, began = self._state(microbatch), self._segment(node), hook_mark()
         values = [(value, state.value(value, node)) for value in segment.takes]
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
@@ -74,7 +75,7 @@ class ForwardSteps(SegmentedBase):
             state.recompute.forwarded(node, values)
         if torch.is_grad_enabled() and state.kept is None:
             edges = tuple([tuple(map(edge_of, tensors_in(value))) for value in results])
-            state.done[node] = SegmentRecord(tuple([leaves for _, leaves in taken]), edges)
+            state.done[node] = SegmentRecord(tuple([leaves for _, leaves in taken]), edges, began)
         state.values |= {value: cut_off(result) for value, result in zip(segment.gives, results, strict=True)}
         state.took(segment.takes)
 

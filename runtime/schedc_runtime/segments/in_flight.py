@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.graph import StageGraph
+from schedc_runtime.stage.hooks import HookMark
 
 if TYPE_CHECKING:
     from schedc_runtime.recompute.levels import MicrobatchRecorder
@@ -30,10 +31,12 @@ class SegmentRecord(NamedTuple):
 
     leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape.
     edges: [values made] where gradients enter the segment's graph, per tensor of the value.
+    began: when the forward began.
     """
 
     leaves: tuple[tuple[Tensor | Taken, ...], ...]
     edges: tuple[tuple[GradientEdge | None, ...], ...]
+    began: HookMark
 
 
 class ExchangeRecord(NamedTuple):

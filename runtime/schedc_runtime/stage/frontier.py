@@ -13,9 +13,10 @@ A parameter that I needs elsewhere keeps all its uses in I: autograd sums the us
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.stage.graph import Edge, GraphForm, Node
 from schedc_runtime.stage.recipes import RECIPES, Recipe, Slots
@@ -33,6 +34,7 @@ class Product:
 
     number: the node's number. chain: [slots] where each gradient goes on. saved: names of the tensors that it needs.
     ends: whether I has nothing to run behind the node. in_python: whether it is a function written in Python.
+    leaves: [slots] the parameter's edge, if the chain is one transpose and no other product uses the parameter.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Product:
     saved: tuple[str | int, ...]
     ends: bool
     in_python: bool
+    leaves: tuple[GradientEdge | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +53,14 @@ class Frontier:
 
     together: products whose gradients meet in a parameter. W runs their chains in one call of the engine.
     inputs, in_i: numbers of the leaves whose gradients I computes: inputs of the stage, and parameters.
+    leaves: [in_i] the edges of those parameters.
     """
 
     form: GraphForm
     together: tuple[tuple[Product, ...], ...]
     inputs: tuple[int, ...]
     in_i: tuple[int, ...]
+    leaves: tuple[GradientEdge, ...]
 
 
 def frontier(form: GraphForm, nodes: Sequence[Node]) -> Frontier:
@@ -63,10 +68,11 @@ def frontier(form: GraphForm, nodes: Sequence[Node]) -> Frontier:
     search = _SlotSearch(form, nodes)
     slots = search.slots()
     products = [search.product(number, chosen) for number, chosen in sorted(slots.items())]
-    groups = tuple(tuple(group) for group in _meeting(products, search))
+    groups = [tuple(group) for group in _meeting(products, search)]
+    together = [(replace(group[0], leaves=search.turned(group[0])),) if len(group) == 1 else group for group in groups]
     needed = sorted(search.leaves_in_i({(number, slot) for number, chosen in slots.items() for slot in chosen}))
     inputs, parameters = (tuple(n for n in needed if (n in form.parameters) is kind) for kind in (False, True))
-    return Frontier(form, groups, inputs, parameters)
+    return Frontier(form, tuple(together), inputs, parameters, tuple(GradientEdge(nodes[n], 0) for n in parameters))
 
 
 class _SlotSearch:
@@ -118,7 +124,17 @@ class _SlotSearch:
         saved = dict.fromkeys(name for slot in slots for name in recipe.saved[slot])
         ends = all(child < 0 or slot in slots for slot, (child, _) in enumerate(edges))
         in_python = isinstance(self.nodes[number], BackwardCFunction)
-        return Product(number, recipe, slots, tuple(edges[slot] for slot in slots), tuple(saved), ends, in_python)
+        chain, leaves = tuple(edges[slot] for slot in slots), (None,) * len(slots)
+        return Product(number, recipe, slots, chain, tuple(saved), ends, in_python, leaves)
+
+    def turned(self, product: Product) -> tuple[GradientEdge | None, ...]:
+        """[slots] the parameter's edge where nothing but a transpose lies between, and the recipe can do without it."""
+        leaves: list[GradientEdge | None] = []
+        for slot, (child, _) in zip(product.slots, product.chain, strict=True):
+            leaf = self.form.edges[child][0][0] if self.names[child] == "TBackward0" else -1
+            turns = slot in product.recipe.turns and leaf in self.form.parameters
+            leaves.append(GradientEdge(self.nodes[leaf], 0) if turns else None)
+        return tuple(leaves)
 
     def leaves(self, number: int) -> frozenset[int]:
         """The leaves behind a node, itself included."""

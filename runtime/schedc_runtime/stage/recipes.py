@@ -33,15 +33,17 @@ class Recipe:
     joint: whether one kernel computes all slots in ``saved``. They wait together, or not at all.
     factors: slots of the two factors. Where both come from parameters alone, the product is itself a weight.
     add: adds a gradient to ``parameter.grad`` where that is cheaper than to make a gradient of the whole parameter.
+    turns: slots whose gradient ``product`` gives transposed if a fifth argument names them.
     """
 
     saved: Mapping[int, tuple[str | int, ...]]
-    product: Callable[[Slots, Tensor, Saved, Any], Gradients]
+    product: Callable[..., Gradients]
     facts: Callable[[Any, Slots], Any] = lambda node, slots: None
     with_weight: Slots = ()
     joint: bool = False
     factors: Slots = ()
     add: Callable[[Tensor, Tensor, Any], None] | None = None
+    turns: Slots = ()
 
 
 def waits(ctx: Any) -> bool:
@@ -67,14 +69,16 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else tensor * factor
 
 
-def _left(grad: Tensor, right: Tensor, columns: bool) -> Tensor:
-    """[n, k] the gradient of the left factor of a product [n, k] x [k, m]."""
-    return right.mm(grad.t()).t() if columns else grad.mm(right.t())
+def _left(grad: Tensor, right: Tensor, columns: bool, turned: bool) -> Tensor:
+    """[n, k], or [k, n] if ``turned``: the gradient of the left factor of a product [n, k] x [k, m]."""
+    product = right.mm(grad.t()) if columns else grad.mm(right.t())
+    return product if columns == turned else product.t()
 
 
-def _right(grad: Tensor, left: Tensor, columns: bool) -> Tensor:
-    """[k, m] the gradient of the right factor of a product [n, k] x [k, m]."""
-    return grad.t().mm(left).t() if columns else left.t().mm(grad)
+def _right(grad: Tensor, left: Tensor, columns: bool, turned: bool) -> Tensor:
+    """[k, m], or [m, k] if ``turned``: the gradient of the right factor of a product [n, k] x [k, m]."""
+    product = grad.t().mm(left) if columns else left.t().mm(grad)
+    return product if columns == turned else product.t()
 
 
 def _mm_facts(node: Any, slots: Slots) -> tuple[bool, bool]:
@@ -84,10 +88,11 @@ def _mm_facts(node: Any, slots: Slots) -> tuple[bool, bool]:
     )
 
 
-def _mm(slots: Slots, grad: Tensor, saved: Saved, columns: tuple[bool, bool]) -> Gradients:
-    return tuple(
-        _right(grad, saved["self"], columns[1]) if slot else _left(grad, saved["mat2"], columns[0]) for slot in slots
-    )
+def _mm(slots: Slots, grad: Tensor, saved: Saved, columns: tuple[bool, bool], turned: Slots = ()) -> Gradients:
+    if slots == (1,):
+        return (_right(grad, saved["self"], columns[1], bool(turned)),)
+    left = _left(grad, saved["mat2"], columns[0], 0 in turned)
+    return (left,) if slots == (0,) else (left, _right(grad, saved["self"], columns[1], 1 in turned))
 
 
 def _addmm_facts(node: Any, slots: Slots) -> tuple[bool, bool, float, float]:
@@ -99,12 +104,14 @@ def _addmm_facts(node: Any, slots: Slots) -> tuple[bool, bool, float, float]:
     )
 
 
-def _addmm(slots: Slots, grad: Tensor, saved: Saved, facts: tuple[bool, bool, float, float]) -> Gradients:
+def _addmm(
+    slots: Slots, grad: Tensor, saved: Saved, facts: tuple[bool, bool, float, float], turned: Slots = ()
+) -> Gradients:
     columns1, columns2, alpha, beta = facts
     compute = (
         lambda: _times(grad, beta),
-        lambda: _times(_left(grad, saved["mat2"], columns1), alpha),
-        lambda: _times(_right(grad, saved["mat1"], columns2), alpha),
+        lambda: _times(_left(grad, saved["mat2"], columns1, 1 in turned), alpha),
+        lambda: _times(_right(grad, saved["mat1"], columns2, 2 in turned), alpha),
     )
     return tuple(compute[slot]() for slot in slots)
 
@@ -182,9 +189,9 @@ def _convolution(slots: Slots, grad: Tensor, saved: Saved, facts: tuple[Any, ...
 
 
 RECIPES: dict[str, Recipe] = {
-    "MmBackward0": Recipe({0: ("mat2",), 1: ("self",)}, _mm, _mm_facts, factors=(0, 1)),
+    "MmBackward0": Recipe({0: ("mat2",), 1: ("self",)}, _mm, _mm_facts, factors=(0, 1), turns=(0, 1)),
     "AddmmBackward0": Recipe(
-        {0: (), 1: ("mat2",), 2: ("mat1",)}, _addmm, _addmm_facts, with_weight=(0,), factors=(1, 2)
+        {0: (), 1: ("mat2",), 2: ("mat1",)}, _addmm, _addmm_facts, with_weight=(0,), factors=(1, 2), turns=(1, 2)
     ),
     "BmmBackward0": Recipe({0: ("mat2",), 1: ("self",)}, _bmm, factors=(0, 1)),
     "BaddbmmBackward0": Recipe(

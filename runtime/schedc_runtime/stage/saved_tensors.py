@@ -43,18 +43,22 @@ def saved_tensor(node: Any, name: str | int) -> Tensor | Packed | None:
 
     name: a node of torch has ``_saved_NAME``; for a user's function it is the number among its saved tensors.
     """
-    raw = node._raw_saved_tensors[name] if isinstance(name, int) else getattr(node, f"_raw_saved_{name}", None)
+    raw = node._raw_saved_tensors[name] if isinstance(name, int) else getattr(node, _attribute(name), None)
     if raw is None:
         return None
     unpack = raw.unpack_hook
+    data = node.saved_tensors[name] if unpack is None and isinstance(name, int) else raw.data
     if unpack is None:
-        tensor = node.saved_tensors[name] if isinstance(name, int) else getattr(node, f"_saved_{name}")
-        return None if tensor is None else tensor.detach()
-    data = raw.data
+        return None if data is None else data.detach()
     if is_checkpointed(data):
         data.handles = _ReadTwice(data.handles)
         return Packed(unpack, data, in_backward=True)
     return Packed(unpack, data, in_backward=isinstance(data, (SavedTensor, RegionOutput, RegionInner)))
+
+
+@cache
+def _attribute(name: str) -> str:
+    return f"_raw_saved_{name}"
 
 
 def is_checkpointed(data: Any) -> bool:

@@ -15,92 +15,24 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.stage.engine import differentiate, gradients_at
-from schedc_runtime.stage.frontier import Frontier, Product, frontier
-from schedc_runtime.stage.graph import LEAF, Node, recognized, walk
-from schedc_runtime.stage.saved_tensors import Packed, recomputed_once, saved_tensor
+from schedc_runtime.stage.frontier import Frontier, frontier
+from schedc_runtime.stage.graph import Node, recognized, walk
+from schedc_runtime.stage.hooks import HookMark, before_node, has_hooks, unhooked_from, without_hooks
+from schedc_runtime.stage.saved_tensors import recomputed_once
+from schedc_runtime.stage.weight_work import AddedLater, PendingWork, WeightWork
 
 BATCH_BYTES = 4 << 20
 """Weight gradients that one call of the engine adds: enough that small layers share its cost, and little to hold."""
 
 _REENTRANT = "CheckpointFunctionBackward"
-
-
-class WeightWork:
-    """What W needs for the gradients of one product.
-
-    saved: the tensors that the node saved, by name. grad: [as the node's output] its gradient; None if it got none.
-    chain: where the gradients go on. order: number of the node in the order of the forward. packed: whether a saved
-    tensor lies behind a hook.
-    """
-
-    __slots__ = ("chain", "facts", "grad", "order", "packed", "product", "saved")
-
-    def __init__(self, product: Product, nodes: Sequence[Node]) -> None:
-        node = nodes[product.number]
-        self.product, self.order = product, node._sequence_nr()
-        self.facts = product.recipe.facts(node, product.slots)
-        self.saved: dict[str | int, Any] = {name: saved_tensor(node, name) for name in product.saved}
-        self.packed = any(isinstance(tensor, Packed) for tensor in self.saved.values())
-        self.chain = [GradientEdge(nodes[number], output) for number, output in product.chain]
-        self.grad: Tensor | None = None
-
-    def arrive(self, grads: Sequence[Tensor | None]) -> None:
-        """Take the gradient of the node's output. It is called before the node runs."""
-        self.grad = grads[0]
-        if self.packed:
-            self.unpack()
-
-    def unpack(self, in_backward: bool = True) -> None:
-        """Bring back what lies behind hooks: with ``in_backward`` only what the backward recomputes anyway."""
-        for name, tensor in self.saved.items():
-            if isinstance(tensor, Packed) and (tensor.in_backward or not in_backward):
-                self.saved[name] = tensor.value()
-
-    def add(self) -> bool:
-        """Add the gradient in the recipe's own way, if it has one and the parameter takes it; whether it did."""
-        add = self.product.recipe.add
-        leaf: Node = self.chain[0].node
-        if add is None or self.grad is None or leaf.name() != LEAF:
-            return False
-        parameter: Tensor = leaf.variable
-        if parameter.grad is None or has_hooks(parameter):
-            return False
-        add(parameter, self.grad, self.facts)
-        return True
-
-    def gradients(self) -> Sequence[Tensor | None]:
-        """[slots] the gradients of the product's slots, which go on at ``chain``."""
-        if self.grad is None:
-            return ()
-        if self.packed:
-            self.unpack(in_backward=False)
-        product = self.product
-        return product.recipe.product(product.slots, self.grad, self.saved, self.facts)
-
-
-class AddedLater(NamedTuple):
-    """A parameter's gradient, of its shape, that I has computed and W adds. leaf: the parameter's node."""
-
-    leaf: GradientEdge
-    parameter: Tensor
-    grad: Tensor
-
-
-class PendingWork(NamedTuple):
-    """The work of one W: gradients that I has computed, and products, in groups that meet in a parameter."""
-
-    later: list[AddedLater]
-    products: deque[list[WeightWork]]
 
 
 class SplitBackward:
@@ -121,11 +53,13 @@ class SplitBackward:
         *,
         graph: int = 0,
         late: Callable[[nn.Parameter], bool] | None = None,
+        began: HookMark | None = None,
     ) -> None:
         """I: the gradients of the graph's inputs, into their ``grad``; `weight` with the same key does the rest.
 
         grads: one per edge, of the shape of the edge's tensor. graph: number of the graph, where a stage has several.
         late: whether W adds the gradient of a parameter that I has computed; by default `is_late`.
+        began: when the forward began. Without it each product is expected to have hooks, which costs more.
         """
         work = self.pending[key] = PendingWork([], deque())
         if not edges:
@@ -134,15 +68,16 @@ class SplitBackward:
         if where is None:
             differentiate(edges, grads)
             return
-        groups = [[WeightWork(product, nodes) for product in group] for group in where.together]
+        first = unhooked_from(began)
+        groups = [[WeightWork(product, nodes, first) for product in group] for group in where.together]
         with recomputed_once():
             computed = _run_to_frontier(where, nodes, list(chain.from_iterable(groups)), edges, grads)
         now: list[AddedLater] = []
-        for number, grad in zip(where.in_i, computed, strict=True):
+        late = late or is_late
+        for leaf, grad in zip(where.leaves, computed, strict=True):
             if grad is not None:
-                leaf = nodes[number]
-                added_late = (late or is_late)(leaf.variable)
-                (work.later if added_late else now).append(AddedLater(GradientEdge(leaf, 0), leaf.variable, grad))
+                parameter = leaf.node.variable  # type: ignore[attr-defined]
+                (work.later if late(parameter) else now).append(AddedLater(leaf, parameter, grad))
         _add(now)
         work.products.extend(groups)
 
@@ -150,15 +85,16 @@ class SplitBackward:
         """W: compute the gradients that I put off, add them to their parameters, and free each when it is done."""
         later, products = self.pending.pop(key)
         with torch.no_grad():
-            _add(later)
-            edges: list[GradientEdge] = []
-            grads: list[Tensor] = []
+            _add([item for item in later if has_hooks(item.parameter)])
+            plain = [item for item in later if not has_hooks(item.parameter)]
+            edges: list[GradientEdge] = [item.leaf for item in plain]
+            grads: list[Tensor] = [item.grad for item in plain]
             size = 0
             while products:
                 group = products.popleft()
                 if len(group) > 1:
                     group.sort(key=lambda work: -work.order)
-                elif group[0].add():
+                elif group[0].product.recipe.add is not None and group[0].add():
                     group = []
                 for work in group:
                     for edge, grad in zip(work.chain, work.gradients(), strict=False):
@@ -166,9 +102,11 @@ class SplitBackward:
                             edges.append(edge)
                             grads.append(grad)
                             size += grad.numel() * grad.element_size()  # as if dense
-                if edges and (size >= BATCH_BYTES or not products):
+                if size >= BATCH_BYTES:
                     differentiate(edges, grads)
                     edges, grads, size = [], [], 0
+            if edges:
+                differentiate(edges, grads)
 
     def _frontier(self, graph: int, roots: Sequence[Node]) -> tuple[Frontier | None, Sequence[Node]]:
         """Where the backward is split, and the nodes by number; no frontier for a graph that cannot be split."""
@@ -197,11 +135,6 @@ def is_late(parameter: nn.Parameter) -> bool:
     return parameter.dim() <= 1 or has_hooks(parameter)
 
 
-def has_hooks(parameter: Tensor) -> bool:
-    """Whether a parameter, of any shape, has hooks: of its gradient, or behind the addition."""
-    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
 def _run_to_frontier(
     where: Frontier,
     nodes: Sequence[Node],
@@ -210,25 +143,26 @@ def _run_to_frontier(
     grads: Sequence[Tensor],
 ) -> Sequence[Tensor | None]:
     """I: gives the inputs and the work items their gradients; returns those of the parameters ``where.in_i``."""
-    ends = []
+    captured = []
     for work in works:
-        node = nodes[work.product.number]
-        if work.product.ends:
-            ends.append(work)
-            continue
-        # The engine would hand out the gradient as it is before the hooks of the output have seen it.
-        node.register_prehook(work.arrive)
-        if work.product.in_python:
-            node.gradient_waits = True
-    numbers = (*where.inputs, *where.in_i, *(work.product.number for work in ends))
-    if not numbers:
+        product = work.product
+        if product.ends or (work.unhooked and not work.packed):
+            captured.append(work)
+        else:
+            # The engine would hand out the gradient as it is before the hooks of the output have seen it.
+            before_node(nodes[product.number], work.arrive)
+        if product.in_python and not product.ends:
+            nodes[product.number].gradient_waits = True
+    leaves = [GradientEdge(nodes[number], 0) for number in where.inputs]
+    wanted = [*leaves, *where.leaves, *[GradientEdge(nodes[work.product.number], 0) for work in captured]]
+    if not wanted:
         return ()
-    arrived = gradients_at([GradientEdge(nodes[number], 0) for number in numbers], edges, grads)
+    arrived = gradients_at(wanted, edges, grads)
     for number, grad in zip(where.inputs, arrived, strict=False):
         if grad is not None:
             _give(nodes[number].variable, grad)
-    inputs, computed = len(where.inputs), len(where.inputs) + len(where.in_i)
-    for work, grad in zip(ends, arrived[computed:], strict=True):
+    inputs, computed = len(leaves), len(leaves) + len(where.leaves)
+    for work, grad in zip(captured, arrived[computed:], strict=True):
         work.arrive((grad,))
     return arrived[inputs:computed]
 
@@ -244,18 +178,5 @@ def _add(later: Sequence[AddedLater]) -> None:
     """Add gradients to their parameters. Their tensors' hooks have run, in I; those behind the addition run now."""
     if not later:
         return
-    with _without_hooks(item.parameter for item in later):
+    with without_hooks(item.parameter for item in later):
         differentiate([item.leaf for item in later], [item.grad for item in later])
-
-
-@contextmanager
-def _without_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Empties the tensors' hooks for a while."""
-    aside = [(hooks, dict(hooks)) for parameter in parameters if (hooks := parameter._backward_hooks)]
-    for hooks, _ in aside:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in aside:
-            hooks.update(before)

@@ -30,6 +30,7 @@ from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
 from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.hooks import HookMark, hook_mark
 from schedc_runtime.stage.split import SplitBackward
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -46,6 +47,8 @@ class _BackwardState(NamedTuple):
     stage it is the edge of the scaled loss alone. The outputs themselves are not held here."""
     recorder: MicrobatchRecorder | None
     """Records what is saved; None if nothing is recomputed."""
+    began: HookMark
+    """When the forward began."""
 
 
 class KeptInputs(NamedTuple):
@@ -159,6 +162,7 @@ class Stage:
         within: AbstractContextManager[MicrobatchRecorder | None],
     ) -> tuple[Sequence[Tensor], _BackwardState]:
         """The outputs of a microbatch, and what its backward needs. within: decides what autograd saves."""
+        began = hook_mark()
         leaves = self._detach(inputs)
         with self.drawing(microbatch):
             with within as recorder:
@@ -175,6 +179,7 @@ class Stage:
             tuple([leaves[i] for i in self._input.differentiable]),
             tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
             recorder,
+            began,
         )
         return outputs, saved
 
@@ -200,7 +205,7 @@ class Stage:
         ]
         edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
         if defer:
-            self._split.backward(microbatch, edges, grads)
+            self._split.backward(microbatch, edges, grads, began=saved.began)
         elif pairs:
             differentiate(edges, grads)
         return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in saved.inputs])

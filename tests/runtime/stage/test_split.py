@@ -25,15 +25,19 @@ def check(make: Any, sample: Any, autocast: torch.dtype | None = None, dtype: to
     expected = copy.deepcopy(model)
     inputs = [x.to(dtype) if (x := sample()).is_floating_point() else x for _ in range(3)]
     splitting = Splitting(model, autocast)
-    wanted = plain(expected, inputs, autocast)
-    grads = [splitting.i(key, x) for key, x in enumerate(inputs)]
-    elements = sum(leaf.numel() for leaf in splitting.put_off(2))
-    for leaf in splitting.put_off(2):
-        assert leaf.grad is None
-    for key in range(3):
-        splitting.split.weight(key)
-    assert differing(model, expected) == []
-    assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))  # type: ignore[arg-type]
+    for first in (True, False):  # then gradients are there
+        wanted = plain(expected, inputs, autocast)
+        grads = []
+        for key, x in enumerate(inputs):
+            splitting.mark = key != 1
+            grads.append(splitting.i(key, x))
+        elements = sum(leaf.numel() for leaf in splitting.put_off(2))
+        for leaf in splitting.put_off(2):
+            assert (leaf.grad is None) == first
+        for key in range(3):
+            splitting.split.weight(key)
+        assert differing(model, expected) == []
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))  # type: ignore[arg-type]
     return elements / sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
