@@ -6,13 +6,17 @@ their call: exchanges have no meaning for the fake tensors of a recording. Only 
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cache
+from types import CodeType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -150,8 +154,29 @@ def _trace(module: nn.Module, through: frozenset[str], args: tuple[Any, ...], kw
     return traces[0]
 
 
+class _Proxy(fx.Proxy):
+    """A traced value. Unpacking one is frequent, and fx would disassemble the whole calling function each time."""
+
+    def __iter__(self) -> Iterator[fx.Proxy]:
+        frame = sys._getframe(1)
+        count = _unpacked(frame.f_code, frame.f_lasti)
+        if count is None:
+            return cast(Iterator[fx.Proxy], self.tracer.iter(self))
+        return (self[number] for number in range(count))
+
+
+@cache
+def _unpacked(code: CodeType, offset: int) -> int | None:
+    """The number of names that the instruction at ``offset`` unpacks a value into; None if it does something else."""
+    instruction = next(instruction for instruction in dis.get_instructions(code) if instruction.offset == offset)
+    return instruction.argval if instruction.opname == "UNPACK_SEQUENCE" else None
+
+
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def __init__(self, through: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
