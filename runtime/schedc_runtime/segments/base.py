@@ -21,6 +21,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.levels import Recomputation, draws, install
 from schedc_runtime.recompute.random_state import gpus
+from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.stage.stage import LossFunction, Stage
@@ -40,7 +41,8 @@ class SegmentedBase(Stage):
         loss_fn: LossFunction | None = None,
     ) -> None:
         super().__init__(module, index, stages, loss_fn=loss_fn)
-        self.graph: StageGraph = stage_graph(module, inputs, blocks)
+        self._traces: Traces = {}
+        self.graph: StageGraph = stage_graph(module, inputs, blocks, self._traces)
         self.graph_with_r: StageGraph = self.graph
         """The graph of microbatches with an R. It may recompute more nodes than the plan says."""
         self._memory_with_r = self._memory
@@ -114,7 +116,7 @@ class SegmentedBase(Stage):
         """Take the graph of the current code, which a recorded stage has for each input signature."""
         if not isinstance(self.module, RecordedStage) or (code := self.module.current) is self._code:
             return
-        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self._blocks)
+        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self._blocks, self._traces)
         self._graphs[code] = graph
         if graph.shape.nodes != replace(self.graph, recomputed={}).shape.nodes:
             raise StageError(

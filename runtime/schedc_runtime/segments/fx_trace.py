@@ -35,11 +35,15 @@ _REMEDY = (
 )
 
 
-class _Traced(NamedTuple):
-    """A traced forward. constants: tensors that the traced code made, by get_attr target."""
+class Traced(NamedTuple):
+    """A traced forward. constants: tensors [...] that the traced code made, by get_attr target."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
+
+
+Traces = dict[tuple[str, str], Traced]
+"""Traced forwards of one stage's modules, by path and arguments. Sizes have no part in them."""
 
 
 def exchanges_in(module: nn.Module) -> bool:
@@ -47,11 +51,11 @@ def exchanges_in(module: nn.Module) -> bool:
     return any(isinstance(part, Exchange) for part in module.modules())
 
 
-def stage_nodes(stage: nn.Module, inputs: int) -> fx.Graph:
+def stage_nodes(stage: nn.Module, inputs: int, traces: Traces) -> fx.Graph:
     """The graph of a stage module that takes ``inputs`` values; tensors that its code makes become its buffers.
 
-    Modules with an exchange inside are traced through. Modules that declare their parts are replaced by these. Raises
-    `PartitionError` with the line that cannot be traced.
+    Modules with an exchange inside are traced through. Modules that declare their parts are replaced by these.
+    traces: of the same stage so far; new ones are added. Raises `PartitionError` with the line that cannot be traced.
     """
     graph = fx.Graph()
     if isinstance(stage, RecordedStage):
@@ -60,7 +64,7 @@ def stage_nodes(stage: nn.Module, inputs: int) -> fx.Graph:
         graph.output(result[0])
     else:
         values = tuple(graph.placeholder(f"value_{number}") for number in range(inputs))
-        graph.output(_inlined(graph, stage, "", values, {}))
+        graph.output(_inlined(graph, stage, "", values, {}, traces))
     for node in list(graph.nodes):
         if node.op != "call_module":
             continue
@@ -78,7 +82,7 @@ def stage_nodes(stage: nn.Module, inputs: int) -> fx.Graph:
                     "return the tensor from the block",
                 )
             with graph.inserting_before(node):
-                _replace(graph, node, _inlined(graph, module, str(node.target), node.args, node.kwargs, stage))
+                _replace(graph, node, _inlined(graph, module, str(node.target), node.args, node.kwargs, traces, stage))
     for node in list(graph.nodes):
         if node.op == "call_module":
             module = stage.get_submodule(str(node.target))
@@ -91,20 +95,28 @@ def _through(module: nn.Module) -> bool:
     return exchanges_in(module) and not isinstance(module, Exchange) and not declares(module)
 
 
+def _traced_through(module: nn.Module) -> frozenset[str]:
+    """The paths, from ``module`` on, of the modules that are traced and not called."""
+    through = {""}
+    for name, part in module.named_modules():
+        if name and name.rpartition(".")[0] in through and _through(part):
+            through.add(name)
+    return frozenset(through)
+
+
 def _inlined(
     graph: fx.Graph,
     module: nn.Module,
     path: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    traces: Traces,
     stage: nn.Module | None = None,
 ) -> Any:
     """Put the nodes of a module's forward into ``graph``; returns its result."""
-    through = {""}
-    for name, part in module.named_modules():
-        if name and name.rpartition(".")[0] in through and _through(part):
-            through.add(name)
-    traced = _trace(module, frozenset(through), args, kwargs)
+    call = (path, repr(fx.node.map_arg((args, dict(kwargs)), lambda _: ...)))
+    if (traced := traces.get(call)) is None:
+        traced = traces[call] = _trace(module, _traced_through(module), args, kwargs)
     prefix = f"{path}." if path else ""
     nodes: list[fx.Node] = []
     fx.node.map_aggregate((args, dict(kwargs)), lambda leaf: nodes.append(leaf) if isinstance(leaf, fx.Node) else None)
@@ -138,7 +150,7 @@ def _replace(graph: fx.Graph, node: fx.Node, result: Any) -> None:
     graph.erase_node(node)
 
 
-def _trace(module: nn.Module, through: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Traced:
+def _trace(module: nn.Module, through: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
     """The graph of a module's forward. Nodes among its arguments become placeholders, in order; the rest is as given.
 
     The module is traced in training and in evaluation mode. A flag that equals the mode, as in
@@ -211,9 +223,7 @@ def _mode(model: nn.Module, through: frozenset[str], training: bool) -> Iterator
             module.training = mode
 
 
-def _trace_once(
-    module: nn.Module, through: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> _Traced:
+def _trace_once(module: nn.Module, through: frozenset[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traced:
     attributes = set(vars(module))
     try:
         graph = _Tracer(through, args, kwargs).trace(module)
@@ -224,7 +234,7 @@ def _trace_once(
     finally:
         # fx leaves tensors that the code made as attributes on the user's module: remove them.
         constants = {name: module.__dict__.pop(name) for name in set(vars(module)) - attributes}
-    return _Traced(graph, constants)
+    return Traced(graph, constants)
 
 
 def _user_line(error: BaseException, model: nn.Module, through: frozenset[str]) -> str:
@@ -237,7 +247,7 @@ def _user_line(error: BaseException, model: nn.Module, through: frozenset[str]) 
     return ""
 
 
-def _merge_modes(training: _Traced, evaluation: _Traced, owner: str) -> None:
+def _merge_modes(training: Traced, evaluation: Traced, owner: str) -> None:
     """Make the graph of ``training`` valid for both modes, or raise `PartitionError`."""
     if training.constants.keys() == evaluation.constants.keys() and not all(
         torch.equal(tensor, evaluation.constants[name]) for name, tensor in training.constants.items()

@@ -16,7 +16,7 @@ from schedc_runtime.partition.stage_code import compiled
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.cut import CutNode, Cutting, Group, cut, is_element
 from schedc_runtime.segments.declared import USES
-from schedc_runtime.segments.fx_trace import stage_nodes
+from schedc_runtime.segments.fx_trace import Traces, stage_nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +154,13 @@ class Slot:
     value: int
 
 
-def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = ()) -> StageGraph:
+def stage_graph(module: nn.Module, inputs: int, blocks: Sequence[str] = (), traces: Traces | None = None) -> StageGraph:
     """The segments of a stage module that takes ``inputs`` values. blocks: paths of the model's blocks in it.
 
-    Blocks without an exchange are segments of their own. Raises `PartitionError` for what cannot be traced.
+    Blocks without an exchange are segments of their own. traces: what was traced for other graphs of the same stage.
+    Raises `PartitionError` for what cannot be traced.
     """
-    graph = stage_nodes(module, inputs)
+    graph = stage_nodes(module, inputs, {} if traces is None else traces)
     exchanges = {
         name: (_label(name, part), part.lane) for name, part in module.named_modules() if isinstance(part, Exchange)
     }
