@@ -100,7 +100,7 @@ class RankPool:
         if self._workers:
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["schedc_runtime"])
+        context.set_forkserver_preload(["schedc_runtime", "torch._dynamo"])  # fake tensors load the latter
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()

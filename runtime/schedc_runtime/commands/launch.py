@@ -1,6 +1,6 @@
 """Starts one local process per rank, as torchrun would, and ends them all when one fails.
 
-The ranks are forked from a server process that has loaded torch once.
+The ranks are forked from the process that launches them: it has loaded torch, and runs nothing of it before.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from schedc.interrupts import unheard
@@ -42,25 +43,27 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     SIGTERM, and ends the others.
     """
     signal.signal(signal.SIGTERM, _terminated)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    import_module("torch._dynamo")  # fake tensors and optimizers load it, on every rank if not here
     shared = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    # Read when the server loads torch. A rank looks for a failed peer every half second: torch would log each look.
-    for name, value in {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
-        os.environ.setdefault(name, value)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["schedc_runtime"])
-    resource_tracker.ensure_running()  # here, since it lets SIGINT through again once it has started
+    context = multiprocessing.get_context("fork")
     processes: list[BaseProcess] = []
+    channels: list[Connection] = []
     try:
         with unheard():
             for rank in range(ranks):
                 own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                started = context.Process(target=_run, args=(module, arguments, own))
+                theirs, ours = context.Pipe(duplex=False)
+                started = context.Process(target=_run, args=(module, arguments, own, theirs))
                 started.start()
+                theirs.close()
                 processes.append(started)
+                channels.append(ours)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # its threads do not outlive a fork
+        for channel in channels:
+            channel.send(store.port)
         _wait(processes)
         for rank, process in enumerate(processes):
             if process.exitcode is not None and process.exitcode < 0:
@@ -72,20 +75,13 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         for process in processes:
             process.kill()
             process.join()
-        _end_server()
     return int(any(process.exitcode for process in processes))
 
 
-def _end_server() -> None:
-    """End the server that forks. Left alone it would end as well, but only once it has loaded torch."""
-    if (pid := getattr(forkserver._forkserver, "_forkserver_pid", None)) is not None:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """A rank: ``main`` of the module in this environment."""
-    os.environ.update(environment)
+def _run(module: str, arguments: Sequence[str], environment: Mapping[str, str], channel: Connection) -> None:
+    """A rank: ``main`` of the module in this environment. The channel gives the port of the store."""
+    os.environ.update(environment, MASTER_PORT=str(channel.recv()))
+    torch.set_num_threads(1)  # as torchrun does
     sys.exit(import_module(module).main(arguments))
 
 
