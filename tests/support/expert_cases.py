@@ -44,7 +44,7 @@ def batch_of(program: Program, replicas: int, seed: int = 1) -> tuple[Tensor, Te
 def in_process(schedule: str, sizes: dict[str, int], lines: str, steps: int = 2) -> tuple[Pipeline, list[Tensor]]:
     """All ranks here, cells one after the other."""
     program = compiled(schedule, sizes, lines.replace("overlap auto", "overlap off"))
-    pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+    pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=batch_of(program, 1)[0])
     return pipe, train(pipe, steps)
 
 
@@ -70,7 +70,8 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], st
     """Per case: names of what differs from all ranks in one process, of rank 0 after some steps; elsewhere []."""
     differing = []
     for case, (wanted, whole) in zip(cases, spread(_reference, cases), strict=True):
-        pipe = Pipeline(model(), compiled(*case), loss_fn=next_token_loss, timeout=30)
+        program = compiled(*case)
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, timeout=30, example=batch_of(program, 1)[0])
         losses = train(pipe, 2)
         state = pipe.full_state_dict()
         pipe.close()

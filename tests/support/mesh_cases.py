@@ -48,8 +48,9 @@ def parity(rank: int, world_size: int, cases: list[tuple[Any, ...]]) -> list[lis
 def _parity(schedule: str, sizes: dict[str, int], experts: int, data: int, tied: bool = False) -> list[str]:
     program = compile_schedule(schedule, **sizes)
     mesh = Mesh(program.ranks, experts, data)
-    pipe = Pipeline(small_gpt(tied=tied), program, loss_fn=next_token_loss, mesh=mesh, timeout=30)
     batch, targets = batch_of(mesh, program.microbatches)
+    example = batch.chunk(mesh.replicas)[0]
+    pipe = Pipeline(small_gpt(tied=tied), program, loss_fn=next_token_loss, mesh=mesh, timeout=30, example=example)
     mine = [part.chunk(mesh.replicas)[pipe.replica] for part in (batch, targets)]
     wanted = expected(pipe, batch, targets)
     for _ in range(2):  # gradients of two steps add up

@@ -22,7 +22,7 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
-from support.expert_cases import compiled, train
+from support.expert_cases import batch_of, compiled, train
 from support.random_schedules import with_recomputation
 from support.runtime_cases import check_parity, gradients, next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
@@ -46,7 +46,8 @@ def trained(
     """Losses and the state after two steps of the model, on the ranks of this process. rs: with Rs in the program."""
     program = compiled(schedule, sizes, lines)
     program = with_rs(program) if rs else program
-    pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, **options)
+    batch, _ = batch_of(program, 1)
+    pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, example=batch, **options)
     torch.manual_seed(5)
     losses = train(pipe, 2)
     state = {f"{number} {name}": value for number, stage in enumerate(pipe._held())
@@ -125,9 +126,10 @@ def ahead_parity(
 
 def noisy_grads(program: Program, **options: Any) -> dict[str, Tensor]:
     """Loss, gradients and the random number after a step of a GPT with dropout, on the ranks of this process."""
-    pipe = Pipeline(small_gpt(dropout=0.3), program, loss_fn=next_token_loss, timeout=30, **options)
+    batch, targets = tokens(program.microbatches)
+    pipe = Pipeline(small_gpt(dropout=0.3), program, loss_fn=next_token_loss, timeout=30, example=batch, **options)
     torch.manual_seed(7)
-    loss = pipe.step(*tokens(program.microbatches))
+    loss = pipe.step(batch, targets)
     results = {"loss": loss, "random": torch.rand(2), **gradients(pipe)}
     pipe.close()
     return results

@@ -99,7 +99,8 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int]]], 
     for schedule, sizes in cases:
         program = compile_schedule(schedule, **sizes)
         model = small_gpt(tied=tied)
-        pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=30)
-        names.append(check_parity(pipe, model, 2 * program.microbatches))
+        rows = 2 * program.microbatches
+        pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=30, example=tokens(rows)[0])
+        names.append(check_parity(pipe, model, rows))
         pipe.close()
     return names

@@ -28,7 +28,14 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     for shard in (False, True):
         model = small_moe() if kind == "moe" else small_gpt(tied=kind == "tied")
         names = list(model.state_dict())
-        pipe = Pipeline(model, program, loss_fn=next_token_loss, mesh=replace(mesh, shard_dense=shard), timeout=60)
+        pipe = Pipeline(
+            model,
+            program,
+            loss_fn=next_token_loss,
+            mesh=replace(mesh, shard_dense=shard),
+            timeout=60,
+            example=batch.chunk(mesh.replicas)[0],
+        )
         results.append(_trained(pipe, batch, targets))
         parameters = dict(pipe.named_parameters())
         sharded = [name for name, p in parameters.items() if isinstance(p, DTensor)]

@@ -54,7 +54,8 @@ def pipeline(schedule: str, sizes: dict[str, int], lines: str, model: Any, here:
     """All ranks here, cells one after the other; or this process' rank, as the plan has it."""
     lines = lines.replace("overlap auto", "overlap off") if here else lines
     program = compiled(schedule, sizes, lines)
-    return Pipeline(model, program, loss_fn=next_token_loss, in_process=here, timeout=30)
+    batch, _ = tokens(ROWS * program.microbatches)
+    return Pipeline(model, program, loss_fn=next_token_loss, in_process=here, timeout=30, example=batch)
 
 
 def step(pipe: Pipeline, seed: int = 1) -> Tensor:

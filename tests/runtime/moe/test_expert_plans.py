@@ -53,7 +53,8 @@ def test_stages_of_paddings_train_the_undivided_model(schedule: str, lines: str)
 
 def check_whole_model(program: Program) -> None:
     """Against autograd of the whole model, all its experts in place, on the batches of all replicas."""
-    pipe = Pipeline(model(balance=0.0), program, loss_fn=next_token_loss, in_process=True)
+    example, _ = batch_of(program, 1)
+    pipe = Pipeline(model(balance=0.0), program, loss_fn=next_token_loss, in_process=True, example=example)
     batch, targets = batch_of(program, pipe.mesh.replicas)
     loss = pipe.step(batch, targets)
     whole = model(balance=0.0)
@@ -75,7 +76,8 @@ def test_methods_agree_bit_by_bit_over_steps() -> None:
     for method in ("flat", "hierarchical", "allgather"):
         lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
         program = compiled("zbh1", {"P": 2, "M": 3}, lines)
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+        example, _ = batch_of(program, 1)
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=example)
         losses = train(pipe, 3)
         states.append({**pipe.full_state_dict(), "losses": torch.stack(losses)})
     for state in states[1:]:

@@ -54,7 +54,8 @@ def test_processes(ranks: int) -> None:
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, **sizes)
     model = small_gpt(max(8, program.stages))
-    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True)
+    example, _ = tokens(program.microbatches)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, example=example)
     assert check_parity(pipe, model, program.microbatches) == sorted(name for name, _ in model.named_parameters())
 
 

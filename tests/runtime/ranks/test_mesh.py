@@ -71,8 +71,9 @@ def test_processes() -> None:
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, P=2, **sizes)
     mesh = Mesh(2, 2, 2)
-    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
     batch, targets = batch_of(mesh, program.microbatches)
+    example = batch.chunk(mesh.replicas)[0]
+    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True, example=example)
     wanted = expected(pipe, batch, targets)
     loss = pipe.step(batch, targets)
     assert loss.item() == pytest.approx(wanted.loss.item(), rel=1e-12)
@@ -116,7 +117,10 @@ def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts()
     first = set()
     for (experts, data), plan in zip(SPREADS, plans, strict=True):
         mesh = Mesh(2, experts, data, per_node=experts // 2 or 1)
-        pipe = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=True)
+        pipe = Pipeline(
+            balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=True,
+            example=batch.chunk(mesh.replicas)[0],
+        )  # fmt: skip
         pipe.step(batch, targets)
         stages = [(place, stage.module) for place in pipe.places for stage in pipe.held(place)]
         for place, (name, parameter) in [(at, named) for at, module in stages for named in module.named_parameters()]:

@@ -49,8 +49,8 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     program = schedc.compile(schedule, **STEPS[schedule])
     whole = small_moe(5, 2) if model == "moe" else small_gpt(7)
     cut = Cut(segmented=model == "dense")
-    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, cut=cut)
     batch, targets = tokens(program.microbatches)
+    pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, cut=cut, example=batch)
     expected = oracle(pipe, batch, targets)
     assert differences(pipe, pipe.step(batch, targets), expected) == []
     torch.testing.assert_close(pipe.evaluate(batch, targets), expected.loss, rtol=1e-12, atol=1e-14)
@@ -239,8 +239,9 @@ def _on_time(spans: list[Interval]) -> Iterator[Interval]:
 
 
 def _traced(program: Any, cells: Any) -> Any:
-    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells)
-    pipe.step(*tokens(program.microbatches), trace=True)
+    batch, targets = tokens(program.microbatches)
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells, example=batch)
+    pipe.step(batch, targets, trace=True)
     return pipe.trace()
 
 
