@@ -38,10 +38,10 @@ ROOM ?=
 WORKERS ?= 2
 
 test: setup  ## the whole suite, with the long sweeps in their reduced form; `make test ROOM=runtime/moe` for one room
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$(ROOM)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/$(ROOM)
 
 test-fast: setup  ## what starts no ranks and is not marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not processes and not slow' tests/$(ROOM)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not processes and not slow' tests/$(ROOM)
 
 sweep: setup  ## the long sweeps in full; the suite runs them reduced
 	SCHEDC_SWEEP=full $(BIN)/python -m pytest -m sweep

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("schedc", deadline=None)  # a busy machine is no fault of the code
@@ -21,3 +23,9 @@ for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS"):
 # A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no worker is left with one of them at the end."""
+    long = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
+    items.sort(key=lambda item: -long[item.path])

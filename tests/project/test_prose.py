@@ -32,9 +32,7 @@ def test_nothing_is_worse_than_the_ratchet() -> None:
 @pytest.mark.slow
 def test_the_ratchet_is_tight() -> None:
     """What was mended stays mended: `python tests/project/house.py --shrink`."""
-    assert house.ratchet() == house.shrunk(house.ratchet(), counts()), (
-        "run python tests/project/house.py --shrink"
-    )
+    assert house.ratchet() == house.shrunk(house.ratchet(), counts()), "run python tests/project/house.py --shrink"
 
 
 def test_every_exception_has_a_reason_and_is_needed() -> None:
