@@ -29,6 +29,9 @@ from schedc_runtime.random_numbers.names import NamedCall, name_calls
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.segments.declared import declares, expand
 
+_ANY_NODE = "\0 a node"
+"""Takes the place of a node where calls are compared."""
+
 _REMEDY = (
     "only the code between exchanges is traced: move this into a submodule of its own (modules are called, not traced),"
     " or let the block declare its segments(), see docs/inside/overlap.md"
@@ -114,7 +117,7 @@ def _inlined(
     stage: nn.Module | None = None,
 ) -> Any:
     """Put the nodes of a module's forward into ``graph``; returns its result."""
-    call = (path, repr(fx.node.map_arg((args, dict(kwargs)), lambda _: ...)))
+    call = (path, repr(fx.node.map_arg((args, dict(kwargs)), lambda _: _ANY_NODE)))
     if (traced := traces.get(call)) is None:
         traced = traces[call] = _trace(module, _traced_through(module), args, kwargs)
     prefix = f"{path}." if path else ""
@@ -174,7 +177,7 @@ class _Proxy(fx.Proxy):
         count = _unpacked(frame.f_code, frame.f_lasti)
         if count is None:
             return cast(Iterator[fx.Proxy], self.tracer.iter(self))
-        return (self[number] for number in range(count))
+        return (self[number] for number in range(count))  # type: ignore[index]
 
 
 @cache
