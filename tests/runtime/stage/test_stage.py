@@ -276,6 +276,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, list[float] | None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:stage 0 holds no parameters:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_the_cases_others_get_wrong(name: str) -> None:
     make, count, costs = CASES[name]
