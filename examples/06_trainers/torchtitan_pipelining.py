@@ -20,7 +20,9 @@ class Schedule:
 
     def step(self, arg_mbs=None, kwarg_mbs=None, target_mbs=None, losses=None, loss_kwargs=None, **_) -> None:
         self.tokens = (loss_kwargs or {}).get("global_valid_tokens")
-        batch = arg_mbs and torch.cat([inputs for (inputs,) in arg_mbs])
+        tensors = {name: [part[name] for part in kwarg_mbs] for name in (kwarg_mbs or [{}])[0]}  # such as positions
+        tensors |= {"tokens": [tokens for (tokens,) in arg_mbs or ()]}
+        batch = arg_mbs and {name: torch.cat(parts) for name, parts in tensors.items()}
         count = float(self.pipe.program.microbatches)  # the pipeline's own loss is a mean over microbatches
         self.pipe.step(batch, target_mbs and torch.cat(target_mbs), scale=count)
         if losses is not None:

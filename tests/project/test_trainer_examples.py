@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +170,9 @@ def test_torchtitan() -> None:
     """Called as torchtitan 0.3.0 calls it: sums over the tokens of the whole step, microbatch by microbatch."""
 
     class Model(type(small_gpt())):  # type: ignore[misc]
+        def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+            return super().forward(tokens) + positions[..., None]  # zeros
+
         def init_weights(self, buffer_device: Any = None) -> None:
             self.load_state_dict(small_gpt().state_dict())
 
@@ -188,8 +196,9 @@ def test_torchtitan() -> None:
     for batch, targets in batches():
         losses: list[Tensor] = []
         schedule.step(
-            arg_mbs=[(part,) for part in batch.chunk(4)], kwarg_mbs=[{}] * 4, target_mbs=list(targets.chunk(4)),
-            losses=losses, loss_kwargs={"global_valid_tokens": torch.tensor(targets.numel())}, return_outputs=False,
+            arg_mbs=[(part,) for part in batch.chunk(4)], target_mbs=list(targets.chunk(4)),
+            kwarg_mbs=[{"positions": torch.zeros_like(part)} for part in batch.chunk(4)], losses=losses,
+            loss_kwargs={"global_valid_tokens": torch.tensor(targets.numel())}, return_outputs=False,
         )  # fmt: skip
         optimizer.step()
         optimizer.zero_grad()
@@ -212,6 +221,38 @@ def test_torchtitan_calls_it_so() -> None:
             "training", "parallelism", "compile_config", "ac_config", "dump_folder", "device", "model_config",
             "parallelize_fn", "loss_fn",
         }  # fmt: skip
+
+
+_FACTS = """
+import inspect, json
+from dataclasses import fields
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+parameters = inspect.signature(pipeline_llm).parameters.values()
+assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["model"]
+named = [[field.name for field in fields(kind)] for kind in (ParallelismConfig, TrainingConfig)]
+print(json.dumps([[p.name for p in parameters], *named]))
+"""
+
+
+@pytest.mark.skipif(not TRAINER.exists(), reason="`make trainers` installs torchtitan")
+def test_it_takes_what_torchtitan_s_own_function_takes() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TRAINER.parent.parent)}
+    printed = subprocess.run(
+        [sys.executable, "-c", _FACTS], env=environment, capture_output=True, text=True, check=True
+    )
+    parameters, parallelism, training = json.loads(printed.stdout.splitlines()[-1])
+    function = load("torchtitan_pipelining").pipelining_fn
+    bound = inspect.signature(function).bind(None, **dict.fromkeys(parameters[1:]))
+    assert bound.kwargs.keys() == set(parameters) - {"model"}
+    source = (FOLDER / "torchtitan_pipelining.py").read_text(encoding="utf-8")
+    read = {owner: set(re.findall(rf"\b{owner}\.(\w+)", source)) for owner in ("parallelism", "training")}
+    assert read == {
+        "parallelism": {"pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"},
+        "training": {"local_batch_size"},
+    }
+    assert read["parallelism"] <= set(parallelism)
+    assert read["training"] <= set(training)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
