@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
+from schedc_runtime.stage.stage import check_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +84,9 @@ class LossHead:
             return torch.zeros(())
         loss = self.loss_fn(output, target) if rows or not padded else _nothing(output)
         if not isinstance(loss, Loss):
-            if isinstance(loss, Tensor) and not loss.dim():
-                self.formed[number] = Formed(loss.detach(), 1, {}, False)
+            check_loss(loss)
+            _check_connected(loss, output)
+            self.formed[number] = Formed(loss.detach(), 1, {}, False)
             return loss
         _check(loss)
         if self.weight is None and torch.is_grad_enabled():
@@ -138,6 +140,17 @@ def _nothing(output: Any) -> Loss:
     if not parts:
         raise StageError("the model's output has no floating tensor", "drop the last, smaller batch of an epoch")
     return Loss(torch.stack(parts).sum(), 0)
+
+
+def _check_connected(loss: Tensor, output: Any) -> None:
+    """Refuse a loss, a scalar, without a gradient where the output has one: nothing would be trained."""
+    if loss.requires_grad or not torch.is_grad_enabled():
+        return
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output)):
+        raise StageError(
+            "loss_fn returned a loss that has no gradient, although the model's output has one",
+            "compute the loss of the output with torch's functions alone: no detach(), item() or numpy",
+        )
 
 
 def _check(loss: Loss) -> None:

@@ -21,6 +21,7 @@ from schedc_runtime.pipeline.assemble import Settings, assemble
 from schedc_runtime.pipeline.contexts import evaluating
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets
 from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.kinds import check_kinds
 from schedc_runtime.pipeline.loss_function import LossOfMicrobatch, labels_counted
 from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.materialize import CheckpointSource, check_materialized, materialize
@@ -92,6 +93,7 @@ class Pipeline:
         example: Any = None,
         **old: Any,
     ) -> None:
+        check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)

@@ -170,8 +170,8 @@ class Stage:
             loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
         differentiable = tuple(outputs[i] for i in self._output.differentiable)
-        if loss is not None:
-            check_loss(loss)
+        if self.loss_fn is not None:
+            loss = check_loss(loss)
             self.losses[microbatch] = loss.detach()
             differentiable = (loss * loss_scale,)
             self._one = torch.ones_like(loss)
@@ -314,8 +314,9 @@ def mean_loss(losses: Mapping[int, Tensor]) -> Tensor:
     return torch.stack([losses[microbatch] for microbatch in sorted(losses)]).mean()
 
 
-def check_loss(loss: Any) -> None:
-    """Raise `StageError` unless a loss function returned a scalar."""
+def check_loss(loss: Any) -> Tensor:
+    """The loss, a scalar; raises `StageError` where a loss function returned anything else."""
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise StageError(f"loss_fn returned {shown}", "return a scalar tensor: the mean over one microbatch")
+    return loss
