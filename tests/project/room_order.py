@@ -30,7 +30,7 @@ LEVELS = {
         ("ranks", "partition", "checkpoint"),
         ("recompute", "materialize"),
         ("stage",),
-        ("moe",),
+        ("moe", "compiled"),
         ("segments", "models"),
         ("execute",),
         ("data_parallel",),

@@ -1,7 +1,7 @@
 """Builds what a pipeline consists of, in named steps over one value.
 
-    find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  order_cells
-    prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
+    find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
+    order_cells  prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
@@ -10,7 +10,7 @@ other step is this rank's own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from schedc.attachments.values import Level
 from schedc.cell import CellCosts
 from schedc.cell.issue_order import CellOnRank
 from schedc.ir.program import Program
 from schedc.passes.tied import with_tied
 from schedc.plan import Attachments, plan_of
+from schedc_runtime.compiled.settings import CompileSettings, compile_settings
+from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import Construction, construction_of
@@ -72,6 +75,7 @@ class Settings:
     rng: str = "by name"
     seed: int = 0
     example: Any = None
+    compile: bool | Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -84,7 +88,7 @@ class Assembly:
     names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
     sharded. tied: the parameters of which several ranks need a copy. weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
-    copied: those that another rank holds, too.
+    copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
 
@@ -104,6 +108,8 @@ class Assembly:
     head: LossHead = field(init=False)
     stages: dict[Coordinate, StagesByIndex] = field(init=False)
     copied: list[Stage] = field(init=False)
+    compile: CompileSettings | None = field(init=False)
+    compiled: CompiledUnits | None = None
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)
     bound_code: BoundCode = field(init=False)
@@ -159,6 +165,7 @@ def check_attachments(assembly: Assembly) -> None:
     """A plan made in Python goes through the checks of a plan's lines."""
     check_contradictions(assembly.plan, assembly.program, assembly.mesh)
     check_way(assembly.settings.rng, assembly.settings.seed)
+    assembly.compile = compile_settings(assembly.settings.compile)
 
 
 def cut_model(assembly: Assembly) -> None:
@@ -227,6 +234,24 @@ def _copied(assembly: Assembly, place: Coordinate) -> list[Stage]:
     return [held[index] for index in copied_stages(assembly.program, place.pipeline)]
 
 
+def compile_units(assembly: Assembly) -> None:
+    """Let torch.compile compile the units of the stages here, if the settings say so; each at its first call."""
+    if assembly.compile is None:
+        return
+    if any(stage.recomputation.level is not Level.NONE for stage in assembly.held()):
+        raise RuntimeFault(
+            "compile= and a level of recomputation exclude each other: a compiled unit itself decides what its backward"
+            " recomputes",
+            "leave `recompute` out of the plan, or compile= out of the pipeline; R of a whole stage, and"
+            " torch.utils.checkpoint inside units, work with both",
+        )
+    units: dict[str, list[nn.Module]] = {}
+    for stage in assembly.held():
+        for name in assembly.partition.blocks[stage.index]:
+            units.setdefault(name, []).append(stage.module.get_submodule(name))
+    assembly.compiled = CompiledUnits(assembly.compile, units)
+
+
 def order_cells(assembly: Assembly) -> None:
     """The order inside each instruction on segmented stages, checked."""
     cells, program, network = assembly.settings.cells, assembly.program, assembly.network
@@ -272,6 +297,7 @@ def compare_ranks(assembly: Assembly) -> None:
         "use of the meta device": repr(assembly.construction.deferred),
         "tied weights": repr([shared.uses for shared in assembly.tied]),
         "`rng` and `seed`": f"{assembly.settings.rng}, {assembly.settings.seed}",
+        "`compile`": "" if assembly.compile is None else f"{assembly.compile}",
         **plan_prints(assembly.plan, assembly.held()),
         **fingerprint(assembly.program, assembly.names, assembly.partition.blocks, assembly.copied, assembly.cells),
     }
@@ -303,6 +329,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     cut_model,
     tie_weights,
     make_stages,
+    compile_units,
     order_cells,
     prepare_code,
     guard_failures,

@@ -68,6 +68,9 @@ class Pipeline:
     check_finite: name the stage and microbatch that made the loss NaN or infinite.
     example: a batch as of `step`, of which only shapes and plain values count: the model is cut by what it does on it.
         By default the dummy inputs of a Hugging Face model, or a guess by the model's layers.
+    compile: True, or `torch.compile`'s keywords as a dict: ``{"mode": ..., "fullgraph": True, "dynamic": ...}``.
+        Each unit of a stage becomes one graph, and its backward two: for I and W. The backend is ``"inductor"``, or
+        ``"aot_eager"`` without a compiler; others compute all weight gradients in I.
 
     Other keywords are those of the release before, see `schedc_runtime.pipeline.old_keywords`.
     """
@@ -91,13 +94,14 @@ class Pipeline:
         timeout: float = 300.0,
         check_finite: bool = True,
         example: Any = None,
+        compile: bool | Mapping[str, Any] | None = None,
         **old: Any,
     ) -> None:
         check_kinds(model=model, program=program, loss_fn=loss_fn, count_fn=count_fn, cut=cut, mesh=mesh)
         groups = grouped(Groups(cut or Cut(), mesh, cells), old, program, plan)
         place = None if device is None else torch.device(device)
         settings = (model, program, loss_fn, groups.cut, groups.mesh, plan, groups.cells, group, in_process, timeout)
-        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example))
+        assembly = assemble(Settings(*settings, device=place, rng=rng, seed=seed, example=example, compile=compile))
         self.program = assembly.program
         self.plan, self.mesh, self.partition = assembly.plan, assembly.mesh, assembly.partition
         self.control = assembly.guard.control
@@ -330,6 +334,8 @@ class Pipeline:
         self._guard.forget()
         for stage in self._held():
             stage.release()
+        if self._assembly.compiled is not None:
+            self._assembly.compiled.release()
         self._network.close()
 
     def _held(self) -> Iterator[Stage]:

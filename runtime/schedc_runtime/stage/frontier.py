@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.stage.graph import Edge, GraphForm, Node
-from schedc_runtime.stage.recipes import RECIPES, Recipe, Slots
+from schedc_runtime.stage.recipes import Recipe, Slots, recipe_of
 from schedc_runtime.stage.saved_tensors import hooked
 
 PLAIN = frozenset(
@@ -84,7 +84,7 @@ class _SlotSearch:
         self.recipes = {
             number: recipe
             for number, name in enumerate(self.names)
-            if (recipe := RECIPES.get(name)) is not None and _is_plain(nodes[number])
+            if (recipe := recipe_of(nodes[number], name)) is not None and _is_plain(nodes[number])
         }
         self._from_parameters: dict[int, bool] = {}
 
@@ -115,6 +115,8 @@ class _SlotSearch:
         recipe, edges = self.recipes[number], self.form.edges[number]
         if slot in recipe.with_weight:
             return any((number, weight) in kept for weight in recipe.saved if weight not in recipe.with_weight)
+        if recipe.leaves:
+            return all((number, each) in kept for each in recipe.saved)
         if not recipe.joint:
             return True
         return all((number, bias) in kept for bias in recipe.with_weight if edges[bias][0] >= 0)

@@ -34,6 +34,8 @@ class Recipe:
     factors: slots of the two factors. Where both come from parameters alone, the product is itself a weight.
     add: adds a gradient to ``parameter.grad`` where that is cheaper than to make a gradient of the whole parameter.
     turns: slots whose gradient ``product`` gives transposed if a fifth argument names them.
+    leaves: whether the node itself leaves what W needs: the work, which is the node's ``gradient_waits`` in I, gets it
+        as ``left``. ``product`` takes it as its saved tensors, and no gradient. All slots wait together, or none.
     """
 
     saved: Mapping[int, tuple[str | int, ...]]
@@ -44,6 +46,7 @@ class Recipe:
     factors: Slots = ()
     add: Callable[[Tensor, Tensor, Any], None] | None = None
     turns: Slots = ()
+    leaves: bool = False
 
 
 def waits(ctx: Any) -> bool:
@@ -188,7 +191,13 @@ def _convolution(slots: Slots, grad: Tensor, saved: Saved, facts: tuple[Any, ...
     return tuple(gradients[slot] for slot in slots)
 
 
-RECIPES: dict[str, Recipe] = {
+COMPILED = "CompiledFunctionBackward"
+"""The node of a block that torch.compile has compiled."""
+
+CUT = "cut_for_w"
+"""Attribute of the backward of a block that this package compiles: how it is cut, or None if nothing waits."""
+
+RECIPES: dict[str, Recipe | Callable[[Any], Recipe | None]] = {
     "MmBackward0": Recipe({0: ("mat2",), 1: ("self",)}, _mm, _mm_facts, factors=(0, 1), turns=(0, 1)),
     "AddmmBackward0": Recipe(
         {0: (), 1: ("mat2",), 2: ("mat1",)}, _addmm, _addmm_facts, with_weight=(0,), factors=(1, 2), turns=(1, 2)
@@ -211,4 +220,15 @@ RECIPES: dict[str, Recipe] = {
         joint=True,
     ),
 }
-"""By the name of an autograd node (``tensor.grad_fn.name()``)."""
+"""By the name of an autograd node (``tensor.grad_fn.name()``). A function gives the recipe of a node, or None."""
+
+
+def recipe_of(node: Any, name: str) -> Recipe | None:
+    """The recipe of a node with this name; None if its gradients cannot wait."""
+    recipe = RECIPES.get(name)
+    return recipe if recipe is None or isinstance(recipe, Recipe) else recipe(node)
+
+
+def compiled_backward(node: Any) -> Any:
+    """The backward of a compiled block's node; None before the first backward, unless this package has compiled it."""
+    return getattr(getattr(type(node), "_forward_cls", None), "compiled_bw", None)

@@ -24,8 +24,9 @@ from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.stage.engine import differentiate, gradients_at
 from schedc_runtime.stage.frontier import Frontier, frontier
-from schedc_runtime.stage.graph import Node, recognized, walk
+from schedc_runtime.stage.graph import LEAF, Node, is_parameter, recognized, walk
 from schedc_runtime.stage.hooks import HookMark, before_node, has_hooks, unhooked_from, without_hooks
+from schedc_runtime.stage.recipes import COMPILED, CUT, compiled_backward
 from schedc_runtime.stage.saved_tensors import recomputed_once
 from schedc_runtime.stage.weight_work import AddedLater, PendingWork, WeightWork
 
@@ -33,6 +34,14 @@ BATCH_BYTES = 4 << 20
 """Weight gradients that one call of the engine adds: enough that small layers share its cost, and little to hold."""
 
 _REENTRANT = "CheckpointFunctionBackward"
+_CHECKPOINTED = (
+    "a stage has reentrant checkpoints, which cannot run a part of a backward: all its weight gradients are computed in"
+    " I, and nothing is left for W; pass use_reentrant=False to torch.utils.checkpoint"
+)
+_WHOLE = (
+    "a stage has blocks that torch.compile has compiled before: their weight gradients are computed in I, and nothing"
+    " of them is left for W; give the pipeline the blocks uncompiled and pass compile=True, which cuts their backwards"
+)
 
 
 class SplitBackward:
@@ -43,7 +52,7 @@ class SplitBackward:
         """By the key of a backward, such as its microbatch."""
         self._frontiers: dict[int, Frontier] = {}
         """Where each graph was split last, by number."""
-        self._warned = False
+        self._warned: set[str] = set()
 
     def backward(
         self,
@@ -115,24 +124,30 @@ class SplitBackward:
             return where, nodes
         form, nodes = walk(roots)
         if any(node.name() == _REENTRANT for node in nodes):
-            self._warn()
+            self._warn(_CHECKPOINTED)
             return None, ()
         where = self._frontiers[graph] = frontier(form, nodes)
+        if any(_is_whole(node) for node in nodes):
+            self._warn(_WHOLE)
         return where, nodes
 
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "a stage has reentrant checkpoints, which cannot run a part of a backward: all its weight gradients are"
-                " computed in I, and nothing is left for W; pass use_reentrant=False to torch.utils.checkpoint",
-                stacklevel=2,
-            )
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
 
 
 def is_late(parameter: nn.Parameter) -> bool:
     """Whether W adds a gradient that I has computed: that of a vector, or of a parameter whose hook waits for it."""
     return parameter.dim() <= 1 or has_hooks(parameter)
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a compiled block's backward, which computes gradients of matrices, is not cut."""
+    if node.name() != COMPILED or hasattr(compiled_backward(node), CUT):
+        return False
+    leaves = [child for child, _ in node.next_functions if child is not None and child.name() == LEAF]
+    return any(is_parameter(leaf) and leaf.variable.dim() > 1 for leaf in leaves)
 
 
 def _run_to_frontier(
@@ -143,9 +158,14 @@ def _run_to_frontier(
     grads: Sequence[Tensor],
 ) -> Sequence[Tensor | None]:
     """I: gives the inputs and the work items their gradients; returns those of the parameters ``where.in_i``."""
-    captured = []
+    captured, woken = [], []
     for work in works:
         product = work.product
+        if product.recipe.leaves:
+            nodes[product.number].gradient_waits = work
+            if product.ends:  # I runs it because a parameter behind it is asked for, which gets nothing
+                woken.append(work.chain[0])
+            continue
         if product.ends or (work.unhooked and not work.packed):
             captured.append(work)
         else:
@@ -155,14 +175,15 @@ def _run_to_frontier(
             nodes[product.number].gradient_waits = True
     leaves = [GradientEdge(nodes[number], 0) for number in where.inputs]
     wanted = [*leaves, *where.leaves, *[GradientEdge(nodes[work.product.number], 0) for work in captured]]
-    if not wanted:
+    if not wanted and not woken:
         return ()
-    arrived = gradients_at(wanted, edges, grads)
+    with without_hooks(edge.node.variable for edge in woken):  # type: ignore[attr-defined]
+        arrived = gradients_at([*wanted, *dict.fromkeys(woken)], edges, grads)
     for number, grad in zip(where.inputs, arrived, strict=False):
         if grad is not None:
             _give(nodes[number].variable, grad)
     inputs, computed = len(leaves), len(leaves) + len(where.leaves)
-    for work, grad in zip(captured, arrived[computed:], strict=True):
+    for work, grad in zip(captured, arrived[computed:], strict=False):
         work.arrive((grad,))
     return arrived[inputs:computed]
 

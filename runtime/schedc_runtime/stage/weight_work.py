@@ -24,7 +24,7 @@ class WeightWork:
     order of the forward. packed: whether a saved tensor lies behind a hook. unhooked: whether the node has no hooks.
     """
 
-    __slots__ = ("chain", "facts", "grad", "order", "packed", "product", "saved", "turned", "unhooked")
+    __slots__ = ("chain", "facts", "grad", "left", "order", "packed", "product", "saved", "turned", "unhooked")
 
     def __init__(self, product: Product, nodes: Sequence[Node], unhooked_from: int) -> None:
         node = nodes[product.number]
@@ -39,6 +39,8 @@ class WeightWork:
                 self.packed = True
         self.chain, self.turned = _way(product, nodes, unhooked_from)
         self.grad: Tensor | None = None
+        self.left: Any = None
+        """What a node that leaves its own work (`Recipe.leaves`) has put here."""
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take the gradient of the node's output. It is called before the node runs."""
@@ -65,6 +67,9 @@ class WeightWork:
 
     def gradients(self) -> Sequence[Tensor | None]:
         """[slots] the gradients of the product's slots, which go on at ``chain``."""
+        if self.product.recipe.leaves:
+            left, self.left = self.left, None
+            return () if left is None else self.product.recipe.product(self.product.slots, None, left, self.facts)
         if self.grad is None:
             return ()
         if self.packed:

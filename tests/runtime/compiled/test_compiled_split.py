@@ -1,0 +1,158 @@
+"""Compiled blocks under a split backward: I + W have the bits of the whole compiled backward, in as many graphs."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
+from support.split_models import Splitting, differing, plain
+
+WIDTH = 16
+torchs_own_warnings = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU")
+
+
+class Mlp(nn.Module):
+    """The usual block: a norm stays in I, and so do biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Checkpointed(Mlp):
+    """The compiler itself repeats the forward of a checkpoint."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """A packed weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x + 1, x + 2, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+class Convolutions(nn.Module):
+    """One operation has the gradients of a convolution's input and parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class Table(nn.Module):
+    """Nothing lies behind its node but weights, and I must run it all the same; one weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(self.table(ids))))  # type: ignore[no-any-return]
+
+
+class Weighted(nn.Module):
+    """Weights that follow from others: a norm of a weight, and a product of two narrow matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direction, self.size = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.ones(WIDTH, 1))
+        self.a, self.b = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.randn(2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.size * self.direction / self.direction.norm(dim=1, keepdim=True) + self.a @ self.b
+        return torch.nn.functional.linear(x, weight)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], float]] = {
+    "mlp": (Mlp, lambda n: torch.randn(2, n, WIDTH), 0.94),
+    "checkpoint": (Checkpointed, lambda n: torch.randn(2, n, WIDTH), 0.94),
+    "attention": (Attention, lambda n: torch.randn(2, n, WIDTH), 0.93),
+    "convolutions": (Convolutions, lambda n: torch.randn(2, 3, 12, n), 0.95),
+    "table": (Table, lambda n: torch.randint(0, 9, (2, n)), 1.0),
+    "weighted": (Weighted, lambda n: torch.randn(2, n, WIDTH), 0.99),
+}
+"""By name: the block, an input of a length, and the least share of its elements that waits."""
+
+
+def check(
+    name: str,
+    own: Any,
+    torchs: str,
+    *,
+    autocast: torch.dtype | None = None,
+    lengths: tuple[int, ...] = (12, 12),
+    dynamic: bool = False,
+) -> None:
+    """I + W of microbatches that are in flight together, and B, against the whole backward of torch's backend."""
+    torch._dynamo.reset()
+    make, sample, share = MODELS[name]
+    torch.manual_seed(0)
+    block, inputs = make(), [sample(length) for length in lengths]
+    expected = copy.deepcopy(block)
+    counter = CompileCounterWithBackend(torchs)
+    expected.compile(backend=counter, fullgraph=True, dynamic=dynamic)
+    wanted = plain(expected, inputs, autocast)
+    torch._dynamo.reset()  # what it has learned of lengths, too
+    graphs: list[int] = []
+    block.compile(backend=lambda *args: graphs.append(1) or own(*args), fullgraph=True, dynamic=dynamic)
+    splitting = Splitting(block, autocast)
+    grads = [splitting.i(key, x) for key, x in enumerate(inputs)]
+    waiting = splitting.put_off(0)
+    assert sum(leaf.numel() for leaf in waiting) >= share * sum(p.numel() for p in block.parameters())
+    assert all(leaf.grad is None for leaf in waiting)
+    for key in range(len(inputs)):
+        splitting.split.weight(key)
+    assert differing(block, expected) == []
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))  # type: ignore[arg-type]
+    block.zero_grad()
+    plain(block, inputs, autocast)
+    assert differing(block, expected) == []
+    assert len(graphs) == counter.frame_count
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_i_and_w_have_the_bits_of_the_whole_backward(name: str, autocast: torch.dtype | None) -> None:
+    check(name, cut_aot_eager, "aot_eager", autocast=autocast)
+
+
+@pytest.mark.parametrize("name", ["mlp", "table"])
+def test_lengths_that_change(name: str) -> None:
+    check(name, cut_aot_eager, "aot_eager", lengths=(12, 10, 7), dynamic=True)
+
+
+@pytest.mark.slow
+@needs_compiler
+@torchs_own_warnings
+def test_inductor_chooses_strides() -> None:
+    check("convolutions", cut_inductor, "inductor")
+
+
+@pytest.mark.slow
+@needs_compiler
+@torchs_own_warnings
+def test_inductor_with_lengths_that_change() -> None:
+    check("mlp", cut_inductor, "inductor", lengths=(12, 9), dynamic=True)

@@ -1,0 +1,194 @@
+"""Compiled units of a pipeline: the bits of every schedule, graphs, names, refusals, and units that stay eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import schedc
+from schedc.attachments.values import Level, Recompute
+from schedc.plan import Attachments
+from schedc_runtime import Pipeline
+from schedc_runtime.compiled.settings import compile_settings
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.testing import pool
+from support.runtime_cases import gradients, next_token_loss, small_gpt, tokens
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # Dynamo's own
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+EAGER = {"backend": "aot_eager"}
+
+
+def steps(schedule: str, sizes: dict[str, int], compile: Any = EAGER, **config: Any) -> dict[str, Any]:
+    """Two training steps, an evaluation and a longer batch: what came out of them."""
+    model = small_gpt(4, **config)
+    program = schedc.compile(schedule, **sizes)
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, compile=compile)
+    losses = [pipe.step(*tokens(8, seed=seed)) for seed in range(2)]
+    losses += [pipe.evaluate(*tokens(8, seed=3)), pipe.step(*tokens(8, length=9, seed=4))]
+    state = {name: grad.clone() for name, grad in gradients(pipe).items()}
+    assert list(pipe.full_state_dict()) == list(model.state_dict())
+    pipe.close()
+    assert all(module._compiled_call_impl is None for module in model.modules())
+    return {"losses": torch.stack(losses), **state}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_every_schedule_has_the_bits_of_one_rank(dropout: float) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    expected = steps("1f1b", {"P": 1, "M": 4}, dropout=dropout)
+    assert not counters["graph_break"]
+    for schedule in ("1f1b", "zbh1", "dualpipev"):
+        assert same(steps(schedule, {"P": 2, "M": 4}, dropout=dropout), expected)
+    if dropout == 0:
+        plain = steps("zbh1", {"P": 2, "M": 4}, compile=None)
+        torch.testing.assert_close(expected["losses"], plain["losses"], rtol=1e-12, atol=0)
+
+
+def on_processes(rank: int, world_size: int) -> dict[str, list[float]]:
+    """A step of each schedule: the loss, and a sum that tells each gradient held here."""
+    result = {}
+    for schedule in ("1f1b", "zbh1"):
+        model = small_gpt(4, dropout=0.4)
+        program = schedc.compile(schedule, P=world_size, M=4)
+        pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=60, compile=EAGER)
+        loss = pipe.step(*tokens(8))
+        result[schedule] = [float(loss), *(float(grad.abs().sum()) for grad in gradients(pipe).values())]
+        pipe.close()
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_processes_have_the_bits_of_one_process() -> None:
+    model = small_gpt(4, dropout=0.4)
+    pipe = Pipeline(
+        model, schedc.compile("1f1b", P=1, M=4), loss_fn=next_token_loss, in_process=True, compile=EAGER
+    )  # fmt: skip
+    loss = float(pipe.step(*tokens(8)))
+    expected = [float(grad.abs().sum()) for grad in gradients(pipe).values()]
+    pipe.close()
+    everyone = pool(2).run("runtime.compiled.test_units:on_processes", timeout=120)
+    for schedule in ("1f1b", "zbh1"):
+        held = [here[schedule] for here in everyone]
+        assert {values[0] for values in held} == {loss}
+        assert sorted(value for values in held for value in values[1:]) == sorted(expected)
+
+
+def test_weight_gradients_wait_and_blocks_share_a_graph() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    model = small_gpt(4)
+    pipe = Pipeline(
+        model, schedc.compile("zbh1", P=2, M=2), loss_fn=next_token_loss, in_process=True, compile=EAGER
+    )  # fmt: skip
+    stage = next(stage for stage in pipe._assembly.held() if stage.last)
+    waiting: list[int] = []
+    weight = stage.weight
+
+    def counted(microbatch: int) -> None:
+        waiting.append(sum(len(group) for group in stage._split.pending[microbatch].products))
+        assert any(w.left is not None for group in stage._split.pending[microbatch].products for w in group)
+        weight(microbatch)
+
+    stage.weight = counted  # type: ignore[method-assign]
+    pipe.step(*tokens(4))
+    assert waiting == [3, 3]  # two blocks, and the head, which is no block
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    pipe.close()
+
+
+class Breaking(nn.Module):
+    """A block that is no single graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return -self.layer(x)
+
+
+def breaking(**compile: Any) -> Pipeline:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Breaking() for _ in range(4)])
+    program = schedc.compile("zbh1", P=2, M=2)
+    return Pipeline(
+        model, program, loss_fn=nn.functional.mse_loss, in_process=True, compile={**EAGER, **compile},
+        example=torch.zeros(4, 4),
+    )  # fmt: skip
+
+
+def test_a_unit_that_is_no_graph_stays_eager_with_one_warning() -> None:
+    pipe, batch = breaking(), torch.randn(4, 4)
+    with pytest.warns(UserWarning, match=r"`0` \(Breaking\) is no single graph") as caught:
+        loss = pipe.step(batch, batch)
+    assert len(caught) == 1
+    x = batch
+    for block in (module for stage in pipe.modules for module in stage.children()):
+        x = block(x)
+    torch.testing.assert_close(loss, nn.functional.mse_loss(x, batch).detach())
+    pipe.close()
+
+
+def test_fullgraph_raises_what_the_compiler_says() -> None:
+    with pytest.raises(Exception, match="graph_break"):
+        breaking(fullgraph=True).step(torch.randn(4, 4), torch.randn(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("inductor", "says nothing"),
+        ({"modes": "default"}, r"keys \['modes'\]"),
+        ({"mode": "fastest"}, "has the mode 'fastest'"),
+        ({"mode": "reduce-overhead"}, "several microbatches in flight"),
+        ({"backend": "cudagraphs"}, "several microbatches in flight"),
+        ({"backend": "aot_eager", "mode": "max-autotune"}, "does not take"),
+        ({"options": {"no_such": 1}}, r"\['no_such'\]"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(RuntimeFault, match=message):
+        compile_settings(given)
+
+
+def test_recomputation_by_level_is_refused() -> None:
+    program, plan = schedc.compile("1f1b", P=2, M=2), Attachments(recompute=(Recompute(Level.ACT),) * 2)
+    with pytest.raises(RuntimeFault, match="exclude each other"):
+        Pipeline(small_gpt(4), program, loss_fn=next_token_loss, in_process=True, compile=EAGER, plan=plan)
+
+
+def test_a_wrapped_block_is_refused() -> None:
+    model = small_gpt(4)
+    model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")  # type: ignore[assignment]
+    with pytest.raises(RuntimeFault, match=r"`blocks.1` is the result of torch.compile"):
+        Pipeline(
+            model, schedc.compile("1f1b", P=2, M=2), loss_fn=next_token_loss, in_process=True, compile=EAGER
+        )  # fmt: skip
+
+
+def test_another_backend_warns_that_nothing_waits() -> None:
+    with pytest.warns(UserWarning, match="one backward for I and W"):
+        Pipeline(
+            small_gpt(4),
+            schedc.compile("zbh1", P=2, M=2),
+            loss_fn=next_token_loss,
+            in_process=True,
+            compile={"backend": "aot_eager_decomp_partition"},
+        ).close()
