@@ -101,9 +101,9 @@ def test_errors_point_into_the_string(text: str, positions: list[tuple[str, int,
      "(" * 20 + "t" + "*9)" * 20, "t" * 200_000],
 )  # fmt: skip
 def test_hostile_strings_end_at_once(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert refused(text)[0][0] == "S141"
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 2
 
 
 @given(
