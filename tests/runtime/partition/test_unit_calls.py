@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import schedc
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import BoundaryError, PartitionError
+from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 
@@ -288,3 +289,31 @@ def test_a_split_point_inside_of_a_checkpointed_unit_checkpoints_its_parts() -> 
     cut = Cut(split_points=["blocks.2.layers.2"])
     expected = trained(plain, cut=cut)
     assert all(torch.equal(grad, expected[name]) for name, grad in trained(model, cut=cut).items())
+
+
+class Writing(Chain):
+    """Writes between blocks, and in the first operation of a block: into what another stage may have made."""
+
+    def __init__(self) -> None:
+        super().__init__(*[nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)) for _ in range(4)])
+
+    def called(self, block: nn.Module, x: Tensor) -> Tensor:
+        y = torch.tanh(x * 1.5)
+        x = block(x)
+        x += y
+        x[:, 0] = 0
+        return x
+
+
+@pytest.mark.parametrize("schedule", ["zbh1", "dualpipev"])
+def test_a_write_to_what_another_stage_made_has_the_gradients_of_the_model(schedule: str) -> None:
+    torch.manual_seed(0)
+    model = Writing()
+    expected = serial(copy.deepcopy(model))
+    for name, grad in trained(model, schedule, cut=Cut(blocks="blocks", costs=[1.0] * 4)).items():
+        torch.testing.assert_close(grad, expected[name])
+
+
+def test_a_write_to_what_another_segment_made_is_refused() -> None:
+    with pytest.raises(InstructionError, match=r"(?s)writes into a value of another segment.*x = x \+ y rather than"):
+        trained(Writing(), cut=Cut(segmented=True))
