@@ -4,6 +4,8 @@ share       elements of the parameters without a gradient after I whose gradient
             gradient that I computes and W only adds does not count.
 bitwise     whether all gradients of two accumulated microbatches equal those of ``.backward()``, inputs included
 hooks_in_w  how often the hook behind a weight's addition fires for one microbatch: once, and in W
+
+Cases beyond the first are tiny models of Hugging Face families, whose narrow layers have a larger share of norms.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.stage.split import SplitBackward
+from trainers.deferral_families import cases as families
 from trainers.split_models import Decoder, InProjection
 
 WIDTH = 32
@@ -60,7 +63,7 @@ CASES: dict[str, Case] = {
 def measure() -> dict[str, Any]:
     """The figures of all cases."""
     torch.set_num_threads(1)
-    cases = [{"case": name, **_case(*case)} for name, case in CASES.items()]
+    cases = [{"case": name, **_case(*case)} for name, case in (CASES | families()).items()]
     return {
         "share": {case["case"]: case["share"] for case in cases},
         "bitwise": all(case["bitwise"] for case in cases),
