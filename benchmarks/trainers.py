@@ -10,6 +10,7 @@ import json
 from importlib import import_module
 
 COMMANDS = {
+    "compiled": "trainers.compiled",
     "deferral": "trainers.deferral",
     "dropout": "trainers.dropout",
     "families": "trainers.families",

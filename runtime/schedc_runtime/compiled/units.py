@@ -21,8 +21,16 @@ _GRAPHS = 8
 class CompiledUnits:
     """The units that are compiled, and what each was called by before."""
 
-    def __init__(self, settings: CompileSettings, units: Mapping[str, Iterable[nn.Module]]) -> None:
-        """units: by name the copies of a unit that are here. Each is compiled when it is called first."""
+    def __init__(
+        self,
+        settings: CompileSettings,
+        units: Mapping[str, Iterable[nn.Module]],
+        backend: Callable[..., Any] | None = None,
+    ) -> None:
+        """units: by name the copies of a unit that are here. Each is compiled when it is called first.
+
+        backend: in place of `backend_of` the settings.
+        """
         self._before: list[tuple[nn.Module, Any]] = []
         eager = [name for name, copies in units.items() if any(_exchanges(unit) for unit in copies)]
         compiled = {name: list(copies) for name, copies in units.items() if name not in eager}
@@ -31,7 +39,7 @@ class CompiledUnits:
         self._warn(settings, eager)
         self._failures: set[tuple[type, str]] = set()
         limit = _GRAPHS * (1 + sum(map(len, compiled.values())))
-        options = {"backend": _backend(settings), "dynamic": settings.dynamic, "recompile_limit": limit}
+        options = {"backend": backend or backend_of(settings), "dynamic": settings.dynamic, "recompile_limit": limit}
         compiler: Any = torch.compile
         for name, copies in compiled.items():
             for unit in copies:
@@ -99,7 +107,7 @@ def _is_of_compiler(error: Exception) -> bool:
 
 
 @cache
-def _backend(settings: CompileSettings) -> str | Callable[..., Any]:
+def backend_of(settings: CompileSettings) -> str | Callable[..., Any]:
     """The backend, the same object each time: Dynamo keeps graphs by backend."""
     from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
 

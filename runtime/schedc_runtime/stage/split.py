@@ -103,6 +103,9 @@ class SplitBackward:
                 group = products.popleft()
                 if len(group) > 1:
                     group.sort(key=lambda work: -work.order)
+                    if any(work.product.recipe.leaves for work in group):
+                        for work in group:
+                            work.take_turn()
                 elif group[0].product.recipe.add is not None and group[0].add():
                     group = []
                 for work in group:

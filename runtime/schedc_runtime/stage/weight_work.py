@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedc_runtime.stage.frontier import Product
 from schedc_runtime.stage.graph import LEAF, Node
@@ -54,6 +55,10 @@ class WeightWork:
             if isinstance(tensor, Packed) and (tensor.in_backward or not in_backward):
                 self.saved[name] = tensor.value()
 
+    def take_turn(self) -> None:
+        """Let the engine add the gradients in the order of the forward, however long the ways to the parameters are."""
+        self.chain = [_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.chain]
+
     def add(self) -> bool:
         """Add the gradient in the recipe's own way, if it has one and the parameter takes it; whether it did."""
         add = self.product.recipe.add
@@ -95,6 +100,15 @@ def _way(product: Product, nodes: Sequence[Node], unhooked_from: int) -> tuple[S
             edges.append(leaf)
             turned.append(slot)
     return edges, tuple(turned)
+
+
+def _in_turn(leaf: GradientEdge, order: int) -> GradientEdge:
+    """An edge that goes on to ``leaf`` through a node with a place in the order of the forward."""
+    with torch.enable_grad():
+        parameter: Tensor = leaf.node.variable  # type: ignore[attr-defined]
+        edge = get_gradient_edge(parameter.view_as(parameter))
+    edge.node._set_sequence_nr(order)  # type: ignore[attr-defined]
+    return edge
 
 
 class AddedLater(NamedTuple):

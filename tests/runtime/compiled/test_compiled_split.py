@@ -17,7 +17,10 @@ from schedc_runtime.compiled.backends import cut_aot_eager, cut_inductor
 from support.split_models import Splitting, differing, plain
 
 WIDTH = 16
-torchs_own_warnings = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # Dynamo's own
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU")
 
 
@@ -139,6 +142,7 @@ def test_i_and_w_have_the_bits_of_the_whole_backward(name: str, autocast: torch.
     check(name, cut_aot_eager, "aot_eager", autocast=autocast)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "table"])
 def test_lengths_that_change(name: str) -> None:
     check(name, cut_aot_eager, "aot_eager", lengths=(12, 10, 7), dynamic=True)
@@ -146,13 +150,99 @@ def test_lengths_that_change(name: str) -> None:
 
 @pytest.mark.slow
 @needs_compiler
-@torchs_own_warnings
 def test_inductor_chooses_strides() -> None:
     check("convolutions", cut_inductor, "inductor")
 
 
 @pytest.mark.slow
 @needs_compiler
-@torchs_own_warnings
 def test_inductor_with_lengths_that_change() -> None:
     check("mlp", cut_inductor, "inductor", lengths=(12, 9), dynamic=True)
+
+
+class Residual(nn.Module):
+    """A small block, compiled on its own. number: differs from block to block, which takes a graph each."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.layer, self.number = nn.Linear(WIDTH, WIDTH), number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.layer(x)) * (1 + self.number)
+
+
+class Several(nn.Module):
+    """Compiled blocks among other code. use: the model's forward."""
+
+    def __init__(self, use: Callable[[Several, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.last, self.use = Residual(), Residual(), nn.Linear(WIDTH, WIDTH), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, x)
+
+
+def split_blocks(use: Callable[[Several, Tensor], Tensor], change: Callable[[Several], Any]) -> tuple[Several, int]:
+    """(the model after I + W of two microbatches, parameters that waited); its bits are those of whole backwards."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Several(use), torch.randn(3, WIDTH)
+    expected = copy.deepcopy(model)
+    for net, backend in ((model, cut_aot_eager), (expected, "aot_eager")):
+        net.one.compile(backend=backend, fullgraph=True)
+        net.two.compile(backend=backend, fullgraph=True)
+        change(net)
+    wanted = plain(expected, [x, 2 * x])
+    splitting = Splitting(model)
+    grads = [splitting.i(key, factor * x) for key, factor in enumerate((1, 2))]
+    waiting = len(splitting.put_off(0))
+    for key in range(2):
+        splitting.split.weight(key)
+    assert differing(model, expected) == []
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))  # type: ignore[arg-type]
+    return model, waiting
+
+
+def tie(model: Several) -> None:
+    model.last.weight = model.two.layer.weight = model.one.layer.weight
+
+
+def test_uses_of_a_weight_inside_and_outside_are_summed_in_autograds_order() -> None:
+    assert split_blocks(lambda net, x: net.last(net.two(net.one(x))), tie)[1] == 2
+
+
+def test_a_weight_that_the_loss_uses_too_stays_in_i_with_its_block() -> None:
+    def use(net: Several, x: Tensor) -> Tensor:
+        return net.last(net.two(net.one(x))) + net.one.layer.weight.square().sum()
+
+    assert split_blocks(use, lambda net: None)[1] == 3  # the weight of `two`, and `last` with its bias
+
+
+def test_a_checkpoint_around_a_block_repeats_its_forward_once() -> None:
+    forwards: list[int] = []
+
+    def use(net: Several, x: Tensor) -> Tensor:
+        x = checkpoint(lambda x: forwards.append(1) or net.one(x), x, use_reentrant=False)
+        return net.last(net.two(x))  # type: ignore[no-any-return]
+
+    assert split_blocks(use, lambda net: None)[1] == 4
+    assert len(forwards) == 2 * 2 * 2  # two models, two microbatches, F and the repetition
+
+
+def test_hooks_of_parameters_fire_once_in_w() -> None:
+    calls: list[str] = []
+
+    def change(net: Several) -> None:
+        net.one.layer.weight.register_hook(lambda grad: 2 * grad)
+        net.two.layer.weight.register_post_accumulate_grad_hook(lambda _: calls.append("added"))
+
+    split_blocks(lambda net, x: net.last(net.two(net.one(x))), change)
+    assert len(calls) == 2 * 2
+
+
+def test_half_frozen_blocks() -> None:
+    def change(net: Several) -> None:
+        net.one.layer.weight.requires_grad_(False)
+        net.two.layer.bias.requires_grad_(False)
+
+    assert split_blocks(lambda net, x: net.last(net.two(net.one(x))), change)[1] == 3

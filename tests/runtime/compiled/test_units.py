@@ -87,6 +87,7 @@ def test_processes_have_the_bits_of_one_process() -> None:
         assert sorted(value for values in held for value in values[1:]) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_weight_gradients_wait_and_blocks_share_a_graph() -> None:
     torch._dynamo.reset()
     counters.clear()
@@ -108,6 +109,30 @@ def test_weight_gradients_wait_and_blocks_share_a_graph() -> None:
     assert waiting == [3, 3]  # two blocks, and the head, which is no block
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+    pipe.close()
+
+
+class Numbered(nn.Module):
+    """A block whose number is part of its code, as the index of a Hugging Face layer is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer, self.number = nn.Linear(4, 4), number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x) / (1 + self.number)
+
+
+@pytest.mark.slow
+def test_many_blocks_with_a_graph_each_stay_compiled() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(*[Numbered(number) for number in range(12)])
+    pipe = Pipeline(
+        model, schedc.compile("zbh1", P=2, M=2), loss_fn=nn.functional.mse_loss, in_process=True, compile=EAGER,
+        example=torch.zeros(4, 4),
+    )  # fmt: skip
+    pipe.step(torch.randn(4, 4), torch.randn(4, 4))
+    assert all(block._compiled_call_impl is not None for block in model)
     pipe.close()
 
 
