@@ -37,7 +37,6 @@ class CompiledUnits:
         for name, copies in compiled.items():
             _refuse_wrapped(name, copies)
         self._warn(settings, eager)
-        self._failures: set[tuple[type, str]] = set()
         limit = _GRAPHS * (1 + sum(map(len, compiled.values())))
         options = {"backend": backend or backend_of(settings), "dynamic": settings.dynamic, "recompile_limit": limit}
         compiler: Any = torch.compile
@@ -54,15 +53,16 @@ class CompiledUnits:
         self._before = []
 
     def failed(self, name: str, unit: nn.Module, error: Exception) -> None:
-        """Warn of a unit that cannot be compiled, once for all units of a class that fail alike."""
+        """Leave a unit that cannot be compiled, and all units made of the same modules, to themselves; warn once."""
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if (type(unit), reason) not in self._failures:
-            self._failures.add((type(unit), reason))
-            warnings.warn(
-                f"`{name}` ({type(unit).__name__}) is no single graph and runs without torch.compile, as do units of"
-                f" its class that fail alike: {reason}; compile={{'fullgraph': True}} raises the whole error",
-                stacklevel=2,
-            )
+        alike = [part for part, _ in self._before if _modules(part) == _modules(unit)]
+        for part in alike:
+            part._compiled_call_impl = None
+        warnings.warn(
+            f"`{name}` ({type(unit).__name__}) is no single graph: it and {len(alike) - 1} units of the same modules"
+            f" run without torch.compile: {reason}; compile={{'fullgraph': True}} raises the whole error",
+            stacklevel=2,
+        )
 
     @staticmethod
     def _warn(settings: CompileSettings, eager: list[str]) -> None:
@@ -93,7 +93,6 @@ class CompiledCall:
             if self.fullgraph or not _is_of_compiler(error):
                 raise
             self.units.failed(self.name, self.unit, error)
-        self.unit._compiled_call_impl = None
         return self.unit._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -114,6 +113,11 @@ def backend_of(settings: CompileSettings) -> str | Callable[..., Any]:
     if settings.backend == "inductor":
         return partial(cut_inductor, patches=settings.patches())
     return cut_aot_eager if settings.backend == "aot_eager" else settings.backend
+
+
+def _modules(unit: nn.Module) -> list[type]:
+    """The classes of a unit's modules, which decide whether it is one graph."""
+    return [type(part) for part in unit.modules()]
 
 
 def _exchanges(unit: nn.Module) -> bool:

@@ -126,7 +126,7 @@ class Numbered(nn.Module):
 @pytest.mark.slow
 def test_many_blocks_with_a_graph_each_stay_compiled() -> None:
     torch._dynamo.reset()
-    model = nn.Sequential(*[Numbered(number) for number in range(12)])
+    model = nn.Sequential(*[Numbered(number) for number in range(9)])
     pipe = Pipeline(
         model, schedc.compile("zbh1", P=2, M=2), loss_fn=nn.functional.mse_loss, in_process=True, compile=EAGER,
         example=torch.zeros(4, 4),
