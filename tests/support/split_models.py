@@ -186,7 +186,7 @@ class Splitting:
 
     def put_off(self, key: int) -> list[Tensor]:
         """The leaves whose gradients W computes."""
-        nodes = [edge.node for group in self.split.pending[key].products for work in group for edge in work.chain]
+        nodes = [edge.node for group in self.split.pending[key].products for work in group for edge in work.edges]
         leaves: list[Tensor] = []
         for node in nodes:
             if hasattr(node, "variable"):

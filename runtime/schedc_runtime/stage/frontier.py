@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge
 
-from schedc_runtime.stage.graph import Edge, GraphForm, Node
+from schedc_runtime.stage.additions import Leaf, leaf_of
+from schedc_runtime.stage.graph import GraphForm, Node
 from schedc_runtime.stage.recipes import Recipe, Slots, recipe_of
+from schedc_runtime.stage.recognition import Recognition
 from schedc_runtime.stage.saved_tensors import hooked
 
 PLAIN = frozenset(
@@ -28,39 +30,51 @@ PLAIN = frozenset(
 """Nodes through which a factor of a weight may pass: they select nothing by data."""
 
 
+class Way(NamedTuple):
+    """Where the gradient of a slot goes on.
+
+    number, output: the edge behind the slot. leaf: the parameter behind it, if nothing but a transpose lies between,
+    and the recipe can do without it.
+    """
+
+    slot: int
+    number: int
+    output: int
+    leaf: Leaf | None
+
+
 @dataclass(frozen=True, eq=False)
 class Product:
     """A node whose gradients of ``slots`` are put off.
 
-    number: the node's number. chain: [slots] where each gradient goes on. saved: names of the tensors that it needs.
+    number: the node's number. ways: [slots] where each gradient goes on. saved: names of the tensors that it needs.
     ends: whether I has nothing to run behind the node. in_python: whether it is a function written in Python.
-    leaves: [slots] the parameter's edge, if the chain is one transpose and no other product uses the parameter.
     """
 
     number: int
     recipe: Recipe
     slots: Slots
-    chain: tuple[Edge, ...]
+    ways: tuple[Way, ...]
     saved: tuple[str | int, ...]
     ends: bool
     in_python: bool
-    leaves: tuple[GradientEdge | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
     """Where the backward of one form of graph is split.
 
+    recognition: finds the nodes of the form at the next microbatch.
     together: products whose gradients meet in a parameter. W runs their chains in one call of the engine.
     inputs, in_i: numbers of the leaves whose gradients I computes: inputs of the stage, and parameters.
-    leaves: [in_i] the edges of those parameters.
+    leaves: [in_i] those parameters.
     """
 
-    form: GraphForm
+    recognition: Recognition
     together: tuple[tuple[Product, ...], ...]
     inputs: tuple[int, ...]
     in_i: tuple[int, ...]
-    leaves: tuple[GradientEdge, ...]
+    leaves: tuple[Leaf, ...]
 
 
 def frontier(form: GraphForm, nodes: Sequence[Node]) -> Frontier:
@@ -69,10 +83,12 @@ def frontier(form: GraphForm, nodes: Sequence[Node]) -> Frontier:
     slots = search.slots()
     products = [search.product(number, chosen) for number, chosen in sorted(slots.items())]
     groups = [tuple(group) for group in _meeting(products, search)]
-    together = [(replace(group[0], leaves=search.turned(group[0])),) if len(group) == 1 else group for group in groups]
+    together = [(search.shortened(group[0]),) if len(group) == 1 else group for group in groups]
     needed = sorted(search.leaves_in_i({(number, slot) for number, chosen in slots.items() for slot in chosen}))
     inputs, parameters = (tuple(n for n in needed if (n in form.parameters) is kind) for kind in (False, True))
-    return Frontier(form, tuple(together), inputs, parameters, tuple(GradientEdge(nodes[n], 0) for n in parameters))
+    return Frontier(
+        Recognition(form), tuple(together), inputs, parameters, tuple(leaf_of(nodes[n]) for n in parameters)
+    )
 
 
 class _SlotSearch:
@@ -126,17 +142,24 @@ class _SlotSearch:
         saved = dict.fromkeys(name for slot in slots for name in recipe.saved[slot])
         ends = all(child < 0 or slot in slots for slot, (child, _) in enumerate(edges))
         in_python = isinstance(self.nodes[number], BackwardCFunction)
-        chain, leaves = tuple(edges[slot] for slot in slots), (None,) * len(slots)
-        return Product(number, recipe, slots, chain, tuple(saved), ends, in_python, leaves)
+        ways = tuple(Way(slot, *edges[slot], None) for slot in slots)
+        return Product(number, recipe, slots, ways, tuple(saved), ends, in_python)
 
-    def turned(self, product: Product) -> tuple[GradientEdge | None, ...]:
-        """[slots] the parameter's edge where nothing but a transpose lies between, and the recipe can do without it."""
-        leaves: list[GradientEdge | None] = []
-        for slot, (child, _) in zip(product.slots, product.chain, strict=True):
-            leaf = self.form.edges[child][0][0] if self.names[child] == "TBackward0" else -1
-            turns = slot in product.recipe.turns and leaf in self.form.parameters
-            leaves.append(GradientEdge(self.nodes[leaf], 0) if turns else None)
-        return tuple(leaves)
+    def shortened(self, product: Product) -> Product:
+        """The product with ways that leave out a transpose in front of a parameter, which no other product uses."""
+        leaves = [self._turned(way.number) if way.slot in product.recipe.turns else -1 for way in product.ways]
+        return replace(
+            product,
+            ways=tuple(
+                way._replace(leaf=leaf_of(self.nodes[leaf])) if leaf >= 0 and leaves.count(leaf) == 1 else way
+                for way, leaf in zip(product.ways, leaves, strict=True)
+            ),
+        )
+
+    def _turned(self, number: int) -> int:
+        """The number of the parameter whose transpose a node is; -1 for any other node."""
+        child = self.form.edges[number][0][0] if self.names[number] == "TBackward0" else -1
+        return child if child in self.form.parameters else -1
 
     def leaves(self, number: int) -> frozenset[int]:
         """The leaves behind a node, itself included."""
@@ -204,9 +227,9 @@ def _meeting(products: Sequence[Product], search: _SlotSearch) -> list[list[Prod
     """The products in groups that share no parameter."""
     group_of: dict[int, list[Product]] = {}
     for product in products:
-        leaves = {leaf for child, _ in product.chain for leaf in search.leaves(child)}
+        leaves = {leaf for _, child, *_ in product.ways for leaf in search.leaves(child)}
         met = {id(group): group for leaf in leaves if (group := group_of.get(leaf)) is not None}
         merged = [*(member for group in met.values() for member in group), product]
-        for leaf in {leaf for member in merged for child, _ in member.chain for leaf in search.leaves(child)}:
+        for leaf in {leaf for member in merged for _, child, *_ in member.ways for leaf in search.leaves(child)}:
             group_of[leaf] = merged
     return list({id(group): group for group in group_of.values()}.values())

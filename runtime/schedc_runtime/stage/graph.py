@@ -6,11 +6,8 @@ same for every microbatch whose graph has the same form. `recognized` proves tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,34 +35,6 @@ class GraphForm:
     edges: tuple[tuple[Edge, ...], ...]
     parameters: dict[int, Node]
     inputs: tuple[int, ...]
-
-    @cached_property
-    def first_edges(self) -> tuple[tuple[int, ...], ...]:
-        """[nodes] the inputs of each node that lead to nodes which the walk has not met."""
-        count, rows = self.roots, []
-        for row in self.edges:
-            first = []
-            for slot, (child, _) in enumerate(row):
-                if child == count:
-                    first.append(slot)
-                    count += 1
-            rows.append(tuple(first))
-        return tuple(rows)
-
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """[nodes] number of inputs of each node."""
-        return tuple(map(len, self.edges))
-
-    @cached_property
-    def outputs(self) -> tuple[int, ...]:
-        """[edges] which output of a node each edge leads to, node by node."""
-        return tuple(output for row in self.edges for _, output in row)
-
-    @cached_property
-    def children(self) -> Callable[[Sequence[Node | None]], tuple[Node | None, ...]]:
-        """Picks from the nodes by number, with None behind the last: [edges] what each edge leads to."""
-        return itemgetter(*(child for row in self.edges for child, _ in row), -1, -1)
 
 
 def walk(roots: Sequence[Node]) -> tuple[GraphForm, list[Node]]:
@@ -95,21 +64,22 @@ def recognized(graph: GraphForm, roots: Sequence[Node]) -> list[Node] | None:
     if len(roots) != graph.roots:
         return None
     nodes: list[Any] = list(roots)
-    rows = []
-    try:
-        for node, first in zip(nodes, graph.first_edges, strict=False):  # nodes grows
-            row = node.next_functions
-            rows.append(row)
-            for slot in first:
-                nodes.append(row[slot][0])
-    except (AttributeError, IndexError):  # no node behind the edge, or no edge
-        return None
-    if tuple(map(type, nodes)) != graph.kinds or len(set(nodes)) != len(nodes) or tuple(map(len, rows)) != graph.widths:
-        return None
-    edges = list(chain.from_iterable(rows))
-    if tuple([output for _, output in edges]) != graph.outputs:
-        return None
-    if (*[child for child, _ in edges], None, None) != graph.children([*nodes, None]):
+    count = len(nodes)
+    for node, kind, row in zip(nodes, graph.kinds, graph.edges, strict=False):  # nodes grows
+        if type(node) is not kind:
+            return None
+        children = node.next_functions
+        if len(children) != len(row):
+            return None
+        for (child, output), (index, expected) in zip(children, row, strict=True):
+            if output != expected:
+                return None
+            if index == count:
+                nodes.append(child)
+                count += 1
+            elif (nodes[index] if index >= 0 else None) is not child:
+                return None
+    if count != len(graph.kinds) or len(set(nodes)) != count:
         return None
     for index, leaf in graph.parameters.items():
         if nodes[index] is not leaf:

@@ -6,7 +6,7 @@ node that was made after a mark has no hook if none was registered since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -47,6 +47,22 @@ def before_node(node: Node, take: Callable[[Any], None]) -> None:
     """Call ``take`` with the gradients of the outputs of ``node`` before it runs, behind the hooks that it has."""
     node.register_prehook(take)
     _Own.hooks += 1
+
+
+def hooks_of(node: Node) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """The hooks of a node, before and behind it, as torch keeps them: what Python code registers later comes in."""
+    mappings = []
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_nothing)
+        mappings.append(handle.hooks_dict_ref())
+        handle.remove()
+        _Own.hooks += 1
+    before, behind = mappings
+    return before, behind
+
+
+def _nothing(*_: Any) -> None:
+    """A hook that changes nothing."""
 
 
 def has_hooks(parameter: Tensor) -> bool:

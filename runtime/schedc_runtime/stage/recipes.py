@@ -85,6 +85,8 @@ def _right(grad: Tensor, left: Tensor, columns: bool, turned: bool) -> Tensor:
 
 
 def _mm_facts(node: Any, slots: Slots) -> tuple[bool, bool]:
+    if slots == (1,):
+        return False, _by_columns(node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides)
     return (
         0 in slots and _by_columns(node._saved_self_sym_sizes, node._saved_self_sym_strides),
         1 in slots and _by_columns(node._saved_mat2_sym_sizes, node._saved_mat2_sym_strides),
@@ -92,7 +94,7 @@ def _mm_facts(node: Any, slots: Slots) -> tuple[bool, bool]:
 
 
 def _mm(slots: Slots, grad: Tensor, saved: Saved, columns: tuple[bool, bool], turned: Slots = ()) -> Gradients:
-    if slots == (1,):
+    if slots == (1,):  # as in every linear layer without a bias
         return (_right(grad, saved["self"], columns[1], bool(turned)),)
     left = _left(grad, saved["mat2"], columns[0], 0 in turned)
     return (left,) if slots == (0,) else (left, _right(grad, saved["self"], columns[1], 1 in turned))

@@ -43,13 +43,18 @@ def saved_tensor(node: Any, name: str | int) -> Tensor | Packed | None:
 
     name: a node of torch has ``_saved_NAME``; for a user's function it is the number among its saved tensors.
     """
-    raw = node._raw_saved_tensors[name] if isinstance(name, int) else getattr(node, _attribute(name), None)
+    if isinstance(name, int):
+        raw, attribute = node._raw_saved_tensors[name], ""
+    else:
+        raw_attribute, attribute = _attributes(name)
+        raw = getattr(node, raw_attribute, None)
     if raw is None:
         return None
     unpack = raw.unpack_hook
-    data = node.saved_tensors[name] if unpack is None and isinstance(name, int) else raw.data
     if unpack is None:
-        return None if data is None else data.detach()
+        tensor = getattr(node, attribute) if attribute else node.saved_tensors[name]
+        return None if tensor is None else tensor.detach()
+    data = raw.data
     if is_checkpointed(data):
         data.handles = _ReadTwice(data.handles)
         return Packed(unpack, data, in_backward=True)
@@ -57,8 +62,8 @@ def saved_tensor(node: Any, name: str | int) -> Tensor | Packed | None:
 
 
 @cache
-def _attribute(name: str) -> str:
-    return f"_raw_saved_{name}"
+def _attributes(name: str) -> tuple[str, str]:
+    return f"_raw_saved_{name}", f"_saved_{name}"
 
 
 def is_checkpointed(data: Any) -> bool:

@@ -22,16 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from schedc_runtime.stage.additions import BATCH_BYTES, Additions, Leaf
 from schedc_runtime.stage.engine import differentiate, gradients_at
 from schedc_runtime.stage.frontier import Frontier, frontier
-from schedc_runtime.stage.graph import LEAF, Node, is_parameter, recognized, walk
+from schedc_runtime.stage.graph import LEAF, Node, is_parameter, walk
 from schedc_runtime.stage.hooks import HookMark, before_node, has_hooks, unhooked_from, without_hooks
 from schedc_runtime.stage.recipes import COMPILED, CUT, compiled_backward
 from schedc_runtime.stage.saved_tensors import recomputed_once
 from schedc_runtime.stage.weight_work import AddedLater, PendingWork, WeightWork
-
-BATCH_BYTES = 4 << 20
-"""Weight gradients that one call of the engine adds: enough that small layers share its cost, and little to hold."""
 
 _REENTRANT = "CheckpointFunctionBackward"
 _CHECKPOINTED = (
@@ -85,20 +83,15 @@ class SplitBackward:
         late = late or is_late
         for leaf, grad in zip(where.leaves, computed, strict=True):
             if grad is not None:
-                parameter = leaf.node.variable  # type: ignore[attr-defined]
-                (work.later if late(parameter) else now).append(AddedLater(leaf, parameter, grad))
-        _add(now)
+                (work.later if late(leaf.parameter) else now).append(AddedLater(leaf, grad))
+        _additions(now).finish()
         work.products.extend(groups)
 
     def weight(self, key: int) -> None:
         """W: compute the gradients that I put off, add them to their parameters, and free each when it is done."""
         later, products = self.pending.pop(key)
         with torch.no_grad():
-            _add([item for item in later if has_hooks(item.parameter)])
-            plain = [item for item in later if not has_hooks(item.parameter)]
-            edges: list[GradientEdge] = [item.leaf for item in plain]
-            grads: list[Tensor] = [item.grad for item in plain]
-            size = 0
+            sums = _additions(later)
             while products:
                 group = products.popleft()
                 if len(group) > 1:
@@ -109,21 +102,22 @@ class SplitBackward:
                 elif group[0].product.recipe.add is not None and group[0].add():
                     group = []
                 for work in group:
-                    for edge, grad in zip(work.chain, work.gradients(), strict=False):
-                        if grad is not None:
-                            edges.append(edge)
-                            grads.append(grad)
-                            size += grad.numel() * grad.element_size()  # as if dense
-                if size >= BATCH_BYTES:
-                    differentiate(edges, grads)
-                    edges, grads, size = [], [], 0
-            if edges:
-                differentiate(edges, grads)
+                    for way, grad in zip(work.chain, work.gradients(), strict=False):
+                        if grad is None:
+                            continue
+                        if type(way) is Leaf:
+                            sums.add(way, grad)
+                        else:
+                            sums.run(way, grad)  # type: ignore[arg-type]
+                if sums.bytes >= BATCH_BYTES:
+                    sums.finish()
+                    sums = Additions()
+            sums.finish()
 
     def _frontier(self, graph: int, roots: Sequence[Node]) -> tuple[Frontier | None, Sequence[Node]]:
         """Where the backward is split, and the nodes by number; no frontier for a graph that cannot be split."""
         where = self._frontiers.get(graph)
-        if where is not None and (nodes := recognized(where.form, roots)) is not None:
+        if where is not None and (nodes := where.recognition.nodes(roots)) is not None:
             return where, nodes
         form, nodes = walk(roots)
         if any(node.name() == _REENTRANT for node in nodes):
@@ -161,13 +155,14 @@ def _run_to_frontier(
     grads: Sequence[Tensor],
 ) -> Sequence[Tensor | None]:
     """I: gives the inputs and the work items their gradients; returns those of the parameters ``where.in_i``."""
-    captured, woken = [], []
+    captured: list[WeightWork] = []
+    woken: list[GradientEdge] = []
     for work in works:
         product = work.product
         if product.recipe.leaves:
             nodes[product.number].gradient_waits = work
             if product.ends:  # I runs it because a parameter behind it is asked for, which gets nothing
-                woken.append(work.chain[0])
+                woken.append(work.edges[0])
             continue
         if product.ends or (work.unhooked and not work.packed):
             captured.append(work)
@@ -177,7 +172,11 @@ def _run_to_frontier(
         if product.in_python and not product.ends:
             nodes[product.number].gradient_waits = True
     leaves = [GradientEdge(nodes[number], 0) for number in where.inputs]
-    wanted = [*leaves, *where.leaves, *[GradientEdge(nodes[work.product.number], 0) for work in captured]]
+    wanted = [
+        *leaves,
+        *[leaf.edge for leaf in where.leaves],
+        *[GradientEdge(nodes[work.product.number], 0) for work in captured],
+    ]
     if not wanted and not woken:
         return ()
     with without_hooks(edge.node.variable for edge in woken):  # type: ignore[attr-defined]
@@ -187,7 +186,9 @@ def _run_to_frontier(
             _give(nodes[number].variable, grad)
     inputs, computed = len(leaves), len(leaves) + len(where.leaves)
     for work, grad in zip(captured, arrived[computed:], strict=False):
-        work.arrive((grad,))
+        work.grad = grad
+        if work.packed:
+            work.unpack()
     return arrived[inputs:computed]
 
 
@@ -198,9 +199,16 @@ def _give(leaf: Tensor, grad: Tensor) -> None:
     leaf.grad = grad if leaf.grad is None else leaf.grad + grad
 
 
-def _add(later: Sequence[AddedLater]) -> None:
-    """Add gradients to their parameters. Their tensors' hooks have run, in I; those behind the addition run now."""
-    if not later:
-        return
-    with without_hooks(item.parameter for item in later):
-        differentiate([item.leaf for item in later], [item.grad for item in later])
+def _additions(computed: Sequence[AddedLater]) -> Additions:
+    """Additions that begin with gradients from I. Their tensors' hooks have run: those with hooks are added now."""
+    sums = Additions()
+    hooked = []
+    for item in computed:
+        if item.leaf.parameter._backward_hooks:
+            hooked.append(item)
+        else:
+            sums.add(item.leaf, item.grad)
+    if hooked:
+        with without_hooks(item.leaf.parameter for item in hooked):
+            differentiate([item.leaf.edge for item in hooked], [item.grad for item in hooked])
+    return sums

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from schedc_runtime.stage.additions import Leaf
 from schedc_runtime.stage.frontier import Product
 from schedc_runtime.stage.graph import LEAF, Node
 from schedc_runtime.stage.hooks import has_hooks
@@ -21,27 +22,39 @@ class WeightWork:
     """What W needs for the gradients of one product.
 
     saved: the tensors that the node saved, by name. grad: [as the node's output] its gradient; None if it got none.
-    chain: where the gradients go on. turned: slots whose gradients go on transposed. order: number of the node in the
-    order of the forward. packed: whether a saved tensor lies behind a hook. unhooked: whether the node has no hooks.
+    chain: [slots] where the gradients go on: a parameter, or an edge to what lies before it. turned: slots whose
+    gradients go on transposed. order: number of the node in the order of the forward. packed: whether a saved tensor
+    lies behind a hook. unhooked: whether the node has no hooks.
     """
 
     __slots__ = ("chain", "facts", "grad", "left", "order", "packed", "product", "saved", "turned", "unhooked")
 
     def __init__(self, product: Product, nodes: Sequence[Node], unhooked_from: int) -> None:
         node = nodes[product.number]
-        self.product, self.order = product, node._sequence_nr()
-        self.unhooked = self.order >= unhooked_from
+        self.product = product
+        self.order = order = node._sequence_nr()
+        self.unhooked = order >= unhooked_from
         self.facts = product.recipe.facts(node, product.slots)
-        self.packed = False
-        self.saved: dict[str | int, Any] = {}
-        for name in product.saved:
-            self.saved[name] = tensor = saved_tensor(node, name)
-            if type(tensor) is Packed:
-                self.packed = True
-        self.chain, self.turned = _way(product, nodes, unhooked_from)
         self.grad: Tensor | None = None
         self.left: Any = None
         """What a node that leaves its own work (`Recipe.leaves`) has put here."""
+        packed = False
+        saved: dict[str | int, Any] = {}
+        for name in product.saved:
+            saved[name] = tensor = saved_tensor(node, name)
+            if type(tensor) is Packed:
+                packed = True
+        self.packed, self.saved = packed, saved
+        chain: list[Leaf | GradientEdge] = []
+        turned: Slots = ()
+        for slot, number, output, leaf in product.ways:
+            # A first gradient takes the whole chain: the engine then keeps it as it is, and does not copy it.
+            if leaf is None or leaf.parameter.grad is None or nodes[number]._sequence_nr() < unhooked_from:
+                chain.append(GradientEdge(nodes[number], output))
+            else:
+                chain.append(leaf)
+                turned = (*turned, slot)
+        self.chain, self.turned = chain, turned
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take the gradient of the node's output. It is called before the node runs."""
@@ -55,16 +68,21 @@ class WeightWork:
             if isinstance(tensor, Packed) and (tensor.in_backward or not in_backward):
                 self.saved[name] = tensor.value()
 
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """[slots] the edges behind which the gradients go on."""
+        return [way.edge if isinstance(way, Leaf) else way for way in self.chain]
+
     def take_turn(self) -> None:
         """Let the engine add the gradients in the order of the forward, however long the ways to the parameters are."""
-        self.chain = [_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.chain]
+        self.chain = [_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.edges]
 
     def add(self) -> bool:
         """Add the gradient in the recipe's own way, if it has one and the parameter takes it; whether it did."""
-        add = self.product.recipe.add
-        if add is None or self.grad is None or self.chain[0].node.name() != LEAF:
+        add, edge = self.product.recipe.add, self.edges[0]
+        if add is None or self.grad is None or edge.node.name() != LEAF:
             return False
-        parameter: Tensor = self.chain[0].node.variable  # type: ignore[attr-defined]
+        parameter: Tensor = edge.node.variable  # type: ignore[attr-defined]
         if parameter.grad is None or has_hooks(parameter):
             return False
         add(parameter, self.grad, self.facts)
@@ -72,34 +90,17 @@ class WeightWork:
 
     def gradients(self) -> Sequence[Tensor | None]:
         """[slots] the gradients of the product's slots, which go on at ``chain``."""
-        if self.product.recipe.leaves:
+        grad, product = self.grad, self.product
+        if product.recipe.leaves:
             left, self.left = self.left, None
-            return () if left is None else self.product.recipe.product(self.product.slots, None, left, self.facts)
-        if self.grad is None:
+            return () if left is None else product.recipe.product(product.slots, None, left, self.facts)
+        if grad is None:
             return ()
         if self.packed:
             self.unpack(in_backward=False)
-        product = self.product
         if self.turned:
-            return product.recipe.product(product.slots, self.grad, self.saved, self.facts, self.turned)
-        return product.recipe.product(product.slots, self.grad, self.saved, self.facts)
-
-
-def _way(product: Product, nodes: Sequence[Node], unhooked_from: int) -> tuple[Sequence[GradientEdge], Slots]:
-    """[slots] where the gradients go on, and the slots whose gradients go on transposed.
-
-    A transpose in front of a parameter is left out where it has no hook. A first gradient takes the whole chain: the
-    engine then keeps it as it is, and does not copy it.
-    """
-    edges, turned = [], []
-    for slot, (number, output), leaf in zip(product.slots, product.chain, product.leaves, strict=True):
-        node = nodes[number]
-        if leaf is None or node._sequence_nr() < unhooked_from or leaf.node.variable.grad is None:  # type: ignore[attr-defined]
-            edges.append(GradientEdge(node, output))
-        else:
-            edges.append(leaf)
-            turned.append(slot)
-    return edges, tuple(turned)
+            return product.recipe.product(product.slots, grad, self.saved, self.facts, self.turned)
+        return product.recipe.product(product.slots, grad, self.saved, self.facts)
 
 
 def _in_turn(leaf: GradientEdge, order: int) -> GradientEdge:
@@ -112,10 +113,9 @@ def _in_turn(leaf: GradientEdge, order: int) -> GradientEdge:
 
 
 class AddedLater(NamedTuple):
-    """A parameter's gradient, of its shape, that I has computed and W adds. leaf: the parameter's node."""
+    """A parameter's gradient, of its shape, that I has computed and W adds."""
 
-    leaf: GradientEdge
-    parameter: Tensor
+    leaf: Leaf
     grad: Tensor
 
 

@@ -110,3 +110,54 @@ def test_i_leaves_no_hook_where_none_can_be() -> None:
         arrived.append(sum(work.unhooked for work in works))
         assert all(work.grad is not None for work in works)
     assert arrived == [2, 0]
+
+
+def listen(model: nn.Module, calls: list[str]) -> list[Any]:
+    """Hooks of every kind on the parameters of three layers; one changes its gradient. The nodes are to be held."""
+    first, second, third = (layer.weight for layer in model.children())
+    first.register_hook(lambda grad: calls.append("tensor") or grad * 2)  # type: ignore[func-returns-value]
+    second.register_post_accumulate_grad_hook(lambda _: calls.append("added"))
+    node = get_gradient_edge(third).node
+    node.register_hook(lambda *_: calls.append("behind"))
+    node.register_prehook(lambda grads: calls.append("before"))
+    return [node]
+
+
+def test_hooks_of_parameters_fire_from_when_they_come() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+    expected, inputs = copy.deepcopy(model), list(torch.randn(4, 3, WIDTH))
+    splitting, calls, wanted_calls = Splitting(model), [], []
+    for key, x in enumerate(inputs):
+        if key == 2:
+            held = listen(model, calls), listen(expected, wanted_calls)
+            assert len(held) == 2
+        plain(expected, [x])
+        splitting.i(key, x)
+        assert len(calls) == 4 * max(0, key - 2)
+        splitting.split.weight(key)
+        assert (
+            sorted(calls) == sorted(wanted_calls) == sorted(["added", "before", "behind", "tensor"] * max(0, key - 1))
+        )
+        assert differing(model, expected) == []
+
+
+@pytest.mark.parametrize("late", ["bias", "weight"])
+def test_gradients_of_another_type_are_added_as_autograd_does(late: str) -> None:
+    """``grad_dtype`` lets a parameter of low precision have a gradient of high precision."""
+    torch.manual_seed(0)
+    model, inputs = (
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)).bfloat16(),
+        torch.randn(3, 3, WIDTH).bfloat16(),
+    )
+    expected = copy.deepcopy(model)
+    for net in (model, expected):
+        for layer in net:
+            getattr(layer, late).grad_dtype = torch.float32
+    plain(expected, list(inputs))
+    splitting = Splitting(model)
+    for key, x in enumerate(inputs):
+        splitting.i(key, x)
+        splitting.split.weight(key)
+    assert differing(model, expected) == []
+    assert getattr(model[0], late).grad.dtype == torch.float32

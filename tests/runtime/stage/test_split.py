@@ -143,6 +143,32 @@ def test_a_graph_that_changes_is_walked_anew() -> None:
     assert differing(model, expected) == []
 
 
+class Exchanging(nn.Module):
+    """Two parts of a packed weight that change places from microbatch to microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Parameter(torch.randn(2 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.packed.chunk(2)
+        first = int(x.sum() > 0)
+        return torch.sin(torch.sin(x @ parts[first]) @ parts[1 - first])
+
+
+def test_parts_of_a_packed_weight_are_told_apart() -> None:
+    torch.manual_seed(0)
+    model, inputs = Exchanging(), list(torch.randn(6, 3, WIDTH))
+    assert {bool(x.sum() > 0) for x in inputs} == {True, False}
+    expected = copy.deepcopy(model)
+    plain(expected, inputs)
+    splitting = Splitting(model)
+    for key, x in enumerate(inputs):
+        splitting.i(key, x)
+        splitting.split.weight(key)
+    assert differing(model, expected) == []
+
+
 def test_the_same_graph_over_other_parameters_is_no_other_s() -> None:
     splitting = Splitting(nn.Sequential(nn.Linear(WIDTH, WIDTH)))
     splitting.i(0, torch.ones(2, WIDTH))
