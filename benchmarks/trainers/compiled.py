@@ -180,7 +180,7 @@ def _bits(own: nn.Module, whole: nn.Module, inputs: Tensor) -> dict[str, Any]:
     for key, (leaf, loss) in enumerate(forwards):
         split.backward(key, [get_gradient_edge(loss)], [torch.ones_like(loss)])
         equal.append(_same(leaf.grad, wanted[key][0].grad))
-    later = {id(item.parameter) for pending in split.pending.values() for item in pending.later}
+    later = {id(item.leaf.parameter) for pending in split.pending.values() for item in pending.later}
     waiting = sum(p.numel() for p in own.parameters() if p.grad is None and id(p) not in later)
     for key in range(len(inputs)):
         split.weight(key)

@@ -108,7 +108,7 @@ def _case(make: Callable[[], nn.Module], sample: Callable[[], Tensor], autocast:
 
 def _share(model: nn.Module, split: SplitBackward) -> float:
     """The share of the elements of parameters whose gradients are neither there nor computed."""
-    computed = {id(later.parameter) for pending in split.pending.values() for later in pending.later}
+    computed = {id(later.leaf.parameter) for pending in split.pending.values() for later in pending.later}
     parameters: Sequence[nn.Parameter] = list(model.parameters())
     waiting = sum(p.numel() for p in parameters if p.grad is None and id(p) not in computed)
     return waiting / sum(p.numel() for p in parameters)

@@ -66,7 +66,7 @@ class Additions:
             self.run(leaf.edge, grad)
 
     def run(self, edge: GradientEdge, grad: Tensor) -> None:
-        """Let the engine run the graph from ``edge`` on, for the gradient of its tensor."""
+        """Let the engine run the graph from ``edge`` on. grad: of the shape of the tensor of ``edge``."""
         self._edges.append(edge)
         self._grads.append(grad)
         self.bytes += grad.numel() * grad.element_size()
