@@ -18,6 +18,7 @@ from schedc_runtime.partition.example import call
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES
 from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
 from schedc_runtime.partition.intercepted import module_calls_to
+from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
 from schedc_runtime.partition.user_line import user_line
 from schedc_runtime.random_numbers.counting import CountedDraws
@@ -98,6 +99,7 @@ def _record(
         torch.compiler.set_stance("force_eager"),
         mode_of(model, through, training),
         lent(model, device) as paths,
+        python_state_watched(model, {n: m for n in through if not rule(n, m := model.get_submodule(n))}),
     ):
         aliases = aliases_of(model)
         counted = CountedDraws(model, aliases)

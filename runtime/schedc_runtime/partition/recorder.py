@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.effects import after, ambient
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES, fake_only
+from schedc_runtime.partition.python_state import python_random_kept
 from schedc_runtime.partition.recorded_functions import Apply, ContainerFill, hidden
 from schedc_runtime.partition.structure import Part, Template, hides_tensors, parts, tensors_in
 from schedc_runtime.partition.unit_calls import ASSUMED, CHECKPOINTED, TAPS, in_checkpoint, specs
@@ -289,7 +290,7 @@ class ForwardRecorder(TorchFunctionMode):
         checkpointed, assumed = self._checkpointing or in_checkpoint(), len(self.recording.assumed)
         self._call, self.unit = [], path
         try:
-            with _pop_mode_temporarily():
+            with _pop_mode_temporarily(), python_random_kept():
                 result = self._result(module, path, args, kwargs, original)
         finally:
             inner, self._call = self._call, None

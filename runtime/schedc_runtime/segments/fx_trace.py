@@ -58,7 +58,8 @@ def stage_nodes(stage: nn.Module, inputs: int, traces: Traces) -> fx.Graph:
     """The graph of a stage module that takes ``inputs`` values; tensors that its code makes become its buffers.
 
     Modules with an exchange inside are traced through. Modules that declare their parts are replaced by these.
-    traces: of the same stage so far; new ones are added. Raises `PartitionError` with the line that cannot be traced.
+    traces: those of the same stage so far; new ones are added. Raises `PartitionError` with the line that cannot be
+    traced.
     """
     graph = fx.Graph()
     if isinstance(stage, RecordedStage):
