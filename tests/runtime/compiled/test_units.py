@@ -11,11 +11,13 @@ from torch._dynamo.utils import counters
 
 import schedc
 from schedc.attachments.values import Level, Recompute
+from schedc.ir.program import Program
 from schedc.plan import Attachments
 from schedc_runtime import Pipeline
 from schedc_runtime.compiled.settings import compile_settings
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.testing import pool
+from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, next_token_loss, small_gpt, tokens
 
 pytestmark = [
@@ -25,10 +27,9 @@ pytestmark = [
 EAGER = {"backend": "aot_eager"}
 
 
-def steps(schedule: str, sizes: dict[str, int], compile: Any = EAGER, **config: Any) -> dict[str, Any]:
+def steps(program: Program, compile: Any = EAGER, **config: Any) -> dict[str, Any]:
     """Two training steps, an evaluation and a longer batch: what came out of them."""
     model = small_gpt(4, **config)
-    program = schedc.compile(schedule, **sizes)
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, compile=compile)
     losses = [pipe.step(*tokens(8, seed=seed)) for seed in range(2)]
     losses += [pipe.evaluate(*tokens(8, seed=3)), pipe.step(*tokens(8, length=9, seed=4))]
@@ -48,12 +49,13 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 def test_every_schedule_has_the_bits_of_one_rank(dropout: float) -> None:
     torch._dynamo.reset()
     counters.clear()
-    expected = steps("1f1b", {"P": 1, "M": 4}, dropout=dropout)
+    expected = steps(schedc.compile("1f1b", P=1, M=4), dropout=dropout)
     assert not counters["graph_break"]
-    for schedule in ("1f1b", "zbh1", "dualpipev"):
-        assert same(steps(schedule, {"P": 2, "M": 4}, dropout=dropout), expected)
+    programs = {name: schedc.compile(name, P=2, M=4) for name in ("1f1b", "zbh1", "dualpipev")}
+    for program in (*programs.values(), with_rs(programs["1f1b"])):
+        assert same(steps(program, dropout=dropout), expected)
     if dropout == 0:
-        plain = steps("zbh1", {"P": 2, "M": 4}, compile=None)
+        plain = steps(programs["zbh1"], compile=None)
         torch.testing.assert_close(expected["losses"], plain["losses"], rtol=1e-12, atol=0)
 
 
