@@ -141,7 +141,7 @@ def warn_of_compiled(model: nn.Module, around: Collection[str]) -> None:
         if compiled and name in around:
             warnings.warn(
                 f"{f'`{name}`' if name else 'the model'} is compiled as one, and the pipeline cuts it: stages run its"
-                " code uncompiled. Compile its blocks instead, each by block.compile()",
+                " code uncompiled. Pass the plain model, and Pipeline(..., compile=True) for its blocks",
                 stacklevel=2,
             )
 
