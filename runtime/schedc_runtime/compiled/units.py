@@ -43,7 +43,7 @@ class CompiledUnits:
         for name, copies in compiled.items():
             for unit in copies:
                 self._before.append((unit, unit._compiled_call_impl))
-                call = compiler(unit._call_impl, fullgraph=True, **options)
+                call = compiler(_call_of(unit), fullgraph=True, **options)
                 unit._compiled_call_impl = CompiledCall(self, name, unit, call, settings.fullgraph)
 
     def release(self) -> None:
@@ -96,11 +96,22 @@ class CompiledCall:
         return self.unit._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
+def _call_of(unit: nn.Module) -> Callable[..., Any]:
+    """What is compiled: torch skips the forwards of its own modules, unless code of others calls them."""
+    if not type(unit).__module__.startswith("torch."):
+        return unit._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return unit._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return call
+
+
 def _is_of_compiler(error: Exception) -> bool:
     """Whether a unit cannot be made one graph: nothing of it has run."""
     from torch._dynamo import exc
 
-    return isinstance(
+    return "found no compiled frames" in str(error) or isinstance(
         error, (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError, exc.FailOnRecompileLimitHit)
     )
 

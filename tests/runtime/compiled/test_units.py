@@ -219,3 +219,19 @@ def test_another_backend_warns_that_nothing_waits() -> None:
             in_process=True,
             compile={"backend": "aot_eager_decomp_partition"},
         ).close()
+
+
+@pytest.mark.slow
+def test_units_of_torchs_own_classes_are_graphs_too() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(4)])
+    pipe = Pipeline(
+        model, schedc.compile("zbh1", P=2, M=2), loss_fn=nn.functional.mse_loss, in_process=True,
+        compile={**EAGER, "fullgraph": True}, example=torch.zeros(4, 4),
+    )  # fmt: skip
+    batch = torch.randn(4, 4)
+    counters.clear()
+    loss = pipe.step(batch, batch)
+    assert counters["stats"]["unique_graphs"] >= 1
+    torch.testing.assert_close(loss, nn.functional.mse_loss(model(batch), batch).detach())
+    pipe.close()
