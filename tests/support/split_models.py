@@ -32,6 +32,20 @@ class Tokens(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x).transpose(0, -2)))).transpose(0, -2)
 
 
+class TiedThrice(nn.Module):
+    """One table: two embeddings, which lead to it directly, and a head, which reads its transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, WIDTH))
+        self.between = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.between(functional.embedding(ids, self.table))
+        second = torch.tanh(first + functional.embedding(ids.flip(0), self.table))
+        return functional.linear(second, self.table)
+
+
 class ThreeUses(nn.Module):
     """Experts as an einsum. One stack is used three times, once through a slice and once in place."""
 
@@ -148,6 +162,7 @@ def weight_norms() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] = {
     "tokens": (Tokens, lambda: torch.randint(0, 9, (4, 5)), 0.88),
+    "tied thrice": (TiedThrice, lambda: torch.randint(0, 9, (4, 5)), 1.0),
     "convolutions": (convolutions, _floats(2, 3, 12, 12), 0.96),
     "encoder layer": (encoder_layer, _floats(2, 5, 16), 0.94),
     "weight norm": (weight_norms, _floats(3, WIDTH), 1.0),

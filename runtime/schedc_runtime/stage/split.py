@@ -96,7 +96,7 @@ class SplitBackward:
                 group = products.popleft()
                 if len(group) > 1:
                     group.sort(key=lambda work: -work.order)
-                    if any(work.product.recipe.leaves for work in group):
+                    if _arrive_in_another_order(group):
                         for work in group:
                             work.take_turn()
                 elif group[0].product.recipe.add is not None and group[0].add():
@@ -137,6 +137,16 @@ class SplitBackward:
 def is_late(parameter: nn.Parameter) -> bool:
     """Whether W adds a gradient that I has computed: that of a vector, or of a parameter whose hook waits for it."""
     return parameter.dim() <= 1 or has_hooks(parameter)
+
+
+def _arrive_in_another_order(group: Sequence[WeightWork]) -> bool:
+    """Whether the engine would add the gradients of a parameter in another order than that of the forward.
+
+    It takes those that need no way to the parameter first. The sum of two is the same in either order.
+    """
+    if any(work.product.recipe.leaves for work in group):
+        return True
+    return len(group) > 2 and len({edge.node.name() == LEAF for work in group for edge in work.edges}) > 1
 
 
 def _is_whole(node: Node) -> bool:
