@@ -7,6 +7,7 @@ handed to the compiler, which then compiles two graphs instead of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch._functorch.config as functorch_config
@@ -61,7 +62,9 @@ def _cutting(compiler: Compiler, inputs: Sequence[Any]) -> Compiler:
         _keep_strides(graphs)
         with TracingContext.report_output_strides() as strides:
             i = compiler(graphs.i, example, **options)
-        w = compiler(graphs.w, _values_of_w(graphs, example, strides or []), **_for_w(options))
+        values = _values_of_w(graphs, example, strides or [])
+        with _kept_nowhere() if _changes(values) else nullcontext():
+            w = compiler(graphs.w, values, **_for_w(options))
         cut = CutBackward(graphs, i, w, tuple(_slot(inputs, candidates[position]) for position in graphs.waiting))
         return marked(cut, cut)
 
@@ -103,6 +106,26 @@ def _keep_strides(graphs: CutGraphs) -> None:
         output = module.graph.output_node()
         results: Any = output.args[0]
         output.meta["user_visible_output_idxs"] = [n for n, node in enumerate(results) if node is not None]
+
+
+def _changes(values: Sequence[Any]) -> bool:
+    """Whether a tensor among the values has a size that changes."""
+    return any(
+        not isinstance(size, int)
+        for value in values
+        if isinstance(value, Tensor)
+        for size in (*value.size(), *value.stride())
+    )
+
+
+def _kept_nowhere() -> Any:
+    """Neither look a graph up in inductor's cache on disk nor put it there.
+
+    The cache tells changing sizes by numbers among a graph's inputs. W has none: it takes sizes from its tensors.
+    """
+    import torch._inductor.config as inductor_config
+
+    return inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False)
 
 
 def _for_w(options: Mapping[str, Any]) -> dict[str, Any]:
