@@ -64,6 +64,7 @@ def quick_or_slow(paths: list[Path]) -> list[ParameterSet]:
     return [pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] * slow[path]) for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", quick_or_slow(pages(processes=False)))
 def test_a_page_shows_what_its_commands_print(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console(path, tmp_path, monkeypatch)

@@ -107,6 +107,7 @@ def sizes_of_torch() -> Iterator[tuple[str, str, int, dict[str, int]]]:
                 yield "interleaved_1f1b", "ScheduleInterleaved1F1B", v, {"P": P, "M": M, "v": v}
 
 
+@pytest.mark.slow
 def test_torchs_orders() -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     compared = Counter[str]()
@@ -181,6 +182,7 @@ def unless_refused(name: str, sizes: dict[str, int]) -> Schedule | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", names())
 def test_every_legal_size_is_complete_and_its_claims_hold(name: str) -> None:

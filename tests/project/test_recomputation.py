@@ -177,6 +177,7 @@ def test_it_hides_where_a_rank_waits_for_a_gradient() -> None:
     assert apart.busy.tolist() == [M * 8.0] * P  # it counts as work
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 def test_random_orders_with_it_compile_and_come_back(seed: int) -> None:
     schedule = with_recomputation(random_schedule(seed), seed)

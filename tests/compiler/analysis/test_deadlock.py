@@ -18,6 +18,7 @@ from schedc.ir.schedule import Schedule
 from support import orders
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(orders.orders(legal=False))
 def test_a_deadlock_is_found_exactly_where_execution_gets_stuck(schedule: Schedule) -> None:

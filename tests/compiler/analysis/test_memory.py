@@ -65,6 +65,7 @@ def test_zbh1_holds_what_the_paper_says(P: int) -> None:
     assert memory.peak_memory.tolist() == [(P - i + 1) * 34 + (i - 1) * 32 for i in range(1, P + 1)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(orders.orders(legal=True), st.data())
 def test_curves_equal_an_independent_count(schedule: Schedule, data: st.DataObject) -> None:

@@ -177,6 +177,7 @@ def stage_costs(stages: int) -> st.SearchStrategy[Costs]:
                      p2p=st.integers(0, 4).map(float))  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(orders.orders(legal=True), st.data())
 def test_timeline_equals_an_independent_simulation(schedule: Schedule, data: st.DataObject) -> None:

@@ -34,6 +34,7 @@ from support.cell_cases import REFERENCE, cells, shapes_of
 # One cell.
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(cells())
 def test_every_program_is_whole_and_no_shorter_than_its_bound(

@@ -134,6 +134,7 @@ def random_cells(known: Dependencies, shapes: Sequence[StageShape], choose: Rand
     return cells
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(["dualpipev", "1f1b_overlap", "zbv", "1f1b"]),

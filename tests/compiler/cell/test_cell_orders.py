@@ -118,6 +118,7 @@ NEAR = [(FOUR, FOUR, (25, 5, 1), 0.975)]
 """Pairs of which no proof is known; a solver has found 0.983."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forward", "backward", "times", "hidden"), BEST + NEAR)
 def test_exchanges_of_two_hops_hide_what_can_be_hidden(
     forward: tuple[str, ...], backward: tuple[str, ...], times: tuple[float, float, float], hidden: float
@@ -193,6 +194,7 @@ def test_outputs_leave_as_soon_as_they_are_complete_and_not_at_the_end() -> None
     assert alone.gradient_at == alone.duration - 4 * (26 + 18)  # weight gradients come last where nothing waits
 
 
+@pytest.mark.slow
 def test_equal_arguments_give_equal_programs() -> None:
     shape = stage_shape(["moe"] * 2, "hierarchical")
     costs = CellCosts.of(REFERENCE, {"dispatch.rail": 31, "combine.rail": 31, "dispatch.node": 9, "combine.node": 9})

@@ -171,6 +171,7 @@ def sizes(tree: ScheduleTree) -> Iterator[Schedule]:
                 yield elaborate(tree, {"P": P, "M": M})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zbh1", "zbv", "dualpipe", "dualpipev"])
 def test_the_library_keeps_its_claims_at_every_size(name: str) -> None:
     tree = open_schedule(name)

@@ -126,6 +126,7 @@ def test_the_switch_of_the_long_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
         swept("full", "reduced")
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", swept(names(), ["1f1b", "zbh1", "dualpipev", "interleaved_1f1b"]))
 def test_library_schedules_hold_in_a_range(name: str) -> None:

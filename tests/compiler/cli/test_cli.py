@@ -212,6 +212,7 @@ def test_an_internal_fault_exits_4_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert "fault of schedc" in result.stderr
 
 
+@pytest.mark.slow
 def test_list_names_every_library_schedule() -> None:
     facts = json.loads(schedc("list", "--json").stdout)
     names = {entry["name"] for entry in facts["schedules"]}

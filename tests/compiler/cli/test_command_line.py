@@ -166,6 +166,7 @@ def test_ctrl_c_is_one_line_and_status_130_and_leaves_nothing_behind() -> None:
 # Schedules through a pipe.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "compile", "show", "export", "report", "diff", "tune", "layout"])
 def test_standard_input_stands_for_a_schedule(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

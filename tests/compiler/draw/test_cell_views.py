@@ -65,6 +65,7 @@ def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
 # Figures in text and JSON.
 
 
+@pytest.mark.slow
 def test_report_tells_what_cells_hide(monkeypatch: pytest.MonkeyPatch) -> None:
     formulas = derive(open_family("1f1b"), grid=size_grid(open_family("1f1b"), 12, 4))
     monkeypatch.setattr("schedc.formulas.derive.derive", lambda tree, progress: formulas)

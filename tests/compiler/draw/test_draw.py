@@ -217,6 +217,7 @@ def test_text_stays_on_the_canvas_and_numerals_in_their_cells() -> None:
     assert not any(list(c.iter(f"{SVG}text")) for c in tiny)
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes() -> None:
     here = hashlib.sha256(draw(published("dualpipe_P4_M8"), UNEVEN).text.encode()).hexdigest()
     script = (

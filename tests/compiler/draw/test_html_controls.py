@@ -15,6 +15,7 @@ from support.chromium import Browser
 from support.html_page import PageView
 
 
+@pytest.mark.slow
 def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
     page = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     x, y = page.at(13.5, 0)
@@ -63,6 +64,7 @@ def test_a_narrow_window_scrolls_only_down(browser: Browser, tmp_path: Path) -> 
 VIEW = ("from", "to", "scroll", "cell", "microbatch", "critical", "classes")
 
 
+@pytest.mark.slow
 def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
     charts = [library_chart("1f1b", P=16, M=32), library_chart("dualpipev", P=16, M=32)]
     page = PageView(browser, tmp_path, *charts)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from schedc.analysis.timeline import observed, simulate
 from schedc.cost.costs import Costs
@@ -18,6 +19,7 @@ from support.html_page import PageView
 from support.random_schedules import random_schedule
 
 
+@pytest.mark.slow
 def test_hover_tells_the_op_its_cost_and_the_reason_of_the_wait(browser: Browser, tmp_path: Path) -> None:
     view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     assert view.hover(11.5, 0) == [
@@ -51,6 +53,7 @@ def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path
     view.finish()
 
 
+@pytest.mark.slow
 def test_the_reason_of_every_wait(browser: Browser, tmp_path: Path) -> None:
     """Works out for each cell the inputs, their producers, and the times at which they are ready."""
     for seed in (3, 11, 40):
@@ -88,6 +91,7 @@ def test_the_reason_of_every_wait(browser: Browser, tmp_path: Path) -> None:
         view.finish()
 
 
+@pytest.mark.slow
 def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_path: Path) -> None:
     view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     x, y = view.at(11.5, 0)
@@ -110,6 +114,7 @@ def test_keys_hide_the_tooltip_until_the_pointer_moves(browser: Browser, tmp_pat
     view.finish()
 
 
+@pytest.mark.slow
 def test_phases_are_named_over_the_lanes(browser: Browser, tmp_path: Path) -> None:
     chart = library_chart("dualpipev", P=4, M=10)
     view = PageView(browser, tmp_path, chart)
@@ -132,6 +137,7 @@ def test_phases_are_named_over_the_lanes(browser: Browser, tmp_path: Path) -> No
     view.finish()
 
 
+@pytest.mark.slow
 def test_a_run_stands_above_its_prediction(browser: Browser, tmp_path: Path) -> None:
     predicted = library_chart("1f1b", P=2, M=3)
     slow = simulate(predicted.schedule, Costs(F=2.0, B=4.5, p2p=0.25))

@@ -16,6 +16,7 @@ from support.chromium import Browser
 from support.html_page import PAYLOADS, PageView, hostile
 
 
+@pytest.mark.slow
 def test_cells_have_the_colours_of_the_palette_and_one_microbatch_stands_out(browser: Browser, tmp_path: Path) -> None:
     chart = library_chart("zbv", P=4, M=8)
     view = PageView(browser, tmp_path, chart)
@@ -48,6 +49,7 @@ def test_the_table_sums_the_classes(browser: Browser, tmp_path: Path) -> None:
         assert bubble == pytest.approx(chart.timeline.bubble[rank])
 
 
+@pytest.mark.slow
 def test_two_schedules_share_the_axis_and_dark_is_dark(browser: Browser, tmp_path: Path) -> None:
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     view = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8), library_chart("gpipe", P=4, M=8))
@@ -63,6 +65,7 @@ def test_two_schedules_share_the_axis_and_dark_is_dark(browser: Browser, tmp_pat
     view.finish()
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -> None:
     for payload in PAYLOADS:
         view = PageView(browser, tmp_path, hostile(payload))
@@ -72,6 +75,7 @@ def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -
         view.finish()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_cells(browser: Browser, tmp_path: Path) -> None:
     chart = library_chart("zbv", P=32, M=640)
     assert len(chart.cells) > 100_000

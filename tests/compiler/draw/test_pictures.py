@@ -116,6 +116,7 @@ def png(path: Path) -> tuple[tuple[int, int], set[str]]:
         return image.size, {"#" + bytes(colour).hex() for _, colour in colours if isinstance(colour, tuple)}
 
 
+@pytest.mark.slow
 @needs_cairo
 def test_png_and_pdf_are_what_their_names_say(tmp_path: Path) -> None:
     chart, cell, page = tmp_path / "chart.png", tmp_path / "cell.png", tmp_path / "chart.pdf"
@@ -165,6 +166,7 @@ CHART = {"rect.paper": "fill", ".title": "fill", ".tick": "fill", ".edge": "stro
 GRAPH = {".cluster polygon": "fill", ".graph > text": "fill", ".node text": "fill", ".critical path": "stroke"}
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_browser_draws_on_the_ground_that_its_user_prefers(tmp_path: Path) -> None:
     """Checks charts, and graphs where `dot` is installed."""

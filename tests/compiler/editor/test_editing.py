@@ -204,6 +204,7 @@ def client() -> Iterator[Client]:
     running.process.communicate()
 
 
+@pytest.mark.slow
 def test_a_file_is_written_with_the_servers_help(client: Client) -> None:
     uri = "file:///mine.sched"
     capabilities = client.request("initialize", processId=None, rootUri=None, capabilities={})["capabilities"]

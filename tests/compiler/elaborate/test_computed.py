@@ -73,6 +73,7 @@ def test_faults(body: str, position: tuple[str, int, int], said: str) -> None:
 TWICE = "repeat M { for c in 0 ..< 64 { F[c] } } repeat M { for c in 0 ..< 64 { B[c] } }"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "place", "sizes"),
     [

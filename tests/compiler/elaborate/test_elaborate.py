@@ -166,6 +166,7 @@ def statements(depth: int = 0, loops: int = 0) -> st.SearchStrategy[str]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(st.lists(statements(), min_size=1, max_size=5).map(" ".join), st.integers(1, 4), st.randoms())
 def test_expansion_equals_a_plain_interpreter(body: str, ranks: int, random: Any) -> None:

@@ -115,6 +115,7 @@ def test_a_weight_gradient_only_fills_gaps_that_are_long_enough(data: st.DataObj
         assert (arrival >= timeline.end[cell]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data(), st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
 def test_zb_auto_and_zb_greedy_keep_the_limit_and_are_never_slower_than_zbh1_and_zbh2(
@@ -207,6 +208,7 @@ def test_a_search_within_what_1f1b_holds_is_zbh1(P: int, more: int) -> None:
     assert orders(searched(P, M, P, 1, 1, Costs())) == orders(elaborate(open_schedule("zbh1"), {"P": P, "M": M}))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data(), st.sampled_from([(1, 1, 2), (2, 2, 1), (2, 2, 3), (3, 2, 2), (4, 1, 2), (4, 2, 2), (4, 3, 1)]))
 def test_the_adaptive_pipe_is_never_worse_than_the_fixed_orders(

@@ -90,6 +90,7 @@ class Oracle:
         return self._not_refuted(claim, {s: int(cost * unit) for s, cost in shown.items()}, unit)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_random_claims_against_a_grid_of_costs() -> None:
     """Proved claims hold at every vector, refuting vectors refute, and no vector satisfies a vacuous condition."""

@@ -73,6 +73,7 @@ def rays_by_subsets(made: Made) -> set[Vector]:
     return {ray for line in lines for ray in (line, tuple(-c for c in line)) if made.holds(ray)}
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_rays_are_those_that_subsets_of_half_spaces_give() -> None:
     degenerate = 0

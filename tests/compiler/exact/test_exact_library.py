@@ -67,6 +67,7 @@ def test_one_chain_leads_to_the_start_of_every_rank(name: str) -> None:
     assert seen
 
 
+@pytest.mark.slow
 def test_ends_are_convex_in_the_costs() -> None:
     """The end of every rank at the sum of two vectors is at most the sum of its ends: also of F & I, and with Rs."""
     schedules = [
@@ -92,6 +93,7 @@ def _longest(parts: list[Simulations], vector: tuple[int, ...]) -> Edges:
     return max((part.edges([vector])[0] for part in parts), key=lambda edges: sum(edges.end))
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 def test_every_claim_of_the_library_is_proved_at_every_size() -> None:
     """Or no costs satisfy its condition there; a policy's for the order that it chose."""

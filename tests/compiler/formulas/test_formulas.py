@@ -224,7 +224,8 @@ def test_no_printed_piece_says_what_was_false(
     assert known.value(tuple(values[s] for s in space.symbols)) == truth != said
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", swept(names(), (*READ, "adaptive_pipe", "hanayo")))
 def test_the_report_of_every_schedule_is_made(name: str) -> None:
     """Here of fewer sizes than the command looks at; what it says of them is proved all the same."""
     report = facts(name)

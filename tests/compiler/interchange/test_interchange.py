@@ -90,6 +90,7 @@ def test_what_is_lowered_is_read_without_a_finding(name: str, sizes: dict[str, i
     assert np.array_equal(back.placement.rank_of_stage, schedule.placement.rank_of_stage)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(orders(legal=True))
 def test_any_legal_order_is_lowered_and_read_again_if_it_has_one_pipe(schedule: Schedule) -> None:
@@ -231,6 +232,7 @@ def garbled(draw: st.DrawFn) -> str:
     return "\n".join(map(",".join, rows))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(garbled())
 def test_a_garbled_file_is_refused_at_a_place_of_it_or_legal(text: str) -> None:

@@ -88,6 +88,7 @@ def expected() -> dict[str, tuple[Program, float, str, str]]:
     return {name: results(name) for name in names()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thirty_two_bits")
 def test_every_schedule_compiles_to_the_same_program(expected: dict[str, tuple[Program, float, str, str]]) -> None:
     for name, result in expected.items():
@@ -113,6 +114,7 @@ def test_distinct_codes_are_those_of_unique(limit: int) -> None:
     assert [part.size for part in distinct(codes[:0], 0)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_nothing_but_the_helpers_calls_what_refuses_wide_indexes() -> None:
     for path in sorted((ROOT / "schedc").rglob("*.py")):
         if path == ROOT / "schedc" / "ir" / "arrays.py":

@@ -59,6 +59,7 @@ def test_published_orders_come_back_equal(name: str) -> None:
     assert forms(program) == [program] * 3
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.text(max_size=20))
 def test_any_schedule_and_program_come_back_equal(seed: int, text: str) -> None:
     schedule = decorated(random_schedule(seed), random.Random(seed), text)
@@ -253,6 +254,7 @@ def test_a_loaded_program_is_verified() -> None:
         assert error.value.diagnostics[0].code in ("S311", "S312")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_any_changed_number_is_accepted_or_refused_but_never_crashes(seed: int) -> None:
     """What passes is sound: it survives its own round trip. Most changes must not pass."""

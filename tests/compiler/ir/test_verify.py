@@ -117,6 +117,7 @@ def test_published_orders_are_legal(file: str) -> None:
     assert verify(orders.published(file)) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(orders.orders(legal=True), st.data())
 def test_no_mutation_of_a_legal_order_passes_unseen(schedule: Schedule, data: st.DataObject) -> None:

@@ -66,6 +66,7 @@ def test_the_command_as_json() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_balances_and_says_why_nothing_is_better() -> None:
     result = run(*BALANCED)
     assert result.exit_code == 0, result.output

@@ -87,6 +87,7 @@ def test_auto_is_the_proven_balance(tmp_path: Path, lines: str, pad: int | None)
     assert schedule.layout == write_layout(found.layout)
 
 
+@pytest.mark.slow
 @given(
     F=st.floats(0, 9),
     W=st.floats(0, 9),

@@ -83,6 +83,7 @@ EXHAUSTIVE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("costs", "microbatches", "cap", "objective"), EXHAUSTIVE)
 def test_the_result_is_the_best_of_all_orders(
     costs: dict[str, Any], microbatches: int, cap: float, objective: str
@@ -269,6 +270,7 @@ def test_costs_become_whole_ticks_where_they_can(values: tuple[float, ...], tick
         assert (grid.down(np.array(values)) <= np.array(values) * grid.ticks).all()
 
 
+@pytest.mark.slow
 def test_effort_instead_of_time_gives_the_same_order_again() -> None:
     seed = library("interleaved_1f1b", P=4, M=8)
     costs = Costs(F=(1.3, 1, 1, 1, 1, 1, 1, 2))

@@ -114,6 +114,7 @@ def respaced(draw: st.DrawFn) -> str:
     return "".join(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(respaced())
 def test_any_white_space_is_formatted_once_and_keeps_its_meaning(text: str) -> None:
@@ -162,6 +163,7 @@ STATEMENTS: st.SearchStrategy[str] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(STATEMENTS)
 def test_random_programs_keep_their_tokens(body: str) -> None:

@@ -61,6 +61,7 @@ def test_hostile_text_ends_in_a_diagnostic_soon(text: str) -> None:
     assert caught.value.diagnostics[0].code in ("S001", "S002", "S003", "S004", "S005", "S116", "S120")
 
 
+@pytest.mark.slow
 def test_functions_that_double_are_bounded() -> None:
     chain = " ".join(f"fn f{i}(x) = f{i - 1}(x) + f{i - 1}(x)" for i in range(1, 60))
     begin = time.process_time()
@@ -91,6 +92,7 @@ def test_any_text_is_read_or_refused(text: str, inside: bool) -> None:
     assert 1 <= min(places) <= max(places) <= len(source.lines) + 1
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.sampled_from(names()), st.integers(0, 4000), st.integers(0, 30), st.text(max_size=5))
 def test_a_damaged_library_file_is_read_or_refused(name: str, start: int, length: int, instead: str) -> None:

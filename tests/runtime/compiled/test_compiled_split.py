@@ -136,6 +136,7 @@ def check(
     assert len(graphs) == counter.frame_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 def test_i_and_w_have_the_bits_of_the_whole_backward(name: str, autocast: torch.dtype | None) -> None:

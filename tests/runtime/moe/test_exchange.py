@@ -38,6 +38,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(cases())
 def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:

@@ -113,6 +113,7 @@ def test_the_state_dict_goes_back_to_the_original(name: str, sizes: dict[str, An
     assert all(value.is_contiguous() for value in original_state_dict(model).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN), ("DeepseekV3", DEEPSEEK)])
 def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -> None:
     """Three steps of Adam through split backwards give the weights of three steps without a pipeline."""
@@ -140,6 +141,7 @@ def test_a_pipeline_trains_the_swapped_model(name: str, sizes: dict[str, Any]) -
     pipe.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes"), [("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN), ("DeepseekV3", DEEPSEEK)])
 def test_swapped_experts_are_shared_by_two_nodes(name: str, sizes: dict[str, Any]) -> None:
     """Hierarchical exchanges, overlapped cells, two batches: the original model's loss, and its gradients."""

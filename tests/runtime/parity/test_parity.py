@@ -50,6 +50,7 @@ def test_processes(ranks: int) -> None:
         assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "sizes"), IN_PROCESS)
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, **sizes)

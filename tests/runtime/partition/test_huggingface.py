@@ -70,6 +70,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "dtype", "masked", "stages"), CASES)
 def test_stages_have_the_gradients_of_the_model(
     name: str, options: dict[str, Any], dtype: torch.dtype, masked: bool, stages: int
@@ -135,6 +136,7 @@ def test_router_logits_that_hooks_take_out_reach_the_loss() -> None:
     torch.testing.assert_close(mine, whole.get_parameter(gate).grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_cannot_travel_is_refused() -> None:
     tokens = torch.arange(8).reshape(1, 8)
     with pytest.raises(PartitionError, match=r"(?s)past_key_values.* is a DynamicCache.*use_cache=False"):

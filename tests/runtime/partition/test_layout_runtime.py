@@ -31,6 +31,7 @@ LAYOUTS = {
 SCHEDULES = {"interleaved_1f1b": {"P": 2, "M": 4, "v": 2}, "dualpipev": {"P": 2, "M": 5}, "zbv": {"P": 2, "M": 4}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS)
 def test_parity(schedule: str, text: str) -> None:
@@ -92,6 +93,7 @@ def test_a_frozen_or_empty_first_stage_under_a_split_backward(schedule: str) -> 
     assert not any("embedding" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_padding_changes_neither_names_nor_values() -> None:
     """61 layers as the published case has them: 16 stages of 4 places, each layer under its own number."""
     model = small_gpt(blocks=61)

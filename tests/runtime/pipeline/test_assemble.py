@@ -76,6 +76,7 @@ def test_arguments_of_other_kinds_are_told(arguments: dict[str, object], says: s
         Pipeline(**{**right, **arguments})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_fn", "says"),
     [

@@ -57,6 +57,7 @@ def check_gradients(pipe: Pipeline, expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe", "dualpipev"])
 @pytest.mark.parametrize("rows", [11, 3])
 def test_a_step_is_one_mean_over_tokens_whatever_the_rows(schedule: str, rows: int) -> None:
@@ -257,6 +258,7 @@ def test_without_a_loss_function_there_are_outputs_alone() -> None:
 SCHEDULES = [("1f1b", 1), ("zbv", 4), ("dualpipev", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [2.0, float("inf")])
 def test_the_norm_is_one_value_over_schedules_and_ranks(kind: float) -> None:
     data, norms, clipped = tokens(8), set(), []

@@ -38,6 +38,7 @@ def state_of(name: str, ranks: int, **how: Any) -> dict[str, Tensor]:
     return state
 
 
+@pytest.mark.slow
 def test_values_do_not_depend_on_ranks_or_schedule() -> None:
     alone = state_of("1f1b", 1, seed=4)
     for name, ranks in (("zbh1", 2), ("dualpipe", 2), ("1f1b", 4)):
@@ -106,6 +107,7 @@ def test_the_optimizer_may_be_made_before() -> None:
     pipe.close()
 
 
+@pytest.mark.slow
 def test_experts_that_are_spread_over_ranks() -> None:
     config = MoEConfig(vocab=16, width=8, heads=2, dense_blocks=1, moe_blocks=3)
 
@@ -123,6 +125,7 @@ def test_experts_that_are_spread_over_ranks() -> None:
     assert all(torch.equal(spread[name], value) for name, value in whole.items())
 
 
+@pytest.mark.slow
 def test_swapped_experts_read_the_checkpoint_of_the_original(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}

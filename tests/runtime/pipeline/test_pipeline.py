@@ -25,6 +25,7 @@ def pipeline(model: nn.Module, schedule: str = "dualpipev", **options: Any) -> P
     return Pipeline(model, program, in_process=True, **{"loss_fn": next_token_loss, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe", "dualpipev"])
 def test_gradients_add_up_until_they_are_zeroed(schedule: str) -> None:
     model = small_gpt()
@@ -51,6 +52,7 @@ def test_both_copies_of_a_stage_get_the_sum() -> None:
     assert all(torch.equal(a, b) for a, b in copies.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "zbv", "dualpipe", "dualpipev"])
 def test_evaluation_is_forward_only_and_without_dropout(schedule: str) -> None:
     model = small_gpt(dropout=0.5)
@@ -115,6 +117,7 @@ def test_keywords_plain_values_and_values_for_several_stages(schedule: str) -> N
         torch.testing.assert_close(grad, expected[name].grad, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe", "dualpipev"])
 @pytest.mark.parametrize("blocks", [1, 8], ids=["stages without a block", "all stages full"])
 def test_frozen_parts_and_empty_stages(schedule: str, blocks: int) -> None:

@@ -29,6 +29,7 @@ def copies(pipe: Pipeline) -> list[nn.Parameter]:
     return pipe._assembly.weights.parameters()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "sizes", "stages"),
     [("1f1b", {"P": 4}, (0, 3)), ("zbh1", {"P": 3}, (0, 2)), ("interleaved_1f1b", {}, (0, 3))],
@@ -55,6 +56,7 @@ def recurrent(blocks: int = 8, every: int = 2) -> GPT:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 4), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipe", 2)])
 def test_blocks_that_every_stage_uses(schedule: str, ranks: int) -> None:
     """Four ranks add up four gradients, which must come in one order everywhere."""
@@ -69,6 +71,7 @@ def test_blocks_that_every_stage_uses(schedule: str, ranks: int) -> None:
         torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_gradients_of_several_steps_add_up() -> None:
     """Each step adds the sum of its own uses once."""
     pipe = train(small_gpt(tied=True))
@@ -115,6 +118,7 @@ def test_state_dicts_have_all_names() -> None:
         pipe.load_state_dict({name: value for name, value in ones.items() if name not in (FIRST, LAST)})
 
 
+@pytest.mark.slow
 def test_a_norm_counts_one_copy() -> None:
     norms = set()
     for schedule in ("1f1b", "interleaved_1f1b", "zbv"):
@@ -140,6 +144,7 @@ def unequal(pipe: Pipeline) -> None:
         copies(pipe)[1].add_(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -24,6 +24,7 @@ SCHEDULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared", "segmented"), [(False, False), (True, False), (True, True)])
 def test_schedules_equal_autograd_of_the_whole_model(shared: bool, segmented: bool) -> None:
     expected = serial(drawing(shared=shared), 2, steps=1)

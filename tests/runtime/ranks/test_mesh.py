@@ -67,6 +67,7 @@ def test_processes() -> None:
         assert sorted({name for rank in everyone for name in rank[number]}) == every_name, case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "sizes"), CASES)
 def test_in_process(schedule: str, sizes: dict[str, int]) -> None:
     program = compile_schedule(schedule, P=2, **sizes)
@@ -159,6 +160,7 @@ def test_a_failing_replica_is_told_to_all_before_their_timeout() -> None:
         assert when == "soon"
 
 
+@pytest.mark.slow
 def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
     wrong: list[bool] = [True]
 

@@ -294,6 +294,7 @@ def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
     return run
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(seed=st.integers(1, 2**32))
 @pytest.mark.parametrize("kind", ["apart", "shared", "loosely", "dropping"])
