@@ -208,6 +208,7 @@ def tie(model: Several) -> None:
     model.last.weight = model.two.layer.weight = model.one.layer.weight
 
 
+@pytest.mark.slow
 def test_uses_of_a_weight_inside_and_outside_are_summed_in_autograds_order() -> None:
     assert split_blocks(lambda net, x: net.last(net.two(net.one(x))), tie)[1] == 2
 

@@ -157,6 +157,7 @@ def test_even_loads_have_an_auxiliary_loss_of_one() -> None:
     assert not loss_slope(torch.zeros(4), 2).any()
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60)
 def test_capacity_keeps_the_first_or_the_largest_of_every_expert(data: st.DataObject) -> None:

@@ -95,6 +95,7 @@ def test_stages_have_the_gradients_of_the_model(
         torch.testing.assert_close(step.grads[key], parameter.grad, **tolerance, msg=key)
 
 
+@pytest.mark.slow
 def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
     """First and last stage lie on one rank in a V; deferred weight gradients of both add up in one parameter."""
     model, twin = (make("Llama", tie_word_embeddings=True) for _ in range(2))
