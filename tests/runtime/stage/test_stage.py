@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,86 +13,31 @@ import torch
 from torch import Tensor, nn
 
 import schedc
+from runtime.stage.stage_cases import (
+    TOKENS,
+    VOCAB,
+    WIDTH,
+    assert_close,
+    assert_equal,
+    autograd,
+    backward,
+    batches,
+    forward,
+    full,
+    gpt,
+    make_stages,
+    split,
+    take_grads,
+)
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.errors import RuntimeFault, StageError
-from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.parity.reference import _serial, reference_step
-from schedc_runtime.partition import Partition, partition
-from schedc_runtime.partition.boundary import BoundaryError, infer_boundaries
-from schedc_runtime.stage.stage import Stage, mean_loss
-
-VOCAB, WIDTH, TOKENS = 13, 8, 4
-
-
-def gpt(**options: Any) -> GPT:
-    torch.manual_seed(0)
-    return GPT(GPTConfig(vocab=VOCAB, width=WIDTH, heads=2, blocks=4, context=TOKENS, **options)).double()
-
-
-def batches(count: int) -> tuple[list[Tensor], list[Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, VOCAB, (2, count, 2, TOKENS), generator=generator)
-    return list(tokens[0]), list(tokens[1])
-
-
-def make_stages(parts: Partition, loss_fn: Any, *args: Any) -> list[Stage]:
-    boundaries = infer_boundaries(parts, args)
-    stages = [Stage(module, k, parts.stages, loss_fn=loss_fn) for k, module in enumerate(parts.modules)]
-    for stage, (before, after) in zip(stages, pairwise(boundaries), strict=True):
-        stage.bind(before, after)
-    return stages
-
-
-def forward(stages: Sequence[Stage], m: int, inputs: Sequence[Any], target: Any, scale: float) -> tuple[Tensor, ...]:
-    values = tuple(x for x in inputs if isinstance(x, Tensor))
-    for stage in stages:
-        values = stage.forward(m, values, target, scale)
-    return values
-
-
-def backward(stages: Sequence[Stage], m: int, *, defer: bool) -> None:
-    grads: tuple[Tensor, ...] = ()
-    for stage in reversed(stages):
-        grads = stage.backward(m, grads, defer=defer)
-    assert grads == ()
-
-
-def full(stages: Sequence[Stage], m: int) -> None:
-    backward(stages, m, defer=False)
-
-
-def split(stages: Sequence[Stage], m: int) -> None:
-    backward(stages, m, defer=True)
-    for stage in stages:
-        stage.weight(m)
-
-
-def take_grads(model: nn.Module) -> dict[str, Tensor]:
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return grads
-
-
-def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
-
-
-def assert_close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name, grad in a.items():
-        torch.testing.assert_close(grad, b[name], rtol=1e-11, atol=1e-13, msg=name)
-
-
-def autograd(
-    model: nn.Module, inputs: Sequence[Sequence[Any]], targets: Sequence[Any], loss_fn: Any
-) -> dict[str, Tensor]:
-    """Gradients of the whole model, without stages."""
-    for args, target in zip(inputs, targets, strict=True):
-        (loss_fn(model(*args), target) / len(inputs)).backward()
-    return take_grads(model)
+from schedc_runtime.partition import partition
+from schedc_runtime.partition.boundary import BoundaryError
+from schedc_runtime.stage.stage import mean_loss
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
