@@ -148,8 +148,8 @@ def instruction_overhead(rank: int, world_size: int, repetitions: int) -> dict[s
     torch.manual_seed(0)
     program = schedc.compile("interleaved_1f1b", P=1, M=MICROBATCHES, v=STAGES)
     model = Blocks()
-    cut = partition(copy.deepcopy(model), STAGES)
     batch, targets = torch.randn(2 * MICROBATCHES, 16), torch.randn(2 * MICROBATCHES, 16)
+    cut = partition(copy.deepcopy(model), STAGES, example=batch[:2])
     loop = hand_written(plain_modules(cut), program)
     peer = torch_schedule("ScheduleInterleaved1F1B", dict(enumerate(plain_modules(cut))), STAGES, MICROBATCHES, squares)
     pipe = Pipeline(model, program, loss_fn=squares)
@@ -173,12 +173,12 @@ def whole_step(rank: int, world_size: int, schedule: str, repetitions: int) -> d
     sizes, name = SCHEDULES[schedule]
     program = schedc.compile(schedule, P=world_size, M=8, **sizes)
     model = GPT(GPTConfig(width=128, blocks=8))
-    cut = partition(copy.deepcopy(model), program.stages)
+    batch, targets = torch.randint(0, 128, (16, 64)), torch.randint(0, 128, (16, 64))
+    cut = partition(copy.deepcopy(model), program.stages, example=batch[:2])
     copies = plain_modules(cut)
     mine = {index: copies[index] for index in stages_on(program, rank)}
     peer = torch_schedule(name, mine, program.stages, 8, next_token_loss)
     pipe = Pipeline(model, program, loss_fn=next_token_loss)
-    batch, targets = torch.randint(0, 128, (16, 64)), torch.randint(0, 128, (16, 64))
 
     def ours() -> None:
         pipe.step(batch, targets)
