@@ -28,7 +28,7 @@ from torch.nn import functional
 from schedc_runtime.compiled.settings import CompileSettings
 from schedc_runtime.compiled.units import CompiledUnits, backend_of
 from schedc_runtime.stage.split import SplitBackward
-from trainers.split_cost import REPETITIONS, Plain, Run, Split
+from trainers.split_cost import REPETITIONS, Plain, Run, Split, in_turns
 from trainers.split_models import Decoder
 
 
@@ -207,13 +207,7 @@ def _same_gradients(one: nn.Module, two: nn.Module) -> bool:
 
 def _times(runs: list[Run], repetitions: int) -> dict[str, float]:
     """Least times of B and of I + W, in turns. Gradients exist already."""
-    for run in runs:
-        run.run()
-        run.run()
-        run.times.clear()
-    for repetition in range(repetitions):
-        for run in runs if repetition % 2 else reversed(runs):
-            run.run()
+    in_turns(runs, repetitions)
     plain, split = (min(run.times) for run in runs)
     return {"b_ms": plain * 1e3, "i_and_w_ms": split * 1e3, "ratio": split / plain}
 

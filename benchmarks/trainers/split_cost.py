@@ -12,7 +12,7 @@ process (mallopt), as it does with a device's caching allocator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,6 +156,17 @@ def measure() -> dict[str, Any]:
     }
 
 
+def in_turns(runs: Sequence[Run], repetitions: int) -> None:
+    """Time the runs in turns, after two of each. Who comes first alternates."""
+    for run in runs:
+        run.run()
+        run.run()
+        run.times.clear()
+    for repetition in range(repetitions):
+        for run in runs if repetition % 2 else reversed(runs):
+            run.run()
+
+
 def _case(
     name: str, layers: int, width: int, tokens: int, autocast: torch.dtype | None, ways: tuple[type[Run], ...]
 ) -> list[dict[str, Any]]:
@@ -163,13 +174,7 @@ def _case(
     model = nn.Sequential(*[Decoder(width) for _ in range(layers)])
     x, grad = torch.randn(2, 2, tokens // 2, width)
     runs = [way(copy.deepcopy(model), x, grad, autocast) for way in (Plain, *ways)]
-    for run in runs:
-        run.run()
-        run.run()
-        run.times.clear()
-    for repetition in range(REPETITIONS):
-        for run in runs if repetition % 2 else reversed(runs):
-            run.run()
+    in_turns(runs, REPETITIONS)
     plain, *others = runs
     return [
         {

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.layout.layer_costs import COSTS
 from schedc.compiler import legal_schedule
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.ops import OpKind
@@ -199,20 +200,6 @@ def test_models_that_do_not_exist() -> None:
     for layers, dense, mtp in ((0, None, 0), (4, 5, 0), (4, -1, 0), (4, 1, -1), (10**6, None, 0)):
         with pytest.raises(DiagnosticError, match="S143"):
             Model(layers, dense, mtp)
-
-
-COSTS = """schema = "schedc.layer-costs/1"
-
-[time]
-moe = 1.4
-head = 0.9
-
-[parameters]
-moe = 3.0
-
-[ops]
-W = 0.5
-"""
 
 
 def test_layer_costs_of_a_file_and_options() -> None:

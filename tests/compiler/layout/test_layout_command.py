@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from compiler.layout.layer_costs import COSTS
 from schedc.cli import main
 from schedc.compiler import legal_schedule
 from schedc.layout import (
@@ -24,19 +25,6 @@ from schedc.layout.compare import measure
 from schedc.load.library import open_schedule
 from schedc.source import Source
 from support.paths import ROOT
-
-COSTS = """schema = "schedc.layer-costs/1"
-
-[time]
-moe = 1.4
-head = 0.9
-
-[parameters]
-moe = 3.0
-
-[ops]
-W = 0.5
-"""
 
 
 def run(*arguments: str) -> Result:
