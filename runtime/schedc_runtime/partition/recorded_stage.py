@@ -61,12 +61,14 @@ class RecordedStage(nn.Module):
         return self.slot.code
 
     def forward(self, *values: Any) -> Any:
-        code = self.current
-        if len(values) != len(code.shapes) or any(
-            shape is not None and value.shape != shape for value, shape in zip(values, code.shapes, strict=True)
-        ):
+        code = self.slot.code or self.current
+        if len(values) != len(code.shapes):
             raise _other_shapes(values, code.shapes)
-        return self.finished(code.code.run(self, *values))
+        for value, shape in zip(values, code.shapes, strict=True):  # a generator would take twice as long
+            if shape is not None and value.shape != shape:
+                raise _other_shapes(values, code.shapes)
+        result = code.code.run(self, *values)
+        return result if code.finish is None else code.finish(result)
 
     def finished(self, result: Any) -> Any:
         """What the stage returns, of what its graph returns: on the last stage the model's output."""

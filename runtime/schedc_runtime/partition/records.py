@@ -69,6 +69,8 @@ class Records:
         self.first: Record | None = None
         self.current: Record | None = None
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self._orders: dict[tuple[int, tuple[str, ...]], tuple[int, ...]] = {}
+        """By number of positional arguments and keywords of a call: the order in which the values enter stage 0."""
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
         """The record of a microbatch; a `TensorSpec` may replace a tensor. training: the mode around units."""
@@ -82,6 +84,17 @@ class Records:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of a call in the order in which they enter stage 0. It runs for every microbatch."""
+        form = (len(args), tuple(kwargs))
+        order = self._orders.get(form)
+        if order is None:
+            keywords = {name: position for position, name in enumerate(kwargs, len(args))}
+            order = tuple(named_arguments(self.model, range(len(args)), keywords, self.inputs).values())
+            self._orders[form] = order
+        values = (*args, *kwargs.values())
+        return tuple([values[position] for position in order])
 
     def select(self, record: Record) -> None:
         """Let all stages run the code of a record from now on."""

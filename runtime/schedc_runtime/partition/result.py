@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from schedc.ir.placement import Placement
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
-from schedc_runtime.partition.example import named_arguments
 from schedc_runtime.partition.records import Record, Records
 from schedc_runtime.partition.stage_modules import StageModules
 
@@ -27,7 +26,7 @@ class Partition(StageModules):
 
         Raises `PartitionError` for missing or unknown arguments.
         """
-        return tuple(named_arguments(self.records.model, args, kwargs or {}, self.records.inputs).values())
+        return self.records.ordered(args, kwargs or {})
 
     def record(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
         """The record of one microbatch; `Records.select` lets the stages run it."""
