@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start many processes. Without files of bytecode each of them would compile both packages anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup browser pictures trainers demo test test-fast sweep check docs dist bench figures clean
 
 setup: $(READY)
