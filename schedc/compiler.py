@@ -18,7 +18,6 @@ from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
 from schedc.inputs import Input, Order, open_input
 from schedc.ir.program import Program
-from schedc.ir.recomputed import has_recomputation
 from schedc.ir.schedule import Schedule
 from schedc.load.frozen import thaw
 from schedc.load.library import Given, Plan
@@ -27,8 +26,7 @@ from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
-    from schedc.cell.table import CellTable
-    from schedc.layout.parts import Layout
+    from schedc.cost.op_times import Pricer
     from schedc.plan.read import ReadPlan
 
 
@@ -115,61 +113,50 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
-    dependencies = _legal(tree, sizes, costs)
+    dependencies = _legal(tree, sizes, costs, order_pricer(costs))
     check_given(costs, dependencies.schedule)
     return _Priced(dependencies, costs)
 
 
 def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
-    from schedc.layout.writer import write_layout
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
-    from schedc.plan.directives.tied import ties_of_plan
+    from schedc.plan.attached import AttachedPlan
+    from schedc.plan.cell_pricer import pricer_of
     from schedc.plan.peak_memory import check_memory
-    from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
     from schedc.plan.resolve import resolve
-    from schedc.plan.writer import write_plan
 
     dependencies = _legal(tree.schedule, sizes, costs)
     check_given(costs, dependencies.schedule)
     layout = place_layers(tree.directives, dependencies.schedule)
     plan = resolve(tree.directives, dependencies.schedule, layout)
     of_stages = stage_costs(tree.directives, layout, costs, plan)
+    attached = AttachedPlan(tree.name, tree.doc, plan, layout, replace(of_stages, cell=costs.cell))
     if has_policy(tree.schedule):
-        dependencies = _legal(tree.schedule, sizes, of_stages)
-    text, layers = write_layout(layout), layout.layers
-    schedule = replace(
-        dependencies.schedule, name=tree.name, doc=tree.doc, layout=text, layers=layers, plan=write_plan(plan),
-        tied=ties_of_plan(plan, layout),
-    )  # fmt: skip
-    dependencies = replace(dependencies, schedule=schedule)
-    bubbles = [level.bubbles for level in plan.recompute]
-    if costs.cell is not None:
-        of_stages = _from_inside(of_stages, costs.cell, layout, schedule, any(bubbles))
-    written = dependencies if any(bubbles) else None
-    if written is not None:
-        of_stages = recompute_in_backwards(of_stages, bubbles)
-        dependencies = place_recomputations(written, of_stages, bubbles)
+        dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
+    dependencies, of_stages, written = attached.placed(dependencies)
     check_memory(tree.tree, plan, layout, layer_costs(tree.directives), dependencies, of_stages)
     return _Priced(dependencies, of_stages, written)
 
 
-def _from_inside(costs: Costs, cell: CellTable, layout: Layout, schedule: Schedule, bubbles: bool) -> Costs:
-    """The costs of stages with the table of their blocks; the time of an R follows from it where the costs say none."""
-    from schedc.plan.price_cells import with_layout, with_recomputation
+def order_pricer(costs: Costs) -> Pricer | None:
+    """What orders a policy by more than the costs of ops: the table of cells of ``costs``; None without a table."""
+    if costs.cell is None:
+        return None
+    from schedc.plan.cell_pricer import pricer_of
 
-    costs = replace(costs, cell=with_layout(cell, layout))
-    recomputes = bubbles or has_recomputation(schedule)
-    return with_recomputation(costs, schedule) if recomputes and costs.R is None else costs
+    return pricer_of(costs)
 
 
-def _legal(tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs) -> Dependencies:
+def _legal(
+    tree: ScheduleTree | Order, sizes: Mapping[str, int], costs: Costs, pricer: Pricer | None = None
+) -> Dependencies:
     """The dependencies of a legal schedule, as the check for deadlocks computed them."""
     if isinstance(tree, Order):
         return Dependencies.of(tree.at(sizes))  # judged when it was read
     if (frozen := thaw(tree, sizes)) is not None:
         return Dependencies.of(frozen)
-    dependencies, findings = check_dependencies(elaborate(tree, sizes, costs))
+    dependencies, findings = check_dependencies(elaborate(tree, sizes, costs, pricer))
     if dependencies is None or findings:
         raise DiagnosticError(findings)
     return dependencies

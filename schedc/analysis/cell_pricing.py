@@ -136,16 +136,7 @@ def price(
     p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
     that cannot run.
     """
-    graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed or shapes, strict=True))
-    uses = _uses(dependencies.schedule)
-    codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
-    representative = np.zeros(codes.size, np.int64)
-    representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
-    counts = bincount(kind, minlength=codes.size)
-    kinds = tuple(
-        _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
-        for cell, count in zip(representative, counts, strict=True)
-    )
+    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
 
     def timeline(duration: Iterable[float], delay: Iterable[Delays]) -> Timeline:
         times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
@@ -161,7 +152,7 @@ def price(
     ]
     return CellPricing(
         kinds,
-        kind.astype(np.int64),
+        kind,
         costs,
         serial=timeline(serial, map(closed_delays, serial)),
         overlapped=timeline(duration, map(closed_delays, duration)),
@@ -169,6 +160,21 @@ def price(
         late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds)),
         floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
     )
+
+
+def price_step(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    costs: CellCosts,
+    p2p: float = 0.0,
+    order_of: OrderOf = lambda kind: None,
+    recomputed: Sequence[StageShape] | None = None,
+) -> Timeline:
+    """The timeline ``late_wait`` of `price` alone; arguments are the same."""
+    kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
+    duration = np.array([kind_of_cells.prediction.duration for kind_of_cells in kinds])
+    delays = np.array([_delays(kind_of_cells, costs) for kind_of_cells in kinds]).reshape(-1, 3, 3)
+    return simulate_messages(dependencies, duration[kind], delays[kind], p2p)
 
 
 def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Floats, latency: float) -> Timeline:
@@ -202,6 +208,27 @@ class _Graphs(NamedTuple):
 
     def of(self, use: int) -> StageShape:
         return (self.plain, self.plain.ready, self.recomputed)[use]
+
+
+def _kinds(
+    dependencies: Dependencies,
+    shapes: Sequence[StageShape],
+    recomputed: Sequence[StageShape],
+    costs: CellCosts,
+    order_of: OrderOf,
+) -> tuple[tuple[CellKind, ...], Int64]:
+    """The kinds of cells of a schedule, and [cells] the index of each cell's kind."""
+    graphs = tuple(_Graphs(*row) for row in zip(shapes, recomputed, strict=True))
+    uses = _uses(dependencies.schedule)
+    codes, kind = np.unique(_codes(dependencies, graphs, uses), return_inverse=True)
+    representative = np.zeros(codes.size, np.int64)
+    representative[kind[::-1]] = np.arange(len(dependencies))[::-1]
+    counts = bincount(kind, minlength=codes.size)
+    kinds = tuple(
+        _kind(dependencies, int(cell), int(count), graphs, uses, costs, order_of)
+        for cell, count in zip(representative, counts, strict=True)
+    )
+    return kinds, kind.astype(np.int64)
 
 
 def _uses(schedule: Schedule) -> Int64:

@@ -16,6 +16,7 @@ from schedc.analysis.legality import check_schedule
 from schedc.claims.check import STATUSES, Status, check_claims
 from schedc.cost.costs import Costs
 from schedc.cost.given import check_given
+from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
@@ -76,13 +77,15 @@ def sweep(
     costs: Costs,
     progress: Callable[[int], None] | None = None,
     processes: int | None = None,
+    pricer: Pricer | None = None,
 ) -> Sweep:
     """Check a schedule at all of ``sizes``. progress: called with the number of sizes just done.
 
+    pricer: judges the orders of a `policy`, where the costs have a table of cells.
     processes: by default one per core that this process may use. One process, or few sizes, starts no other.
     """
     outcomes = []
-    with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)))) as batches:
+    with closing(_outcomes(tree, sizes, costs, processes or len(os.sched_getaffinity(0)), pricer)) as batches:
         for batch in batches:
             outcomes += batch
             if progress:
@@ -109,19 +112,21 @@ def _claims(tree: ScheduleTree, outcomes: list[Outcome]) -> tuple[tuple[str, Map
     return tuple(result)
 
 
-def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int) -> Generator[list[Outcome]]:
+def _outcomes(
+    tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processes: int, pricer: Pricer | None
+) -> Generator[list[Outcome]]:
     # Large sizes come first, so that no process is left with several of them at the end.
     largest_first = sorted(sizes, key=lambda s: -prod(s.values()))
     if processes == 1 or len(sizes) <= _IN_PROCESS:
         for size in largest_first:
-            yield _check_batch(tree, [size], costs)
+            yield _check_batch(tree, [size], costs, pricer)
         return
     batches = [largest_first[low : low + _BATCH] for low in range(0, len(largest_first), _BATCH)]
     others = set(active_children())
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))  # not forked: the caller may have threads
     try:
         with unheard():
-            pending = [pool.submit(_check_batch, tree, batch, costs) for batch in batches]
+            pending = [pool.submit(_check_batch, tree, batch, costs, pricer) for batch in batches]
         for future in as_completed(pending):
             yield future.result()
     except BaseException:  # their remaining work is of no use
@@ -132,13 +137,13 @@ def _outcomes(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, processe
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _check_batch(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs) -> list[Outcome]:
-    return [_check_one(tree, size, costs) for size in sizes]
+def _check_batch(tree: ScheduleTree, sizes: Sequence[Sizes], costs: Costs, pricer: Pricer | None) -> list[Outcome]:
+    return [_check_one(tree, size, costs, pricer) for size in sizes]
 
 
-def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs) -> Outcome:
+def _check_one(tree: ScheduleTree, sizes: Sizes, costs: Costs, pricer: Pricer | None) -> Outcome:
     try:
-        schedule = elaborate(tree, sizes, costs)
+        schedule = elaborate(tree, sizes, costs, pricer)
     except DiagnosticError as error:
         return Outcome(sizes, {d.code for d in error.diagnostics} <= REFUSED, error.diagnostics)
     if findings := check_schedule(schedule):

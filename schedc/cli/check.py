@@ -129,6 +129,7 @@ def check(
 def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as_json: bool) -> None:
     from schedc.claims.size_range import sizes_in
     from schedc.claims.sweep import sweep
+    from schedc.compiler import order_pricer
     from schedc.inputs import open_family
     from schedc.report.sweep import to_json, to_text
 
@@ -138,7 +139,7 @@ def _sweep(name: Given, sizes: dict[str, int], costs: Costs, size_range: str, as
         listed = list(sizes_in(size_range, tree, sizes))
     label = f"checking {len(listed)} sizes"
     with click.progressbar(length=len(listed), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        result = sweep(tree, listed, costs, bar.update)
+        result = sweep(tree, listed, costs, bar.update, pricer=order_pricer(costs))
     click.echo(json.dumps(to_json(tree.name, size_range, result)) if as_json else "\n".join(to_text(tree.name, result)))
     finish(result.smallest.diagnostics if result.smallest else ())
 

@@ -20,8 +20,10 @@ def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     """Order SCHEDULE, a .sched file with a `policy`, by these costs, and keep the order beside it.
 
     The order is kept as NAME.P4-M8.order and used at those sizes whatever the costs, until this command runs again or
-    the file is removed. If the .sched file changes, the order is refused.
+    the file is removed. If the .sched file changes, the order is refused. Where the costs have a table of cells, the
+    file notes the digest of the cost file.
     """
+    from schedc.compiler import order_pricer
     from schedc.load.frozen import freeze as keep
     from schedc.load.library import Plan, open_named
 
@@ -29,4 +31,4 @@ def freeze(schedule: Given, sizes: dict[str, int], costs: Costs) -> None:
     if isinstance(tree, Plan):
         message = f"{tree.name} is a plan: freeze its schedule {tree.schedule.name}, by costs per stage"
         raise click.UsageError(message)
-    click.echo(str(keep(tree, sizes, costs)))
+    click.echo(str(keep(tree, sizes, costs, order_pricer(costs))))

@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 
@@ -17,20 +17,19 @@ CellRows = tuple[int, ...]
 class RankClock:
     """Times of one run of a schedule, all in the time unit of the costs.
 
-    time: [kinds][stages] duration of an op.
+    times: durations of ops and pairs.
     forward: [stages * microbatches] when the output of a forward reaches the next stage; inf before it has started.
     backward: [stages * microbatches] when the input gradient reaches the previous stage; inf before it has started.
     split: [stages * microbatches] whether the backward has run as an I.
     sent: after `start`, the arrivals at other ranks that it caused: (time, rank).
     """
 
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+    def __init__(self, schedule: Schedule, times: OpTimes) -> None:
         self.schedule = schedule
         self.kind: list[int] = schedule.kind.tolist()
         self.stage: list[int] = schedule.stage.tolist()
         self.microbatch: list[int] = schedule.microbatch.tolist()
-        self.costs = costs.resolved(schedule.stages)
-        self.time: list[list[float]] = [getattr(self.costs, kind.name).tolist() for kind in OpKind]
+        self.times = times
         self.last, self.count = schedule.stages - 1, schedule.microbatches
         pipe = schedule.placement.pipe_of_microbatch(np.arange(self.count, dtype=np.int32)).tolist()
         self.holder = [schedule.placement.rank_of_stage.tolist()[p] for p in pipe]
@@ -59,7 +58,7 @@ class RankClock:
     def start(self, cell: CellRows, rank: int, now: float) -> float:
         """Start an op or a pair on ``rank`` at time ``now``: record its outputs and ``sent``; return when it ends."""
         kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
-        time: float = self.time[kinds[0]][stages[0]]
+        time = self.times.alone[kinds[0]][stages[0]]
         if len(cell) == 2:
             time = self._pair(stages[0], stages[1], kinds[1] == OpKind.B)
         end = now + time
@@ -71,7 +70,7 @@ class RankClock:
                 continue
             table, taker = (self.forward, stage + 1) if kind == OpKind.F else (self.backward, stage - 1)
             to = self.holder[self.microbatch[row]][taker] if 0 <= taker <= self.last else rank
-            table[slot] = end + self.costs.p2p * (to != rank)
+            table[slot] = end + self.times.p2p * (to != rank)
             if to != rank:
                 self.sent.append((table[slot], to))
         return end
@@ -80,5 +79,5 @@ class RankClock:
         """Duration of a pair of these stages; computed the first time only. full: the backward is a B, not an I."""
         key = forward, backward, full
         if key not in self.pair_times:
-            self.pair_times[key] = float(self.costs.pair(forward, backward, full))
+            self.pair_times[key] = self.times.pair(forward, backward, full)
         return self.pair_times[key]

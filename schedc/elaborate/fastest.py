@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from schedc.check.computed_orders import AIMS
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes, Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.elaborate.list_schedule import SimulatedOrder, in_run_order, list_schedule
 from schedc.elaborate.rules import Rule, Searched
@@ -58,10 +60,18 @@ def _policy(block: t.RankBlock) -> t.Policy | None:
     return next((inner for body in bodies for inner in body if isinstance(inner, t.Policy)), None)
 
 
-def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source, aim: str = AIMS[0]) -> Schedule:
+def place_computed(
+    orders: Sequence[WrittenOrder],
+    costs: Costs,
+    source: Source,
+    aim: str = AIMS[0],
+    pricer: Pricer | None = None,
+) -> Schedule:
     """The first of the orders that take the least time under ``costs``.
 
     aim: the time that counts, of `AIMS`, in the time unit of the costs.
+    pricer: gives the times by which a policy orders ops, and judges its orders, where it knows more than the costs of
+        ops tell.
     An order that deadlocks is left out. If all of them do and the first deadlocks even as written, it is returned as
     written, and `verify` reports the fault. Raises `DiagnosticError`: S128 if only the rule makes it deadlock, S126 if
     a `search` cannot order these ops.
@@ -70,15 +80,32 @@ def place_computed(orders: Sequence[WrittenOrder], costs: Costs, source: Source,
         return orders[0].schedule
     if findings := [_unsearchable(order, source) for order in orders if _is_unsearchable(order)]:
         raise DiagnosticError(findings)
-    runs = [_run(order, order.rule, costs) for order in orders]
-    best = min((getattr(ran, aim) for ran in runs if ran.complete), default=None)
-    for order, ran in zip(orders, runs, strict=True):
-        if ran.complete and getattr(ran, aim) == best:
-            return order.schedule if order.rule is None else in_run_order(order.schedule, ran)
+    times = [_times(order, costs, pricer) for order in orders]
+    runs = [_run(order, order.rule, of_order) for order, of_order in zip(orders, times, strict=True)]
+    complete = [(order, ran) for order, ran in zip(orders, runs, strict=True) if ran.complete]
+    if pricer is not None and len(complete) > 1:
+        return _judged([_as_run(order, ran) for order, ran in complete], pricer, aim)
+    if complete:
+        return _as_run(*min(complete, key=lambda order_and_run: getattr(order_and_run[1], aim)))
     first = orders[0]
-    if first.rule is not None and _run(first, None, costs).complete:
+    if first.rule is not None and _run(first, None, times[0]).complete:
         raise DiagnosticError([_stuck(first, runs[0], source)])
     return first.schedule
+
+
+def _times(order: WrittenOrder, costs: Costs, pricer: Pricer | None) -> OpTimes:
+    return OpTimes.of(costs, order.schedule.stages) if pricer is None else pricer.times(order.schedule)
+
+
+def _as_run(order: WrittenOrder, ran: SimulatedOrder) -> Schedule:
+    return order.schedule if order.rule is None else in_run_order(order.schedule, ran)
+
+
+def _judged(schedules: Sequence[Schedule], pricer: Pricer, aim: str) -> Schedule:
+    """The first schedule that is not legal, if any, for `verify` to report it; else the first of the shortest step."""
+    steps = [pricer.step(schedule) for schedule in schedules]
+    times = [-inf if step is None else getattr(step, aim) for step in steps]
+    return schedules[times.index(min(times))]
 
 
 def refuse_too_many(orders: Sequence[WrittenOrder], choices: int, source: Source) -> None:
@@ -112,11 +139,11 @@ def _unsearchable(order: WrittenOrder, source: Source) -> Diagnostic:
     return Diagnostic("S126", message, Label(order.rule.span), help=help, source=source)
 
 
-def _run(order: WrittenOrder, rule: Rule | None, costs: Costs) -> SimulatedOrder:
+def _run(order: WrittenOrder, rule: Rule | None, times: OpTimes) -> SimulatedOrder:
     if isinstance(rule, Searched):
-        return search(order.schedule, rule, costs)
+        return search(order.schedule, rule, times)
     computed = order.computed[order.schedule.span] if order.computed.size else np.zeros(0, bool)
-    return list_schedule(order.schedule, computed.tolist(), rule, costs)
+    return list_schedule(order.schedule, computed.tolist(), rule, times)
 
 
 def _stuck(order: WrittenOrder, ran: SimulatedOrder, source: Source) -> Diagnostic:

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows, RankClock
 from schedc.elaborate.ready_ops import InTurnPool, OpPool, PreferencePool
 from schedc.elaborate.rules import InTurn, Preferred, Rule
@@ -35,13 +36,13 @@ class SimulatedOrder:
     complete: bool
 
 
-def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, costs: Costs) -> SimulatedOrder:
+def list_schedule(schedule: Schedule, computed: Sequence[bool], rule: Rule | None, times: OpTimes) -> SimulatedOrder:
     """Simulate a schedule: ops of the computed order start by ``rule``, the others in the order of the schedule.
 
     computed: [ops] whether an op belongs to the computed order. Those of a rank are consecutive.
-    costs: durations; a `timed` block always takes unit costs.
+    times: durations of ops, pairs and messages; a `timed` block always takes those of unit costs.
     """
-    clock = RankClock(schedule, Costs() if isinstance(rule, InTurn) else costs)
+    clock = RankClock(schedule, OpTimes.of(Costs(), schedule.stages) if isinstance(rule, InTurn) else times)
     ranks = [_RankQueue(clock, rank, computed, rule) for rank in range(schedule.ranks)]
     free = [0.0] * schedule.ranks
     first = [0.0] * schedule.ranks

@@ -136,7 +136,7 @@ class PreferencePool(OpPool):
             if len(cell) == len(keys_of_ops):
                 return self._taken(cell)
         filler = self._first(self.fillers, now)
-        if filler is None or self._soonest() < now + self.clock.time[OpKind.W][self.clock.stage[filler]]:
+        if filler is None or self._soonest() < now + self.clock.times.alone[OpKind.W][self.clock.stage[filler]]:
             return None
         return self._taken((filler,))
 

@@ -9,12 +9,20 @@ import numpy as np
 
 from schedc.check.names import check
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate.assemble import ExpandedOrder, assemble
 from schedc.elaborate.computed import ComputedExpander
 from schedc.elaborate.evaluate import RANK, Evaluator, Scope
 from schedc.elaborate.expand import MAX_FINDINGS
-from schedc.elaborate.fastest import WrittenOrder, aim_of, number_of_choices, place_computed, refuse_too_many
+from schedc.elaborate.fastest import (
+    WrittenOrder,
+    aim_of,
+    has_policy,
+    number_of_choices,
+    place_computed,
+    refuse_too_many,
+)
 from schedc.elaborate.place import build_placement
 from schedc.elaborate.segments import in_segments, out_of_order
 from schedc.elaborate.sizes import (
@@ -32,11 +40,14 @@ from schedc.ir.schedule import Schedule
 from schedc.syntax import tree as t
 
 
-def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
+def elaborate(
+    tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | None = None, pricer: Pricer | None = None
+) -> Schedule:
     """The order of every rank.
 
     sizes: value of each size; a missing one takes its default.
     costs: the costs under which a `policy` chooses; no other order depends on them. Default: unit costs.
+    pricer: what knows more of the times of a step than ``costs``, and judges the orders of a `policy`.
     Raises `DiagnosticError` with codes S1. `verify` then checks that the order is complete and does not deadlock.
     """
     if findings := check(tree):
@@ -52,7 +63,7 @@ def elaborate(tree: t.ScheduleTree, sizes: Mapping[str, int], costs: Costs | Non
     for choice in range(choices):
         orders.append(_written(tree, evaluator, placement, scope, choice))
         refuse_too_many(orders, choices, tree.source)
-    schedule = place_computed(orders, costs or Costs(), tree.source, aim)
+    schedule = place_computed(orders, costs or Costs(), tree.source, aim, pricer if has_policy(tree) else None)
     if findings := out_of_order(schedule, parts):
         raise DiagnosticError(findings[:MAX_FINDINGS])
     return schedule

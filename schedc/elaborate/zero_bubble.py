@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes
 from schedc.elaborate.clock import CellRows
 from schedc.elaborate.list_schedule import SimulatedOrder
 from schedc.elaborate.rules import Searched
@@ -52,15 +52,13 @@ def searchable(schedule: Schedule) -> bool:
     return np.array_equal(np.sort(ids), np.sort(expected)) and not (schedule.pair >= 0).any()
 
 
-def search(schedule: Schedule, rule: Searched, costs: Costs) -> SimulatedOrder:
+def search(schedule: Schedule, rule: Searched, times: OpTimes) -> SimulatedOrder:
     """The order of least span that the heuristic finds for a `searchable` schedule.
 
     Incomplete, without any op, if no setting finds an order within the memory of ``rule``.
     Source: Qi et al., arXiv 2401.10241, section 3.1, as in the authors' implementation (zb.py).
     """
-    table = costs.resolved(schedule.stages)
-    times = [np.asarray(getattr(table, kind), np.float64).tolist() for kind in "FIW"]
-    attempts = [_Ranks(schedule.microbatches, times, table.p2p, rule) for _ in SETTINGS]
+    attempts = [_Ranks(schedule.microbatches, times, rule) for _ in SETTINGS]
     complete = [ranks for ranks, switches in zip(attempts, SETTINGS, strict=True) if ranks.run(switches)]
     if not complete:
         return SimulatedOrder([[] for _ in range(schedule.ranks)], 0.0, 0.0, complete=False)
@@ -88,11 +86,11 @@ class _Ranks:
     takes: by kind, memory that an op takes; held, most: [ranks] memory in use and limit, in units of the rule.
     """
 
-    def __init__(self, microbatches: int, times: list[list[float]], p2p: float, rule: Searched) -> None:
-        self.count, self.p2p = microbatches, p2p
-        self.time = dict(zip((_F, _I, _W), times, strict=True))
-        self.every = range(len(times[0]))
-        self.last = len(times[0]) - 1
+    def __init__(self, microbatches: int, times: OpTimes, rule: Searched) -> None:
+        self.count, self.p2p = microbatches, times.p2p
+        self.time = {kind: times.alone[kind] for kind in (_F, _I, _W)}
+        self.every = range(len(self.time[_F]))
+        self.last = len(self.time[_F]) - 1
         self.takes = {_F: rule.whole, _I: rule.kept - rule.whole, _W: -rule.kept}
         self.most = [most * rule.whole for most in rule.most]
         self.order: list[list[int]] = [[] for _ in self.every]

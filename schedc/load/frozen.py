@@ -9,6 +9,7 @@ from pathlib import Path
 
 from schedc.analysis.legality import check_schedule
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import Pricer
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.elaborate import elaborate
 from schedc.elaborate.fastest import has_policy
@@ -20,6 +21,7 @@ from schedc.syntax.tree import ScheduleTree
 
 SUFFIX = ".order"
 _MARK = "# text "
+_COSTS = "# costs "
 
 
 def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
@@ -34,8 +36,11 @@ def frozen_path(tree: ScheduleTree, sizes: Mapping[str, int]) -> Path | None:
     return file.with_name(f"{tree.name}.{values}{SUFFIX}")
 
 
-def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
+def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs, pricer: Pricer | None = None) -> Path:
     """Orders by these costs, and writes the order over any earlier one. Returns the path of the file written.
+
+    pricer: judges the orders by cells, where the costs have a table of them. The file then notes the SHA-256 of the
+    cost file, since no one sees the table in the order.
 
     Raises `DiagnosticError`: that of an illegal schedule, or S129 where there is nothing to freeze.
     """
@@ -44,11 +49,12 @@ def freeze(tree: ScheduleTree, sizes: Mapping[str, int], costs: Costs) -> Path:
         message = f"`{tree.name}` has no order to freeze"
         help = "only a `policy` in a file of yours is frozen; any other order is the same each time"
         raise RequestError([Diagnostic("S129", message, Label(tree.span), help=help, source=tree.source)])
-    schedule = elaborate(tree, sizes, costs)
+    schedule = elaborate(tree, sizes, costs, pricer)
     if findings := check_schedule(schedule):
         raise DiagnosticError(findings)
     try:
-        path.write_text(f"{_MARK}{_digest(tree.source)}\n{print_schedule(schedule)}", encoding="utf-8")
+        text = f"{_MARK}{_digest(tree.source)}\n{_costs_line(costs)}{print_schedule(schedule)}"
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
         raise RequestError([Diagnostic("S122", message, Label(tree.span), source=tree.source)]) from None
@@ -88,6 +94,13 @@ def _is_text_of(file: Path, source: Source) -> bool:
         return file.is_file() and file.read_text(encoding="utf-8") == source.text
     except (OSError, ValueError):
         return False
+
+
+def _costs_line(costs: Costs) -> str:
+    """The line that notes the cost file of a table of cells; empty without a table."""
+    if costs.cell is None or costs.source is None:
+        return ""
+    return f"{_COSTS}{_digest(costs.source)} {Path(costs.source.name).name}\n"
 
 
 def _digest(source: Source) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedc.analysis.cell_pricing import CellPricing, price
+from schedc.analysis.cell_pricing import CellPricing, price, price_step
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import Timeline
 from schedc.attachments.row_counts import chosen_method
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import Lane, StageShape
+from schedc.cell.predict import predict
 from schedc.cell.program import PlanOrder
+from schedc.cell.schedule import cell_program
 from schedc.cell.table import CellTable
 from schedc.cost.checks import problem
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes
 from schedc.diagnostics import DiagnosticError
+from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan import Attachments, Method, plan_of
@@ -34,6 +39,50 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     shapes = table.shapes(schedule.stages)
     recomputed = in_recomputations(shapes, plan)
     return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
+
+
+def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
+    """The timeline ``late_wait`` of `price_cells` alone. costs: with a table of cells. Raises S404."""
+    assert costs.cell is not None
+    table, orders, plan = _attached(dependencies.schedule, costs.cell, costs.source)
+    shapes = table.shapes(dependencies.schedule.stages)
+    recomputed = in_recomputations(shapes, plan)
+    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
+
+
+def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
+    """The predicted times of the cells of single ops and pairs, in the unit of ``costs``, which have a table of cells.
+
+    A backward recomputes what its plan says, unless its stage has an R. Raises `DiagnosticError` (S404).
+    """
+    assert costs.cell is not None
+    table, orders, plan = _attached(schedule, costs.cell, costs.source)
+    plain = in_backwards(table.shapes(schedule.stages), plan)
+    again = in_recomputations(plain, plan)
+    behind = set(schedule.stage[schedule.kind == OpKind.R].tolist())
+    backward = [shape.ready if stage in behind else shape for stage, shape in enumerate(plain)]
+
+    def alone(kind: OpKind, stage: int) -> float:
+        halves = {OpKind.F: (plain[stage], None), OpKind.R: (None, again[stage])}
+        return _duration(kind.name, *halves.get(kind, (None, backward[stage])), table.costs)
+
+    def pair(forward: int, behind: int, full: bool) -> float:
+        kind = "FB" if full else "FI"
+        return _duration(kind, plain[forward], backward[behind], table.costs, orders.get(kind))
+
+    stages = range(schedule.stages)
+    used = set(schedule.kind.tolist())
+    return OpTimes([[alone(kind, s) if kind in used else 0.0 for s in stages] for kind in OpKind], pair, costs.p2p)
+
+
+def _duration(
+    kind: str,
+    forward: StageShape | None,
+    backward: StageShape | None,
+    costs: CellCosts,
+    order: PlanOrder | None = None,
+) -> float:
+    return predict(cell_program(kind, forward, backward, costs, order), forward, backward, costs).duration
 
 
 def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ...], CellCosts]:

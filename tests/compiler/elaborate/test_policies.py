@@ -14,6 +14,7 @@ from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
 from schedc.compiler import compile_at, legal_schedule
 from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes
 from schedc.elaborate import elaborate
 from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
@@ -242,6 +243,6 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
 def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
     schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})
     costs = data.draw(stage_costs(schedule.stages))
-    ran = list_schedule(schedule, [False] * len(schedule), None, costs)
+    ran = list_schedule(schedule, [False] * len(schedule), None, OpTimes.of(costs, schedule.stages))
     assert ran.complete
     assert ran.makespan == simulate(schedule, costs, Dependencies.of(schedule)).makespan

@@ -1,0 +1,52 @@
+"""The times by which an order is found, and the protocol of what judges the orders that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from schedc.cost.costs import Costs
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class OpTimes:
+    """Times of ops while ranks are simulated to find an order, all in the unit of the costs.
+
+    alone: [kinds][stages] time of an op.
+    pair: gives the time of a pair, from the stages of its forward and of its backward, and whether the latter is a B.
+    p2p: latency of a message between ranks.
+    """
+
+    alone: Sequence[Sequence[float]]
+    pair: Callable[[int, int, bool], float]
+    p2p: float
+
+    @classmethod
+    def of(cls, costs: Costs, stages: int) -> OpTimes:
+        """The times that costs give to ops. Raises `DiagnosticError` (S404) for costs of another number of stages."""
+        table = costs.resolved(stages)
+        alone = [getattr(table, kind.name).tolist() for kind in OpKind]
+        return cls(alone, lambda forward, backward, full: float(table.pair(forward, backward, full)), table.p2p)
+
+
+class StepTimes(NamedTuple):
+    """makespan: when the last op of a step ends. span: longest time from a rank's first op to the end of its last.
+
+    Both are in the unit of the costs.
+    """
+
+    makespan: float
+    span: float
+
+
+class Pricer(Protocol):
+    """What knows more of the times of a step than the costs of ops tell, such as what happens inside of cells."""
+
+    def times(self, schedule: Schedule) -> OpTimes:
+        """The times by which the ranks of a schedule are simulated to find its order."""
+
+    def step(self, schedule: Schedule) -> StepTimes | None:
+        """The times of a step in this order; None for an order that is not legal."""

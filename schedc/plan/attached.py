@@ -1,0 +1,63 @@
+"""What a resolved plan does to an order of its schedule: layers, costs of stages, recomputations in bubbles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.attachments.values import Attachments
+from schedc.cost.costs import Costs
+from schedc.ir.recomputed import has_recomputation
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.layout.writer import write_layout
+from schedc.plan.directives.tied import ties_of_plan
+from schedc.plan.place_recomputation import place_recomputations, recompute_in_backwards
+from schedc.plan.price_cells import with_layout, with_recomputation
+from schedc.plan.writer import write_plan
+
+
+@dataclass(frozen=True)
+class AttachedPlan:
+    """A plan whose choices are made, for every order that its schedule may have.
+
+    name, doc: those of the plan.
+    costs: those of the stages, in the unit of the layers' times. Their table of cells is that of the cost file.
+    """
+
+    name: str
+    doc: str
+    plan: Attachments
+    layout: Layout
+    costs: Costs
+
+    def on(self, schedule: Schedule) -> tuple[Schedule, Costs]:
+        """The schedule with the plan, and the costs of its stages.
+
+        The table of cells has the blocks of the layout. The time of an R follows from it where the costs say none.
+        """
+        schedule = replace(
+            schedule, name=self.name, doc=self.doc, layout=write_layout(self.layout), layers=self.layout.layers,
+            plan=write_plan(self.plan), tied=ties_of_plan(self.plan, self.layout),
+        )  # fmt: skip
+        if self.costs.cell is None:
+            return schedule, self.costs
+        costs = replace(self.costs, cell=with_layout(self.costs.cell, self.layout))
+        recomputes = any(self._bubbles) or has_recomputation(schedule)
+        return schedule, with_recomputation(costs, schedule) if recomputes and costs.R is None else costs
+
+    def placed(self, written: Dependencies) -> tuple[Dependencies, Costs, Dependencies | None]:
+        """The order with the plan and with the Rs that it places in bubbles, and the costs of its stages.
+
+        The last value is the order with the plan and without these Rs; None where the plan places none.
+        """
+        schedule, costs = self.on(written.schedule)
+        dependencies = replace(written, schedule=schedule)
+        if not any(self._bubbles):
+            return dependencies, costs, None
+        costs = recompute_in_backwards(costs, self._bubbles)
+        return place_recomputations(dependencies, costs, self._bubbles), costs, dependencies
+
+    @property
+    def _bubbles(self) -> list[bool]:
+        return [level.bubbles for level in self.plan.recompute]

@@ -1,0 +1,44 @@
+"""Judges the orders of a policy by what happens inside of their cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedc.analysis.legality import check_dependencies
+from schedc.cost.costs import Costs
+from schedc.cost.op_times import OpTimes, StepTimes
+from schedc.ir.schedule import Schedule
+from schedc.plan.attached import AttachedPlan
+from schedc.plan.price_cells import op_times, price_order
+
+
+@dataclass(frozen=True)
+class CellPricer:
+    """The `schedc.cost.op_times.Pricer` of costs with a table of cells.
+
+    attached: the plan whose schedule is ordered, if it is a plan; ``costs`` are then those of its stages.
+    """
+
+    costs: Costs
+    attached: AttachedPlan | None = None
+
+    def times(self, schedule: Schedule) -> OpTimes:
+        if self.attached is None:
+            return op_times(schedule, self.costs)
+        return op_times(*self.attached.on(schedule))
+
+    def step(self, schedule: Schedule) -> StepTimes | None:
+        """The step as `schedc check` prices it from inside, with what the plan adds."""
+        dependencies, findings = check_dependencies(schedule)
+        if dependencies is None or findings:
+            return None
+        costs = self.costs
+        if self.attached is not None:
+            dependencies, costs, _ = self.attached.placed(dependencies)
+        timeline = price_order(dependencies, costs)
+        return StepTimes(timeline.makespan, float(timeline.span.max(initial=0.0)))
+
+
+def pricer_of(costs: Costs, attached: AttachedPlan | None = None) -> CellPricer | None:
+    """The pricer of costs with a table of cells; None without."""
+    return None if costs.cell is None else CellPricer(costs, attached)
