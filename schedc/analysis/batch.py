@@ -78,17 +78,22 @@ def _classes(dependencies: Dependencies, costs: CostRows) -> tuple[Int64, Floats
     row = schedule.stage if rows > 1 else np.zeros_like(schedule.stage)
     first, second, kinds = dependencies.first, dependencies.second, len(OpKind)
     code = schedule.kind[first] * np.int64(rows) + row[first]
-    pairs = dependencies.pairs
-    backward = second[pairs]
-    full = schedule.kind[backward] == OpKind.B
-    code[pairs] = kinds * rows + (row[first[pairs]] * np.int64(2) + full) * rows + row[backward]
-    found, classes = distinct(code, kinds * rows + 2 * rows * rows)
+    pairs = np.flatnonzero(dependencies.pairs)
+    kind = schedule.kind[second[pairs]]
+    # behind the classes of single ops those of pairs with an I and with a B, then those of an F and of an I with a W
+    way = np.where(kind == OpKind.W, 2 * rows + schedule.kind[first[pairs]] * np.int64(rows), 0)
+    way += np.where(kind == OpKind.W, row[first[pairs]], row[first[pairs]] * np.int64(2) + (kind == OpKind.B))
+    code[pairs] = (kinds + way) * rows + row[second[pairs]]
+    found, classes = distinct(code, kinds * rows + 4 * rows * rows)
     duration = np.empty((found.size, costs.F.shape[1]))
     single = found < kinds * rows
     by_kind = np.concatenate([getattr(costs, kind.name) for kind in OpKind])
     duration[single] = by_kind[found[single]]
-    rest, backward_row = np.divmod(found[~single] - kinds * rows, rows)
-    duration[~single] = costs.pair(rest // 2, backward_row, rest % 2 == 1)
+    rest, second_row = np.divmod(found - kinds * rows, rows)
+    backward = ~single & (rest < 2 * rows)
+    duration[backward] = costs.pair(rest[backward] // 2, second_row[backward], rest[backward] % 2 == 1)
+    weight = rest >= 2 * rows
+    duration[weight] = by_kind[rest[weight] - 2 * rows] + costs.W[second_row[weight]]
     return classes, duration
 
 

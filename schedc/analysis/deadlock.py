@@ -75,15 +75,12 @@ def deadlock_diagnostics(dependencies: Dependencies) -> list[Diagnostic]:
 
 def _waits(dependencies: Dependencies, rank: int, cell: int) -> tuple[WaitFor, ...]:
     """What holds a rank up at a cell: the producers that have not run and never will."""
-    level, rows = dependencies.levels.of, (dependencies.first[cell], dependencies.second[cell])
+    level = dependencies.levels.of
     waits = []
     for row, producer in enumerate(dependencies.producers[:, cell].tolist()):
         if producer >= 0 and level[producer] < 0:
-            own = rows[1] if row == 1 and rows[1] >= 0 else rows[0]
-            # a pair produces both kinds of message: the forward is its first op, the backward its second
-            second = dependencies.second[producer]
-            needs = second if row == 1 and second >= 0 else dependencies.first[producer]
-            waits.append(WaitFor(rank, int(own), int(needs)))
+            of_rows = dependencies.backward if row == 1 else dependencies.first  # a forward is the first op of its cell
+            waits.append(WaitFor(rank, int(of_rows[cell]), int(of_rows[producer])))
     return tuple(waits)
 
 

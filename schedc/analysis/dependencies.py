@@ -29,7 +29,7 @@ class Dependencies:
     `schedc.ir.verify` checks, so ``previous`` covers it.
 
     schedule: what this was made from.
-    first, second: [cells] rows of the ops; second is the backward of a pair, else -1.
+    first, second: [cells] rows of the ops; second is that of a pair, else -1.
     cell_of: [ops] cell of each op.
     rank: [cells]; rank_start: [P + 1].
     previous: [cells] the cell before it on its rank, else -1.
@@ -77,6 +77,18 @@ class Dependencies:
     def pairs(self) -> Bools:
         """[cells] whether the cell is an overlapped pair."""
         return self.second >= 0
+
+    @property
+    def with_backward(self) -> Bools:
+        """[cells] whether the cell is a pair with a backward second: the pairs that the cost FB is about."""
+        return np.asarray(self.pairs & BACKWARD[self.schedule.kind[self.second]])
+
+    @cached_property
+    def backward(self) -> Int32:
+        """[cells] row of the backward of the cell, B or I; -1 where it has none."""
+        kind = self.schedule.kind
+        alone = np.where(BACKWARD[kind[self.first]], self.first, np.int32(-1))
+        return np.where(self.with_backward, self.second, alone)
 
     @cached_property
     def levels(self) -> Levels:

@@ -13,7 +13,6 @@ from schedc.analysis.ratios import idle, ratios, span_ratios
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats, Int64
-from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
 from schedc.ir.schedule import Schedule
@@ -118,18 +117,20 @@ def run_times(dependencies: Dependencies, costs: Costs) -> tuple[Floats, Floats]
 
 
 def durations(dependencies: Dependencies, costs: StageCosts) -> Floats:
-    """[cells] the time of every cell."""
+    """[cells] the time of every cell. A pair with a W takes as long as both ops: what it hides lies inside the cell."""
     schedule = dependencies.schedule
     by_kind = np.stack([getattr(costs, kind.name) for kind in OpKind])
     first, second = dependencies.first, dependencies.second
     result = np.asarray(by_kind[schedule.kind[first], schedule.stage[first]])
     pairs = np.flatnonzero(dependencies.pairs)
+    result[pairs] += by_kind[schedule.kind[second[pairs]], schedule.stage[second[pairs]]]
+    pairs = np.flatnonzero(dependencies.with_backward)
     backward = second[pairs]
     full = schedule.kind[backward] == OpKind.B
     result[pairs] = costs.pair(schedule.stage[first[pairs]], schedule.stage[backward], full)
     if costs.recompute_in_backward.any():
-        last = np.maximum(first, second)
-        inside = BACKWARD[schedule.kind[last]] & ~recomputed_ops(schedule)[last]
+        last = dependencies.backward
+        inside = (last >= 0) & ~recomputed_ops(schedule)[last]
         result[inside] += costs.recompute_in_backward[schedule.stage[last[inside]]]
     return result
 

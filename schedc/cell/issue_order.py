@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schedc.cell.graph import Lane, Node, StageShape
-from schedc.cell.program import Action, CellProgram, Edge, Half, Step
+from schedc.cell.program import Action, CellProgram, Edge, Half, Step, graph_of
 from schedc.cell.with_messages import POSTS, MovedMessage, batch_width, interleave_messages
 from schedc.ir.program import Instruction, InstructionKind, Program
 
@@ -152,15 +152,16 @@ def _started(
     item: Instruction, row: int, cell: CellOnRank, step: Step, group: ExpertRanks, replica: int, issued: dict[str, int]
 ) -> Collective:
     """The collective that a step of a cell starts, counted in ``issued``."""
-    shape = cell.forward if step.half is Half.FORWARD else cell.backward
+    shape = graph_of(cell.program.kind, step.half, cell.forward, cell.backward)
     assert shape is not None
     node = shape.nodes[step.node]
-    communicator = group.communicator(node.lane, scope(shape, step.node), replica)
+    communicator = group.communicator(node.lane, _scope(shape, step.node), replica)
     number = issued[communicator] = issued.get(communicator, -1) + 1
-    return Collective(communicator, number, f"{_microbatch(item, step.half)} {step.half} {node.name}", row)
+    op = _op(item, cell.program.kind, step.half)
+    return Collective(communicator, number, f"{op} {step.half} {node.name}", row)
 
 
-def scope(shape: StageShape, node: int) -> str:
+def _scope(shape: StageShape, node: int) -> str:
     """The balance is exchanged among all replicas, the routing and flat rows in a group, one hop of two in its lane."""
     own = shape.nodes[node]
     if own.role == "balance":
@@ -173,10 +174,7 @@ def _two_hops(shape: StageShape, own: Node) -> bool:
     return len(lanes) > 1
 
 
-def _microbatch(item: Instruction, half: Half) -> str:
-    """``F of microbatch 3 on stage 1``."""
-    forward, backward = item.kind_name[:1], item.kind_name[-1]
-    if half is Half.FORWARD:
-        return f"{item.stage}{forward}{item.microbatch}"
-    stage, microbatch = item.backward_slot
-    return f"{stage}{backward}{microbatch}"
+def _op(item: Instruction, kind: str, half: Half) -> str:
+    """The op of a cell of this kind that has the half, as ``1F3``."""
+    letter, stage, microbatch = graph_of(kind, half, item.ops[0], item.ops[-1])
+    return f"{stage}{letter.name}{microbatch}"

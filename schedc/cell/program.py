@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from schedc.source import NOWHERE, Source, Span
 
@@ -31,7 +32,7 @@ class Action(StrEnum):
 
 
 class Step(NamedTuple):
-    """One micro-step. node: index in the forward's shape for the half FORWARD, else in the backward's shape."""
+    """One micro-step. node: index in the graph on which the half runs (`HALVES`)."""
 
     action: Action
     half: Half
@@ -94,8 +95,33 @@ MESSAGED = (Half.FORWARD, Half.BACKWARD)
 """The halves with messages: activations for FORWARD, gradients for BACKWARD."""
 
 
-KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
-"""Kinds of cells: one op, or a forward with a full backward or an input gradient. An R has the half RECOMPUTE alone."""
+_BACK = (Half.RECOMPUTE, Half.BACKWARD)
+
+HALVES: Mapping[str, tuple[tuple[Half, ...], tuple[Half, ...]]] = {
+    "F": ((Half.FORWARD,), ()),
+    "I": ((), _BACK),
+    "B": ((), (*_BACK, Half.WEIGHT)),
+    "W": ((), (Half.WEIGHT,)),
+    "R": ((), (Half.RECOMPUTE,)),
+    "FB": ((Half.FORWARD,), (*_BACK, Half.WEIGHT)),
+    "FI": ((Half.FORWARD,), _BACK),
+    "FW": ((Half.FORWARD,), (Half.WEIGHT,)),
+    "IW": (_BACK, (Half.WEIGHT,)),
+}
+"""By kind of cell, the halves that it may have: those on the first of its two graphs, and those on the second.
+
+A kind is one op, or the two ops of an overlapped pair, each on the graph of its stage. The first graph is that of a
+forward, or of the I beside a W; all others are the second."""
+
+KINDS = tuple(HALVES)
+
+
+Graph = TypeVar("Graph")
+
+
+def graph_of(kind: str, half: Half, first: Graph, second: Graph) -> Graph:
+    """The one of the two graphs of a cell, or of what belongs to them, on which ``half`` runs."""
+    return first if half in HALVES[kind][0] else second
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ def cell_program(
 ) -> CellProgram:
     """The program of a cell. Equal arguments give equal programs, so that all ranks of a group run the same one.
 
-    kind: one of `KINDS`. forward, backward: graphs of the two stages; None for a half that the kind lacks. An R has
-        the graph of the backward, whose own cell then has `StageShape.ready`.
+    kind: one of `KINDS`. forward, backward: the two graphs (`HALVES`); None for one on which the kind runs nothing. An
+        R has the graph of the backward, whose own cell then has `StageShape.ready`.
     costs: costs of the forward's stage, and of the backward's stage unless ``backward_costs`` gives others.
     order: order by hand of an FB or FI. Without it the shortest of several list schedules is taken, and of equally
         short ones the one whose outputs are complete first.

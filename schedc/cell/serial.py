@@ -5,10 +5,11 @@ Every other cell program of the same cell must give the same bits as this one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, Half, Step
+from schedc.cell.program import HALVES, Action, CellProgram, Half, Step
 
 
 @cache
@@ -16,20 +17,26 @@ def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -
     """The serial program of a cell of ``kind`` (`KINDS`), given the graphs of its halves' stages."""
     steps: list[Step] = []
     activation_at = gradient_at = -1
-    if forward is not None and "F" in kind:
-        for index, node in enumerate(forward.nodes):
-            steps += _steps(Half.FORWARD, index, node.exchange)
-        activation_at = len(steps)
-    if backward is not None and kind != "W":
-        for index in backward.recomputed:
-            steps += _steps(Half.RECOMPUTE, index, backward.nodes[index].exchange)
-    if backward is not None and kind not in ("W", "R"):
-        for index in reversed(backward.backward):
-            steps += _steps(Half.BACKWARD, index, backward.nodes[index].exchange)
-        gradient_at = len(steps)
-    if backward is not None and kind[-1] in "BW":
-        steps += [Step(Action.RUN, Half.WEIGHT, index) for index in reversed(backward.weights)]
+    for graph, halves in zip((forward, backward), HALVES[kind], strict=True):
+        if graph is None:
+            continue
+        for half in halves:
+            nodes = _NODES[half](graph)
+            steps += [step for node in nodes for step in _steps(half, node, graph.nodes[node].exchange)]
+            if half is Half.FORWARD:
+                activation_at = len(steps)
+            elif half is Half.BACKWARD:
+                gradient_at = len(steps)
     return CellProgram(steps=tuple(steps), activation_at=activation_at, gradient_at=gradient_at, kind=kind)
+
+
+_NODES: dict[Half, Callable[[StageShape], Iterable[int]]] = {
+    Half.FORWARD: lambda graph: range(len(graph)),
+    Half.RECOMPUTE: lambda graph: graph.recomputed,
+    Half.BACKWARD: lambda graph: reversed(graph.backward),
+    Half.WEIGHT: lambda graph: reversed(graph.weights),
+}
+"""The nodes that each half runs, in order."""
 
 
 def _steps(half: Half, node: int, exchange: bool) -> list[Step]:

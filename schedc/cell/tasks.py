@@ -8,7 +8,7 @@ from functools import cached_property
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, Lane, StageShape
-from schedc.cell.program import KINDS, Half
+from schedc.cell.program import HALVES, KINDS, Half, graph_of
 from schedc.diagnostics import CompilerBug
 
 
@@ -31,7 +31,7 @@ class Task:
 class Tasks:
     """All tasks of a cell, in an order in which each comes after its dependencies.
 
-    forward, backward: the shapes of the two halves.
+    forward, backward: the two graphs (`schedc.cell.program.HALVES`); of an I & W those of the I and of the W.
     leaving: [2] tasks that complete the outputs of the forward, and the gradients of the backward's inputs; None
         where the cell has none.
     """
@@ -48,7 +48,7 @@ class Tasks:
     def durations(self, forward_costs: CellCosts, backward_costs: CellCosts) -> tuple[float, ...]:
         """[tasks] times under the costs of the two stages, in their unit."""
         return tuple(
-            (forward_costs if task.half is Half.FORWARD else backward_costs).duration(
+            graph_of(self.kind, task.half, forward_costs, backward_costs).duration(
                 self.shape(task.half), task.half, task.node
             )
             for task in self.all
@@ -56,7 +56,7 @@ class Tasks:
 
     def shape(self, half: Half) -> StageShape:
         """The graph whose nodes this half runs."""
-        shape = self.forward if half is Half.FORWARD else self.backward
+        shape = graph_of(self.kind, half, self.forward, self.backward)
         if shape is None:
             raise CompilerBug("cells", f"a cell {self.kind} without a graph for its {half} half")
         return shape
@@ -95,41 +95,30 @@ def tasks_of(
 ) -> Tasks:
     """The tasks of a cell of one of `KINDS`.
 
-    recomputed: nodes of the backward to recompute, in addition to those that the graph marks.
+    recomputed: nodes of the backward to recompute, in addition to those that the graph marks. The weight gradients
+    come after the input gradients of the same op, and of another op at any time.
     """
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")
-    halves = _HALVES[kind]
     builder = _TaskBuilder(kind)
     last: list[tuple[int, ...] | None] = [None, None]
-    if Half.FORWARD in halves:
-        shape = _needed(kind, forward)
-        tasks = builder.forward(shape, Half.FORWARD, range(len(shape)))
-        last[0] = tuple(tasks[node] for node in shape.outputs)
-    if halves == (Half.RECOMPUTE,):
-        shape = _needed(kind, backward)
-        builder.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
-    elif Half.BACKWARD in halves:
-        shape = _needed(kind, backward)
-        recomputing = builder.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
-        tasks = builder.backward(shape, recomputing)
-        last[1] = tuple(sorted(tasks[node] for node in shape.backward if shape.nodes[node].inputs))
-        builder.weights(shape, tasks if Half.WEIGHT in halves else {})
-    elif Half.WEIGHT in halves:
-        shape = _needed(kind, backward)
-        builder.weights(shape, dict.fromkeys(shape.weights, -1))
+    for graph, halves in zip((forward, backward), HALVES[kind], strict=True):
+        if not halves:
+            continue
+        shape = _needed(kind, graph)
+        tasks, recomputing = dict.fromkeys(shape.weights, -1), dict[int, int]()
+        if Half.FORWARD in halves:
+            tasks = builder.forward(shape, Half.FORWARD, range(len(shape)))
+            last[0] = tuple(tasks[node] for node in shape.outputs)
+        if Half.RECOMPUTE in halves:
+            recomputing = builder.forward(shape, Half.RECOMPUTE, sorted({*recomputed, *shape.recomputed}))
+        if Half.BACKWARD in halves:
+            tasks = builder.backward(shape, recomputing)
+            last[1] = tuple(sorted(tasks[node] for node in shape.backward if shape.nodes[node].inputs))
+        if Half.WEIGHT in halves:
+            builder.weights(shape, tasks)
     return Tasks(kind, forward, backward, tuple(builder.tasks), (last[0], last[1]))
 
-
-_HALVES = {
-    "F": (Half.FORWARD,),
-    "I": (Half.BACKWARD,),
-    "B": (Half.BACKWARD, Half.WEIGHT),
-    "W": (Half.WEIGHT,),
-    "R": (Half.RECOMPUTE,),
-    "FB": (Half.FORWARD, Half.BACKWARD, Half.WEIGHT),
-    "FI": (Half.FORWARD, Half.BACKWARD),
-}
 
 _SUFFIX = {Half.FORWARD: "", Half.BACKWARD: ".I", Half.WEIGHT: ".W", Half.RECOMPUTE: ".again"}
 

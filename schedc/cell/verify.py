@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedc.cell.graph import StageShape
-from schedc.cell.program import Action, CellProgram, Half, Step
+from schedc.cell.program import Action, CellProgram, Half, Step, graph_of
 from schedc.cell.tasks import Task, Tasks, tasks_of
 from schedc.diagnostics import Diagnostic
 
@@ -14,7 +14,8 @@ def verify(program: CellProgram, forward: StageShape | None, backward: StageShap
     Every segment of its halves runs once. Every exchange is started once and then waited for once. Nothing runs or
     starts before its dependencies are complete. Outputs and gradients leave no sooner than they are complete.
     """
-    size = len(backward) if backward else 0
+    graph = graph_of(program.kind, Half.RECOMPUTE, forward, backward)
+    size = len(graph) if graph else 0
     recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE and 0 <= step.node < size}
     tasks = tasks_of(program.kind, forward, backward, recomputed)
     task_of = {(task.half, task.node): index for index, task in enumerate(tasks.all)}

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from schedc.cell.program import CellProgram, Edge, Half, Step
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind
 
 POSTS = (InstructionKind.SEND, InstructionKind.RECV)
-_BACKWARDS = (InstructionKind.I, InstructionKind.B)
 
 
 class MovedMessage(NamedTuple):
@@ -70,14 +70,13 @@ def _values(item: Instruction) -> tuple[dict[Value, Half], dict[Value, Half]]:
     """What the halves of a compute instruction take from other stages, and what they make for others."""
     takes: dict[Value, Half] = {}
     makes: dict[Value, Half] = {}
-    pair = item.kind is InstructionKind.CELL
-    if pair or item.kind is InstructionKind.F:
-        takes[Channel.ACTIVATION, item.stage - 1, item.microbatch] = Half.FORWARD
-        makes[Channel.ACTIVATION, item.stage, item.microbatch] = Half.FORWARD
-    if pair or item.kind in _BACKWARDS:
-        stage, microbatch = item.backward_slot
-        takes[Channel.GRADIENT, stage + 1, microbatch] = Half.BACKWARD
-        makes[Channel.GRADIENT, stage, microbatch] = Half.BACKWARD
+    for kind, stage, microbatch in item.ops:
+        if kind is OpKind.F:
+            takes[Channel.ACTIVATION, stage - 1, microbatch] = Half.FORWARD
+            makes[Channel.ACTIVATION, stage, microbatch] = Half.FORWARD
+        elif FACTS[kind].backward:
+            takes[Channel.GRADIENT, stage + 1, microbatch] = Half.BACKWARD
+            makes[Channel.GRADIENT, stage, microbatch] = Half.BACKWARD
     return takes, makes
 
 

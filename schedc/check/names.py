@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from schedc.check.computed_orders import check_computed_orders
 from schedc.cost.keys import COST_SYMBOLS
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.ir.ops import PAIR_NAMES, in_pair_order
 from schedc.source import Source, Span
 from schedc.syntax import tree as t
 from schedc.syntax.walk import bound_in, indexes, is_statement, parts
@@ -24,6 +25,8 @@ class _Meaning:
 
 
 _Names = dict[str, _Meaning]
+
+_PAIRS = f"pairs are {', '.join(map(' & '.join, PAIR_NAMES))}"
 
 
 def check(tree: t.ScheduleTree) -> list[Diagnostic]:
@@ -231,11 +234,10 @@ class _Checker:
         self.body(choice.body, names)
 
     def pair(self, pair: t.PairItem, names: _Names) -> None:
-        kinds = sorted([pair.first.kind, pair.second.kind])
-        if kinds not in (["B", "F"], ["F", "I"]):
-            message = f"`{pair.first.kind} & {pair.second.kind}` is not a forward with a backward"
-            alone = "; R is written alone" if "R" in kinds else ""
-            self.add("S108", message, pair.span, help=f"a pair overlaps one F with one B or I{alone}")
+        first, second = (op.kind for op in pair.in_order)
+        if not in_pair_order(first, second):
+            message = f"`{pair.first.kind} & {pair.second.kind}` is not a pair"
+            self.add("S108", message, pair.span, help=_PAIRS + "; R is written alone" * ("R" in (first, second)))
         self.op(pair.first, names)
         self.op(pair.second, names)
 

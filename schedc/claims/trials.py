@@ -142,10 +142,10 @@ class Trials:
     def battery(self, names: frozenset[str]) -> Iterator[Costs]:
         """Integer cost vectors at which a claim with these names is tried if it cannot be decided.
 
-        FB varies from max(F, B) to F + B where the claim names FB or the schedule has pairs. R varies from 0 to 3/2 F
-        where the claim names R or the schedule has Rs. p2p varies where the claim names p2p.
+        FB varies from max(F, B) to F + B where the claim names FB or the schedule pairs forwards with backwards. R
+        varies from 0 to 3/2 F where the claim names R or the schedule has Rs. p2p varies where the claim names p2p.
         """
-        overlaps = "FB" in names or bool(self.dependencies.pairs.any())
+        overlaps = "FB" in names or bool(self.dependencies.with_backward.any())
         recomputes = "R" in names or self.recomputes
         for turn in range(3) if overlaps else (0,):
             for number, (F, I, W) in enumerate(_TRIPLES):  # noqa: E741

@@ -106,9 +106,9 @@ S1: tuple[DiagnosticCode, ...] = (
     _code(
         "S108",
         "not a pair",
-        "`X & Y` overlaps one forward with one backward (B or I) of another microbatch.",
+        "`X & Y` overlaps two ops of different microbatches: a forward with a B, I or W, or an I with a W.",
         "F1 & B0",
-        "F1 & W0",
+        "F1 & F0",
     ),
     _code(
         "S109",

@@ -59,10 +59,10 @@ S2: tuple[DiagnosticCode, ...] = (
     ),
     DiagnosticCode(
         "S206",
-        "a pair is not a forward and a backward",
-        "An overlapped pair hides the communication of one direction behind the compute of the other. It is a forward "
-        "and then a backward, `F & B` or `F & I`. In a `.sched` file, S108 reports this earlier, so the order was "
-        "imported.",
+        "two ops that do not pair",
+        "An overlapped pair hides the communication of one op behind the compute of the other. It is a forward and "
+        "then a backward, `F & B` or `F & I`, or an op with the weight gradients of an older microbatch, `F & W` or "
+        "`I & W`. In a `.sched` file, S108 reports this earlier, so the order was imported.",
     ),
     DiagnosticCode(
         "S207",
@@ -70,5 +70,17 @@ S2: tuple[DiagnosticCode, ...] = (
         "W computes the weight gradients that I left pending. B computes them itself, so a W after B is one too many. "
         "In a `.sched` file a W takes the oldest pending I, and S119 reports a W without one. So the order was "
         "imported.",
+    ),
+    DiagnosticCode(
+        "S208",
+        "a paired weight gradient before its input gradient",
+        "In `F & W` and `I & W` the weight gradients of an older microbatch fill the time in which the other op waits "
+        "for its exchanges. Their input gradient must have run before the pair: the W cannot be that of the F or the I "
+        "beside it. Put the W off until the next F or I.",
+        wrong=_file("    phase warmup repeat M { F }\n    phase steady repeat M { I & W }"),
+        right=_file(
+            "    phase warmup repeat M { F }\n    phase first { I }\n    phase steady repeat M - 1 { I & W }\n"
+            "    phase last { W }"
+        ),
     ),
 )

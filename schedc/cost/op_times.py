@@ -16,20 +16,26 @@ class OpTimes:
     """Times of ops while ranks are simulated to find an order, all in the unit of the costs.
 
     alone: [kinds][stages] time of an op.
-    pair: gives the time of a pair, from the stages of its forward and of its backward, and whether the latter is a B.
+    pair: gives the time of a pair, from its kind, such as ``FB``, and the stages of its two ops.
     p2p: latency of a message between ranks.
     """
 
     alone: Sequence[Sequence[float]]
-    pair: Callable[[int, int, bool], float]
+    pair: Callable[[str, int, int], float]
     p2p: float
 
     @classmethod
     def of(cls, costs: Costs, stages: int) -> OpTimes:
         """The times that costs give to ops. Raises `DiagnosticError` (S404) for costs of another number of stages."""
         table = costs.resolved(stages)
-        alone = [getattr(table, kind.name).tolist() for kind in OpKind]
-        return cls(alone, lambda forward, backward, full: float(table.pair(forward, backward, full)), table.p2p)
+        alone: list[list[float]] = [getattr(table, kind.name).tolist() for kind in OpKind]
+
+        def pair(kind: str, first: int, second: int) -> float:
+            if kind.endswith("W"):
+                return alone[OpKind[kind[0]]][first] + alone[OpKind.W][second]
+            return float(table.pair(first, second, kind == "FB"))
+
+        return cls(alone, pair, table.p2p)
 
 
 class StepTimes(NamedTuple):

@@ -35,7 +35,7 @@ def assemble(tree: t.ScheduleTree, evaluator: Evaluator, placement: Placement, o
     """The schedule of an expanded order.
 
     placement: with the microbatches that the order is written for.
-    Raises `DiagnosticError` (S118, S119) if an op can take no microbatch.
+    Raises `DiagnosticError` (S118, S119, S208) if an op can take no microbatch.
     """
     columns = _Columns(placement, order, segments_per_microbatch(tree, evaluator.sizes))
     faults = _Faults(evaluator, order.items)
@@ -108,7 +108,10 @@ class _Faults:
         """Add the first W of a rank for which no input gradient is pending. rows: such W, as rows of the rank."""
         for row in rows[:1].tolist():
             message = "a weight gradient with no input gradient pending"
-            self._add("S119", rank, int(item[row]), message, "each W takes the oldest I before it that no W has taken")
+            code, help = "S119", "each W takes the oldest I before it that no W has taken"
+            if self.items[int(item[row])].half:
+                code, help = "S208", f"{help}: run its I first, and pair the W with an op behind it, as in F  I  F & W"
+            self._add(code, rank, int(item[row]), message, help)
 
     def too_many(self, rank: int, item: Int64, chunk: Int64, microbatch: Int64, count: Int64) -> None:
         """Add the ops of a rank whose number is beyond the microbatches of their chunk. count: [ops of the rank]."""

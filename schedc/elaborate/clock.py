@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from schedc.cost.op_times import OpTimes
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
 
 CellRows = tuple[int, ...]
@@ -36,7 +36,7 @@ class RankClock:
         self.forward = [inf] * (schedule.stages * self.count)
         self.backward = [inf] * (schedule.stages * self.count)
         self.split = [False] * (schedule.stages * self.count)
-        self.pair_times: dict[tuple[int, int, bool], float] = {}
+        self.pair_times: dict[tuple[str, int, int], float] = {}
         self.sent: list[tuple[float, int]] = []
 
     def ready(self, row: int, now: float) -> bool:
@@ -60,7 +60,7 @@ class RankClock:
         kinds, stages = [self.kind[row] for row in cell], [self.stage[row] for row in cell]
         time = self.times.alone[kinds[0]][stages[0]]
         if len(cell) == 2:
-            time = self._pair(stages[0], stages[1], kinds[1] == OpKind.B)
+            time = self._pair(LETTERS[kinds[0]] + LETTERS[kinds[1]], stages[0], stages[1])
         end = now + time
         self.sent = []
         for row, kind, stage in zip(cell, kinds, stages, strict=True):
@@ -75,9 +75,9 @@ class RankClock:
                 self.sent.append((table[slot], to))
         return end
 
-    def _pair(self, forward: int, backward: int, full: bool) -> float:
-        """Duration of a pair of these stages; computed the first time only. full: the backward is a B, not an I."""
-        key = forward, backward, full
+    def _pair(self, kind: str, first: int, second: int) -> float:
+        """Duration of a pair of a kind, ``FB``, on these stages; computed the first time only."""
+        key = kind, first, second
         if key not in self.pair_times:
-            self.pair_times[key] = self.times.pair(forward, backward, full)
+            self.pair_times[key] = self.times.pair(kind, first, second)
         return self.pair_times[key]

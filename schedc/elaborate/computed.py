@@ -123,9 +123,9 @@ class ComputedExpander(Expander):
         return Searched(search.span, most, min(kept), min(whole))
 
     def _preference(self, item: t.OpItem | t.PairItem, scope: Scope) -> tuple[OpPattern, ...]:
-        """The pattern of a preferred op, or the patterns of the forward and the backward of a pair."""
-        ops: Sequence[t.OpItem] = (item,) if isinstance(item, t.OpItem) else (item.first, item.second)
-        return tuple(self._pattern(op, scope) for op in sorted(ops, key=lambda op: op.kind != "F"))
+        """The pattern of a preferred op, or the patterns of both ops of a pair."""
+        ops: Sequence[t.OpItem] = (item,) if isinstance(item, t.OpItem) else item.in_order
+        return tuple(self._pattern(op, scope) for op in ops)
 
     def _pattern(self, op: t.OpItem, scope: Scope) -> OpPattern:
         chunk = None if op.chunk is None else _per_rank(self._chunk(op, scope), scope)

@@ -36,7 +36,7 @@ _CHUNK_MASK = (1 << (_MICROBATCH_SHIFT - _CHUNK_SHIFT)) - 1
 class ExpandedItem:
     """One op of the text.
 
-    half: 1 for the forward of a pair, 2 for its backward, 0 for a single op.
+    half: 1 for the first op of a pair, 2 for the second, 0 for a single op.
     computed: whether the op is in a computed order, where its place in the text is not its place in the order.
     """
 
@@ -122,9 +122,8 @@ class Expander:
                 return []
             case t.OpItem():
                 return [self._op(statement, scope, phase, 0)]
-            case t.PairItem(first=first, second=second):
-                forward, backward = (first, second) if first.kind == "F" else (second, first)
-                return [self._op(forward, scope, phase, 1), self._op(backward, scope, phase, 2)]
+            case t.PairItem():
+                return [self._op(op, scope, phase, half) for half, op in enumerate(statement.in_order, 1)]
             case t.Phase(name=name, body=body):
                 return [self.body(body, scope.inside(), name)]
             case t.Repeat(count=count, body=body):

@@ -50,8 +50,7 @@ class Preferred:
     An op that overtakes counted ops of the text leaves room for them. If the text keeps within the limits, its order
     then remains possible for the ops that are left, so the ranks cannot deadlock.
 
-    preferences: most preferred first. One pattern, or two: a forward and a backward, which run as a pair if both are
-        ready.
+    preferences: most preferred first. One pattern, or two: those of a pair, which runs if both ops are ready.
     fill: a W comes after all other ops. It starts only if no other op will arrive before the W would end. The
         heuristic of the zero-bubble paper fills gaps at least as long (arXiv 2401.10241, section 3.1).
     """

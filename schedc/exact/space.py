@@ -50,7 +50,7 @@ class Space:
         schedule = dependencies.schedule
         split = bool((schedule.kind == OpKind.I).any())
         used = {"F", *(("I", "W") if split else ("B",)), *named}
-        if bool(dependencies.pairs.any()):
+        if bool(dependencies.with_backward.any()):
             used.add("FB")
         if has_recomputation(schedule):
             used.add("R")

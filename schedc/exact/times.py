@@ -299,7 +299,7 @@ class LinearTimes:
 class Kinds:
     """The cells of a schedule by what they compute.
 
-    classes: [cells] the kind of each. codes: [kinds] the op, and the backward that overlaps it, if there is one.
+    classes: [cells] the kind of each. codes: [kinds] the op, and the op that overlaps it, if there is one.
     """
 
     dependencies: Dependencies
@@ -336,6 +336,8 @@ def simulations_on(kinds: Kinds, space: Space, cone: Cone) -> list[tuple[Cone, S
 def _duration(space: Space, kind: OpKind, second: OpKind | None, split_pair: Vector) -> Vector:
     if second is None:
         return space.form(kind.name)
+    if second == OpKind.W:
+        return tuple(a + b for a, b in zip(space.form(kind.name), space.form("W"), strict=True))
     return space.form("FB") if second == OpKind.B else split_pair
 
 

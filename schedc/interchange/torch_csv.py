@@ -2,7 +2,8 @@
 
 It has one line per rank, with ops separated by commas: ``0F3``, ``5I2``, ``5W2``, ``2B1``, and for an overlapped pair
 ``(3F4;2B1)OVERLAP_F_B``. With two pipes, the microbatches of the second follow those of the first. The notation is
-that of torch.distributed.pipelining 2.13. It does not express phases, names and claims.
+that of torch.distributed.pipelining 2.13. It does not express phases, names and claims. Nor does it express a pair with
+a W, of which both ops are written one after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from schedc.cost.costs import Costs
 from schedc.interchange.refusals import only_exported_kinds
 from schedc.interchange.torch_cells import TorchCellKind, TorchCells, read_cells
 from schedc.interchange.torch_placement import infer_placement
+from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import LETTERS
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
@@ -43,10 +45,10 @@ def to_torch_csv(schedule: Schedule) -> str:
 
 
 def _starts_pair(schedule: Schedule) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[ops] whether an op is the forward of an overlapped pair."""
+    """[ops] whether an op is the forward of an overlapped pair with a backward."""
     pair = schedule.pair
     starts = np.zeros(pair.size, bool)
-    starts[:-1] = (pair[:-1] >= 0) & (pair[:-1] == pair[1:])
+    starts[:-1] = (pair[:-1] >= 0) & (pair[:-1] == pair[1:]) & BACKWARD[schedule.kind[1:]]
     return starts
 
 

@@ -15,7 +15,7 @@ from schedc.cost.costs import Costs
 from schedc.interchange.refusals import one_copy, only_exported_kinds
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import WEIGHT
-from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, InstructionKind, Program, computation
 from schedc.ir.schedule import Schedule
 from schedc.passes.insert_communication import insert_communication
@@ -80,11 +80,12 @@ def _texts(program: Program) -> list[str]:
 
 
 def _compute(program: Program, index: int) -> str:
-    stage, microbatch = program.stage[index], program.microbatch[index]
-    if program.kind[index] != InstructionKind.CELL:
-        return f"{stage}{LETTERS[program.kind[index]]}{microbatch}"
-    second = f"{program.stage2[index]}{LETTERS[program.backward[index]]}{program.microbatch2[index]}"
-    return f"({stage}F{microbatch};{second})OVERLAP_F_B"
+    """The text of an op or a pair. torch has no pairs with a W: their ops follow each other."""
+    ops = program.instruction(index).ops
+    texts = [f"{stage}{kind.name}{microbatch}" for kind, stage, microbatch in ops]
+    if len(ops) == 1 or not FACTS[ops[1][0]].backward:
+        return ",".join(texts)
+    return f"({';'.join(texts)})OVERLAP_F_B"
 
 
 def _of_stages(schedule: Schedule, row: Int64) -> tuple[dict[int, list[str]], dict[int, list[str]]]:

@@ -50,15 +50,37 @@ class OpFacts:
 
 
 FACTS: dict[OpKind, OpFacts] = {
-    OpKind.F: OpFacts("forward", turn=0, pairs_with="BI", colour="orange"),
+    OpKind.F: OpFacts("forward", turn=0, pairs_with="BIW", colour="orange"),
     OpKind.R: OpFacts("recomputation", turn=3, follows="F", takes_as_long_as="F", colour="purple", exported=False),
     OpKind.B: OpFacts(
         "full backward", turn=1, backward=True, weight=True, follows="FR", takes_as_long_as="IW", colour="green"
     ),
-    OpKind.I: OpFacts("input gradient", turn=1, backward=True, follows="FR", colour="pale green"),
+    OpKind.I: OpFacts("input gradient", turn=1, backward=True, follows="FR", pairs_with="W", colour="pale green"),
     OpKind.W: OpFacts("weight gradient", turn=2, weight=True, follows="I", colour="blue"),
 }
 """The facts of each kind, in the order in which a microbatch meets them: the order of legends."""
 
 LETTERS = "".join(kind.name for kind in OpKind)
 """Letter of each kind, indexed by its value."""
+
+PAIR_NAMES = tuple(f"{first.name}{second}" for first in FACTS for second in FACTS[first].pairs_with)
+"""The kinds of overlapped pairs: the letters of the first op and of the second."""
+
+FIRST_OF_PAIR = 16
+"""Weight of the first op's kind in the number of a pair's kind (`pair_number`), which columns and files hold."""
+
+
+def pair_number(first: int, second: int) -> int:
+    """The number of a pair's kind. It is the value of the second kind where the first is F."""
+    return FIRST_OF_PAIR * first + second
+
+
+def kinds_of_pair(number: int) -> tuple[OpKind, OpKind]:
+    """The kinds of both ops of a pair, by the number of the pair's kind."""
+    first, second = divmod(number, FIRST_OF_PAIR)
+    return OpKind(first), OpKind(second)
+
+
+def in_pair_order(first: str, second: str) -> bool:
+    """Whether an op of the kind ``first`` (a letter) stands before one of the kind ``second`` where they pair."""
+    return second in FACTS[OpKind[first]].pairs_with

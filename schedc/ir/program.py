@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from schedc.ir.arrays import Int8, Int32, Int64, repeat
 from schedc.ir.columns import Columns
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FIRST_OF_PAIR, OpKind, kinds_of_pair
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
@@ -28,7 +28,7 @@ class InstructionKind(IntEnum):
     B = OpKind.B
     R = OpKind.R
     CELL = len(OpKind)
-    """A forward and a backward of different microbatches, overlapped."""
+    """An overlapped pair: a forward or an input gradient, and a backward or a weight gradient of another microbatch."""
     SEND = CELL + 1
     """Start sending a message; returns at once."""
     RECV = CELL + 2
@@ -66,8 +66,10 @@ class Instruction(NamedTuple):
 
     @property
     def kind_name(self) -> str:
-        """``FB`` or ``FI`` for a CELL, by its backward; else the name of the kind."""
-        return f"F{OpKind(self.backward).name}" if self.kind is InstructionKind.CELL else self.kind.name
+        """The letters of both ops for a CELL, ``FB``; else the name of the kind."""
+        if self.kind is not InstructionKind.CELL:
+            return self.kind.name
+        return "".join(kind.name for kind in kinds_of_pair(self.backward))
 
     @property
     def computes(self) -> bool:
@@ -81,15 +83,23 @@ class Instruction(NamedTuple):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that a compute instruction runs: of a CELL that of its forward, then that of its backward."""
+        """The stages that a compute instruction runs: of a CELL that of its first op, then that of its second."""
         return (self.stage, self.stage2) if self.kind is InstructionKind.CELL else (self.stage,)
 
     @property
-    def backward_slot(self) -> tuple[int, int]:
-        """Stage and microbatch of a CELL's backward; of any other instruction its own."""
+    def last_slot(self) -> tuple[int, int]:
+        """Stage and microbatch of a CELL's second op; of any other instruction its own."""
         if self.kind is InstructionKind.CELL:
             return self.stage2, self.microbatch2
         return self.stage, self.microbatch
+
+    @property
+    def ops(self) -> tuple[tuple[OpKind, int, int], ...]:
+        """Kind, stage and microbatch of each op of a compute instruction: of a CELL two."""
+        if self.kind is not InstructionKind.CELL:
+            return ((OpKind(self.kind), self.stage, self.microbatch),)
+        first, second = kinds_of_pair(self.backward)
+        return (first, self.stage, self.microbatch), (second, self.stage2, self.microbatch2)
 
 
 COLUMNS = (
@@ -111,11 +121,12 @@ class Program(Columns):
     """The instruction streams of all ranks, as columns; rank r owns rows rank_start[r] ..< rank_start[r + 1].
 
     kind: [n] `InstructionKind`.
-    stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the forward);
-        of SEND, RECV and WAIT: the stage and microbatch that **produced** the message; of REDUCE: the stage.
-    stage2, microbatch2: [n] the backward of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
+    stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the first op);
+        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage.
+    stage2, microbatch2: [n] the second op of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
         -1; else -1.
-    backward: [n] of a CELL: OpKind.B or OpKind.I, the kind of its backward; else -1.
+    backward: [n] of a CELL: the number of its kind (`schedc.ir.ops.pair_number`); else -1. Where the first op is an F
+        it is the kind of the second: OpKind.B, I or W.
     peer: [n] of SEND: destination rank, of RECV and WAIT: source rank (of WAIT on a sent message: its
         destination), of REDUCE: the rank with the other copy; else -1.
     channel: [n] `Channel` of SEND, RECV, WAIT; else -1.
@@ -221,13 +232,13 @@ def computation(program: Program) -> tuple[Schedule, Int64]:
     row = repeat(compute, 1 + cell)
     second = np.zeros(row.size, bool)
     second[1:] = row[1:] == row[:-1]
-    first_kind = np.where(cell, np.int8(OpKind.F), program.kind[compute])
+    first_kind = np.where(cell, program.backward[compute] // FIRST_OF_PAIR, program.kind[compute]).astype(np.int8)
     schedule = Schedule(
         name=program.name,
         sizes=program.sizes,
         placement=program.placement,
         rank_start=np.searchsorted(row, program.rank_start),
-        kind=np.where(second, program.backward[row], repeat(first_kind, 1 + cell)),
+        kind=np.where(second, program.backward[row] % FIRST_OF_PAIR, repeat(first_kind, 1 + cell)),
         stage=np.where(second, program.stage2[row], program.stage[row]),
         microbatch=np.where(second, program.microbatch2[row], program.microbatch[row]),
         pair=np.where(repeat(cell, 1 + cell), repeat(np.cumsum(cell) - 1, 1 + cell), -1).astype(np.int32),

@@ -44,8 +44,8 @@ class Schedule(Columns):
     sizes: every size parameter by name, e.g. {"P": 4, "M": 10}.
     rank_start: [P + 1]
     kind: [n] `OpKind`; stage: [n]; microbatch: [n], over all pipes (pipe 1 of two starts at M / 2).
-    pair: [n] -1, or a number shared by exactly two neighbouring rows, a forward and then a backward
-        (B or I): one overlapped cell.
+    pair: [n] -1, or a number shared by exactly two neighbouring rows: one overlapped cell. It is a forward and then
+        a B, I or W, or an I and then a W (`schedc.ir.ops.PAIR_NAMES`).
     phase: [n] index into ``phases``; span: [n] index into ``spans``.
     layout, layers: where a plan puts the parts of a model, as a layout string, and its number of decoder layers; empty
         and 0 where nothing is said. The order does not depend on it.

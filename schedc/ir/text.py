@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from schedc.ir.arrays import Int64
 from schedc.ir.op_tables import PAIRS
-from schedc.ir.ops import LETTERS, OpKind
+from schedc.ir.ops import FIRST_OF_PAIR, LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text_header import Header, HeaderLine, print_header, read_header
@@ -130,7 +130,7 @@ def _read_ops(header: Header, line: HeaderLine, rows: list[tuple[int, ...]], pai
 _COMPUTE = "{stage}{letter}{microbatch}"
 _TEMPLATES: dict[InstructionKind, str] = {
     **dict.fromkeys(map(InstructionKind, OpKind), _COMPUTE),
-    InstructionKind.CELL: "({stage}F{microbatch};{stage2}{backward}{microbatch2})",
+    InstructionKind.CELL: "({stage}{first}{microbatch};{stage2}{second}{microbatch2})",
     InstructionKind.SEND: "SEND {stage}{channel}{microbatch} to {peer} #{message}{batch}",
     InstructionKind.RECV: "RECV {stage}{channel}{microbatch} from {peer} #{message}{batch}",
     InstructionKind.WAIT: "WAIT {stage}{channel}{microbatch} with {peer} #{message}",
@@ -139,13 +139,16 @@ _TEMPLATES: dict[InstructionKind, str] = {
 """How each kind is written. Both directions follow from this table: printing fills it in, reading turns each
 ``{column}`` into a group of a pattern."""
 _TAIL = " | {op} {phase}@{span}"
-_LETTERED = {"letter": LETTERS, "backward": LETTERS, "channel": _CHANNELS}
+_LETTERED = {
+    "letter": (LETTERS, 1), "channel": (_CHANNELS, 1), "first": (LETTERS, FIRST_OF_PAIR), "second": (LETTERS, 1),
+}  # fmt: skip
+"""Groups that are one letter: the letters by value, and what a value counts in its column, which two may share."""
 _PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
     "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "stage2": np.int32, "microbatch2": np.int32,
     "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
     "op": np.int32, "phase": np.int32, "span": np.int32,
 }  # fmt: skip
-_COLUMN_OF = {"letter": "kind", "tied": "stage2"}
+_COLUMN_OF = {"letter": "kind", "tied": "stage2", "first": "backward", "second": "backward"}
 """What templates call otherwise than the columns."""
 _COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)}
 _COLUMN_NUMBER |= {name: _COLUMN_NUMBER[column] for name, column in _COLUMN_OF.items()}
@@ -156,21 +159,21 @@ _OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied 
 
 @dataclass(frozen=True)
 class _Form:
-    """A template taken apart: the pattern that reads it, and of each group its column and its letters, if it has."""
+    """A template taken apart: the pattern that reads it, and of each group its column, its letters and their weight."""
 
     kind: InstructionKind
     pattern: re.Pattern[str]
-    groups: tuple[tuple[int, str], ...]
+    groups: tuple[tuple[int, str, int], ...]
 
 
 def _form(kind: InstructionKind, template: str) -> _Form:
     special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?", "tied": r"(?: tied to (\d+))?"}
-    special |= {name: f"([{letters}])" for name, letters in _LETTERED.items()}
+    special |= {name: f"([{letters}])" for name, (letters, _) in _LETTERED.items()}
     pieces = re.split(r"\{(\w+)\}", template + _TAIL)
     fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
     groups = [special.get(name, r"(\d+)") for name in pieces[1::2]]
     pattern = re.compile("".join(a + b for a, b in zip(fixed, [*groups, ""], strict=True)), re.ASCII)
-    return _Form(kind, pattern, tuple((_COLUMN_NUMBER[name], _LETTERED.get(name, "")) for name in pieces[1::2]))
+    return _Form(kind, pattern, tuple((_COLUMN_NUMBER[name], *_LETTERED.get(name, ("", 1))) for name in pieces[1::2]))
 
 
 _COMPUTE_FORM = _form(InstructionKind.F, _COMPUTE)
@@ -198,8 +201,9 @@ def _printed(program: Program, template: str, rows: Int64) -> list[str]:
     columns = []
     for name in names:
         values = getattr(program, _COLUMN_OF.get(name, name))[rows].tolist()
-        if letters := _LETTERED.get(name):
-            values = [letters[value] for value in values]
+        if name in _LETTERED:
+            letters, weight = _LETTERED[name]
+            values = [letters[value // weight % FIRST_OF_PAIR] for value in values]
         elif name in _OPTIONAL:
             absent, present = _OPTIONAL[name]
             values = [absent if value < 0 else present % value for value in values]
@@ -225,9 +229,9 @@ def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ..
         line.fail("this is not an instruction", help="for example `SEND 0A3 to 1 #17 | 5 0@1`")
     row = [-1] * len(_PROGRAM_COLUMNS)
     row[0] = form.kind
-    for group, ((column, letters), text) in enumerate(zip(form.groups, match.groups(), strict=True), 1):
+    for group, ((column, letters, weight), text) in enumerate(zip(form.groups, match.groups(), strict=True), 1):
         if letters:
-            row[column] = letters.index(text)
+            row[column] = max(row[column], 0) + weight * letters.index(text)
         elif text not in (None, "-"):
             row[column] = line.number_at(text, match.start(group))
     for group, limit, name in ((-1, len(header.phases), "phase"), (0, len(header.spans), "span")):

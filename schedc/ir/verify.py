@@ -13,7 +13,7 @@ import numpy.typing as npt
 from schedc.diagnostics import CompilerBug, Diagnostic, Label
 from schedc.ir.arrays import Bools, Int32, Int64, bincount
 from schedc.ir.op_tables import BACKWARD, PAIRS, TURN
-from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.ops import FACTS, LETTERS, PAIR_NAMES, OpKind
 from schedc.ir.schedule import Schedule
 from schedc.source import NOWHERE, Span
 
@@ -307,7 +307,7 @@ def _followers(needed: OpKind) -> Iterable[list[OpKind]]:
 def _misordered(table: _Table, needed: Int32, comes: Int32, what: str) -> list[Diagnostic]:
     """needed, comes: rows of two ops, elementwise, -1 where there is none; the second takes the result of the first."""
     schedule = table.schedule
-    rank, pair = schedule.rank, schedule.pair
+    rank, pair, kind = schedule.rank, schedule.pair, schedule.kind
     early = np.flatnonzero(
         (needed >= 0) & (comes >= 0) & (rank[needed] == rank[comes])
         & ((needed > comes) | ((pair[needed] >= 0) & (pair[needed] == pair[comes])))
@@ -318,18 +318,21 @@ def _misordered(table: _Table, needed: Int32, comes: Int32, what: str) -> list[D
         row, other = int(comes[at]), int(needed[at])
         overlaps = other < row
         message = f"{_subject(schedule, row)} {'overlaps' if overlaps else 'runs before'} {what}"
-        help = (
+        code, help = "S204", (
             "the two ops of a pair run at the same time: pair ops that do not need each other" if overlaps
             else f"on this rank, {_op(schedule, other)} has to come before {_op(schedule, row)}"
         )  # fmt: skip
+        if kind[row] == W and pair[row] >= 0:
+            own = _op(schedule, row)
+            code, help = "S208", f"run {_op(schedule, other)} before the pair: {own} fits beside an F or an I behind it"
         label = table.place(other, f"{what} is here")
-        return table.finding("S204", row, message, f"this {_name(schedule, row)}", [label], help)
+        return table.finding(code, row, message, f"this {_name(schedule, row)}", [label], help)
 
     return _first(early, schedule.span[comes[early]], early.size, describe)
 
 
-def _pairs_a_forward_with_a_backward(table: _Table) -> list[Diagnostic]:
-    """S206: an overlapped pair is a forward and then a backward, B or I."""
+def _pairs_what_overlaps(table: _Table) -> list[Diagnostic]:
+    """S206: an overlapped pair is one of `PAIR_NAMES`: a forward first, or an I with a W."""
     schedule = table.schedule
     first = np.flatnonzero(schedule.pair >= 0)[::2]
     kind = schedule.kind
@@ -339,7 +342,7 @@ def _pairs_a_forward_with_a_backward(table: _Table) -> list[Diagnostic]:
         names = " and ".join(_name(schedule, r) for r in (row, row + 1))
         others = [table.place(row + 1, "overlapped with this")]
         return table.finding("S206", row, f"a pair of {names}", f"this {_name(schedule, row)}", others,
-                             help="a pair is a forward and then a backward: F & B, or F & I")  # fmt: skip
+                             help=f"pairs are {', '.join(map(' & '.join, PAIR_NAMES))}, in this order")  # fmt: skip
 
     return _first(wrong, schedule.span[wrong], wrong.size, describe)
 
@@ -350,7 +353,7 @@ INVARIANTS: tuple[Callable[[_Table], list[Diagnostic]], ...] = (
     _runs_once,
     _weights_follow_inputs,
     _in_order,
-    _pairs_a_forward_with_a_backward,
+    _pairs_what_overlaps,
 )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.arrays import Bools, bincount, repeat
-from schedc.ir.op_tables import BACKWARD, WEIGHT, kinds_where
+from schedc.ir.op_tables import PAIR_NUMBERS, WEIGHT
 from schedc.ir.ops import OpKind
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.program_table import RECV, REDUCE, SEND, SHOWN, WAIT, ProgramTable
@@ -94,7 +94,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
     kind, n = program.kind, len(program)
     limits = {
         "stage": program.stages, "microbatch": program.microbatches, "stage2": program.stages,
-        "microbatch2": program.microbatches, "backward": len(OpKind), "peer": program.ranks,
+        "microbatch2": program.microbatches, "backward": int(PAIR_NUMBERS.max()) + 1, "peer": program.ranks,
         "channel": len(Channel), "message": 2**31, "batch": 2**31, "op": n,
     }  # fmt: skip
     has = {name: np.isin(kind, kinds) for name, kinds in _FIELDS.items()}
@@ -105,7 +105,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
     for name, applies in has.items():
         column = getattr(program, name)
         errors.append((name, np.where(applies, (column < 0) | (column >= limits[name]), column != -1)))
-    errors.append(("backward", (kind == CELL) & ~np.isin(program.backward, kinds_where(BACKWARD))))
+    errors.append(("backward", (kind == CELL) & ~np.isin(program.backward, PAIR_NUMBERS)))
     errors.append(("peer", has["peer"] & (program.peer == program.rank)))
     return errors
 

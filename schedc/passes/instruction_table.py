@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schedc.ir.arrays import Int8, Int32, Int64, repeat
+from schedc.ir.op_tables import BACKWARD
+from schedc.ir.ops import FIRST_OF_PAIR
 from schedc.ir.program import Channel, InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.passes.reductions import Reductions
@@ -122,11 +124,12 @@ class InstructionTable:
         return self._serving(self.messages.consumer)
 
     def _serving(self, cell: Int32) -> Int32:
-        """In a pair the forward makes or takes an activation, the backward a gradient."""
+        """In a pair the backward makes or takes a gradient, and a forward, which is the first op, an activation."""
         if not self.has_pairs:
             return self.first[cell]
         second = self.second[cell]
-        return np.where((self.messages.channel == Channel.GRADIENT) & (second >= 0), second, self.first[cell])
+        gradient = (self.messages.channel == Channel.GRADIENT) & (second >= 0) & BACKWARD[self.schedule.kind[second]]
+        return np.where(gradient, second, self.first[cell])
 
     @property
     def rank(self) -> Int32:
@@ -154,11 +157,19 @@ def _of_served_op(name: str, table: InstructionTable) -> _OfThings:
 
 
 def _of_second(name: str, table: InstructionTable) -> _OfThings:
-    """The columns of the backward of a pair, and the stage of the other copy of a tied weight."""
+    """The columns of the second op of a pair, and the stage of the other copy of a tied weight."""
     values = getattr(table.schedule, name)
     of_cells = np.where(table.second >= 0, values[table.second], -1) if table.has_pairs else -1
     tied = name == "stage" and bool(table.schedule.tied)
     return of_cells, -1, -1, table.reductions.stage2 if tied else -1
+
+
+def _pair(table: InstructionTable) -> _OfThings:
+    """The numbers of the kinds of pairs."""
+    kind, _, _, _ = _of_second("kind", table)
+    if isinstance(kind, int):
+        return -1, -1, -1, -1
+    return np.where(kind >= 0, FIRST_OF_PAIR * table.schedule.kind[table.first] + kind, -1), -1, -1, -1
 
 
 def _peer(table: InstructionTable) -> _OfThings:
@@ -189,7 +200,7 @@ _COLUMNS: dict[str, Callable[[InstructionTable], _OfThings]] = {
     "microbatch": partial(_of_op, "microbatch"),
     "stage2": partial(_of_second, "stage"),
     "microbatch2": partial(_of_second, "microbatch"),
-    "backward": partial(_of_second, "kind"),
+    "backward": _pair,
     "peer": _peer,
     "channel": _channel,
     "message": _message,

@@ -22,7 +22,6 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan import Attachments, Method, plan_of
-from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import in_backwards, in_recomputations, shares_of_forward
 from schedc.source import Source
 
@@ -39,8 +38,7 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
     shapes = table.shapes(schedule.stages)
     recomputed = in_recomputations(shapes, plan)
-    group = group_of(schedule, table, shapes, plan, costs.source)
-    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
+    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
 
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
@@ -49,8 +47,7 @@ def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     table, orders, plan = _attached(dependencies.schedule, costs.cell, costs.source)
     shapes = table.shapes(dependencies.schedule.stages)
     recomputed = in_recomputations(shapes, plan)
-    group = group_of(dependencies.schedule, table, shapes, plan, costs.source)
-    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
+    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
 
 
 def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
@@ -69,9 +66,9 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
         halves = {OpKind.F: (plain[stage], None), OpKind.R: (None, again[stage])}
         return _duration(kind.name, *halves.get(kind, (None, backward[stage])), table.costs)
 
-    def pair(forward: int, behind: int, full: bool) -> float:
-        kind = "FB" if full else "FI"
-        return _duration(kind, plain[forward], backward[behind], table.costs, orders.get(kind))
+    def pair(kind: str, first: int, second: int) -> float:
+        graphs = (plain if kind[0] == "F" else backward)[first], backward[second]
+        return _duration(kind, *graphs, table.costs, orders.get(kind))
 
     stages = range(schedule.stages)
     used = set(schedule.kind.tolist())

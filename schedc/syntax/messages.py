@@ -186,7 +186,7 @@ _HELPS: tuple[tuple[Callable[[_Slip], bool], Callable[[_Slip], str]], ...] = (
     (lambda s: s.token == "," and "PHASE" in s.accepted, lambda _: "statements need no separator"),
     (
         lambda s: s.token == "&" and s.before_type in ("OP", "OP_DIGIT", "RSQB"),
-        lambda _: "a pair is one forward and one backward",
+        lambda _: "a pair has two ops",
     ),
     (
         lambda s: s.token.type == "INT" and s.before_type == "OP",

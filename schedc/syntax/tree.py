@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schedc.ir.ops import in_pair_order
 from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree
 
@@ -91,6 +92,12 @@ class PairItem:
     first: OpItem
     second: OpItem
     span: Span
+
+    @property
+    def in_order(self) -> tuple[OpItem, OpItem]:
+        """Both ops as a schedule lists them, in any order of the text: a forward first, a weight gradient last."""
+        turned = in_pair_order(self.second.kind, self.first.kind)
+        return (self.second, self.first) if turned else (self.first, self.second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from schedc.cell import (
     cell_program,
 )
 from schedc.cell.predict import Prediction, predict
-from schedc.cell.program import KINDS
+from schedc.cell.program import HALVES, KINDS
 
 REFERENCE = {
     "attention": SegmentTimes(20, 20, 18),
@@ -52,7 +52,8 @@ def reference_shape(layers: int = 4) -> StageShape:
 
 
 def shapes_of(kind: str, forward: StageShape, backward: StageShape) -> tuple[StageShape | None, StageShape | None]:
-    return forward if "F" in kind else None, backward if kind != "F" else None
+    on_first, on_second = HALVES[kind]
+    return forward if on_first else None, backward if on_second else None
 
 
 def predicted(kind: str, shape: StageShape, costs: CellCosts, order: PlanOrder | None = None) -> Prediction:

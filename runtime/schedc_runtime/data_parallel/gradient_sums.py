@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from schedc.ir.ops import OpKind
+from schedc.ir.ops import FACTS
 from schedc.ir.program import Instruction, InstructionKind
 from schedc_runtime.execute.code import Call, Code
 from schedc_runtime.execute.registers import Registers
@@ -130,11 +130,8 @@ def with_sums(
 
 def _trained_by(instruction: Instruction) -> int:
     """The stage whose weight gradients an instruction completes, for one microbatch; -1 for none."""
-    if instruction.kind in (InstructionKind.B, InstructionKind.W):
-        return instruction.stage
-    if instruction.kind is InstructionKind.CELL and instruction.backward == OpKind.B:
-        return instruction.stage2
-    return -1
+    ops = instruction.ops if instruction.computes else ()
+    return next((stage for kind, stage, _ in ops if FACTS[kind].weight), -1)
 
 
 def start_sums(registers: Registers, travelling: Sequence[Bucket]) -> None:

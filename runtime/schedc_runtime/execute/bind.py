@@ -118,7 +118,7 @@ class _Binder:
             return []
         kind, forward, backward = instruction.kind_name, None, operands
         if isinstance(operands, PairOperands):
-            forward, backward = operands
+            forward, backward = operands.first, operands.second
         elif kind == "F":
             forward, backward = operands, None
         program = cells(kind, *shapes_of(kind, forward, backward))
@@ -129,8 +129,8 @@ class _Binder:
         x = instruction
         match x.kind:
             case InstructionKind.CELL:
-                backward = self.compute(OpKind(x.backward), *x.backward_slot)
-                return PairOperands(self.compute(OpKind.F, x.stage, x.microbatch), backward)
+                first, second = x.ops
+                return PairOperands(self.compute(*first), self.compute(*second), (first[0], second[0]))
             case InstructionKind.WAIT:
                 slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in self.received else -1
                 return WaitOperands(self.handle(x.message), slot)

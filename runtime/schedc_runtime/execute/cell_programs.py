@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Set
 from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
+from schedc.cell.program import HALVES
 from schedc.cell.serial import serial
 from schedc.cell.verify import verify
 from schedc.diagnostics import DiagnosticError
-from schedc.ir.program import Instruction, InstructionKind, Program
+from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.program import Instruction, Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.plan import Attachments
 from schedc_runtime.execute.operands import ComputeOperands
@@ -26,8 +28,6 @@ CellSource = Callable[[str, StageShape | None, StageShape | None], CellProgram]
 
 Slots = Set[tuple[int, int]]
 """(stage, microbatch) of every R of a program."""
-
-_BACKWARDS = (InstructionKind.I, InstructionKind.B, InstructionKind.CELL)
 
 TYPICAL_COSTS = CellCosts.of(
     {
@@ -63,20 +63,20 @@ def segmented(stage: object) -> SegmentedStage:
     return stage
 
 
-def shape_of(stage: SegmentedStage, kind: str, recomputed: bool) -> StageShape:
-    """The graph of a stage as the backward of a ``kind`` cell has it. recomputed: whether its microbatch has an R."""
-    if kind == "R":
+def shape_of(stage: SegmentedStage, kind: OpKind, recomputed: bool) -> StageShape:
+    """The graph of a stage as an op of this kind has it. recomputed: whether its microbatch has an R."""
+    if kind is OpKind.R:
         return stage.graph_with_r.shape
-    return stage.shape.ready if recomputed else stage.shape
+    return stage.shape.ready if recomputed and FACTS[kind].backward else stage.shape
 
 
 def shapes_of(
     kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
 ) -> tuple[StageShape | None, StageShape | None]:
-    """The graphs of both halves of an instruction."""
+    """The two graphs of an instruction of ``kind``, whose ops on them are given."""
     return (
-        None if forward is None else segmented(forward.stage).shape,
-        None if backward is None else shape_of(segmented(backward.stage), kind, backward.recomputed),
+        None if forward is None else shape_of(segmented(forward.stage), OpKind[kind[0]], forward.recomputed),
+        None if backward is None else shape_of(segmented(backward.stage), OpKind[kind[-1]], backward.recomputed),
     )
 
 
@@ -127,14 +127,12 @@ def _name(instruction: Instruction, recomputed: Slots) -> str:
 
 def _after_r(instruction: Instruction, recomputed: Slots) -> bool:
     """Whether the backward of an instruction comes behind an R."""
-    return instruction.kind in _BACKWARDS and instruction.backward_slot in recomputed
+    return any(FACTS[kind].backward and (stage, number) in recomputed for kind, stage, number in instruction.ops)
 
 
 def _halves(
     instruction: Instruction, segments: Mapping[int, SegmentedStage], recomputed: Slots
 ) -> tuple[StageShape | None, StageShape | None]:
-    kind = instruction.kind_name
-    forward = segments[instruction.stage].shape if kind[0] == "F" else None
-    if kind == "F":
-        return forward, None
-    return forward, shape_of(segments[instruction.backward_slot[0]], kind, _after_r(instruction, recomputed))
+    on_first, on_second = HALVES[instruction.kind_name]
+    graphs = [shape_of(segments[stage], kind, (stage, number) in recomputed) for kind, stage, number in instruction.ops]
+    return graphs[0] if on_first else None, graphs[-1] if on_second else None

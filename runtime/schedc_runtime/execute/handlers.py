@@ -67,9 +67,9 @@ def recompute(registers: Registers, op: ComputeOperands) -> None:
 
 
 def cell(registers: Registers, op: PairOperands) -> None:
-    """CELL: the forward, then the backward. An overlapping version is bound in place of this one."""
-    forward(registers, op.forward)
-    backward(registers, op.backward)
+    """CELL: the first op, then the second. An overlapping version is bound in place of this one."""
+    for kind, operands in zip(op.kinds, (op.first, op.second), strict=True):
+        HANDLERS[InstructionKind(kind)](registers, operands)
 
 
 def post(registers: Registers, batch: tuple[MessageOperands, ...]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from schedc.cell.program import Action, Edge, Half, Step
+from schedc.cell.program import Action, Edge, Half, Step, graph_of
 from schedc.cell.with_messages import MovedMessage
 from schedc.cell.with_messages import Part as PartOfCell
 from schedc_runtime.execute.cell_programs import segmented
@@ -130,14 +130,14 @@ def label_of(call: Call) -> str:
 
 def on_segments(operands: Any) -> bool:
     """Whether an instruction runs on segmented stages, both of them in a pair."""
-    ops = (operands.forward, operands.backward) if isinstance(operands, PairOperands) else (operands,)
+    ops = (operands.first, operands.second) if isinstance(operands, PairOperands) else (operands,)
     return all(isinstance(op, ComputeOperands) and isinstance(op.stage, SegmentedStage) for op in ops)
 
 
 def expand(
     parts: Sequence[PartOfCell], kind: str, forward: ComputeOperands | None, backward: ComputeOperands | None
 ) -> list[Call | MovedMessage]:
-    """The micro-steps of one instruction of ``kind`` (`KINDS`), given its parts and the halves that it has.
+    """The micro-steps of one instruction of ``kind`` (`KINDS`), given its parts and the ops on its two graphs.
 
     Messages that move into the instruction are left as they are.
     """
@@ -147,7 +147,7 @@ def expand(
         if isinstance(part, MovedMessage):
             calls.append(part)
             continue
-        op = forward if part.half is Half.FORWARD else backward
+        op = graph_of(kind, part.half, forward, backward)
         assert op is not None
         calls.append(_on_graph(part, op) if isinstance(part, Step) else (EDGES[part], op))
         if [i] == ends[-1:]:

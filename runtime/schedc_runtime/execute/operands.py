@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from schedc.ir.ops import OpKind
 from schedc_runtime.transport.base import Spec
 
 
@@ -52,10 +53,11 @@ class ComputeOperands(NamedTuple):
 
 
 class PairOperands(NamedTuple):
-    """Operands of CELL: a forward and a backward of different microbatches."""
+    """Operands of CELL: its two ops, and their kinds."""
 
-    forward: ComputeOperands
-    backward: ComputeOperands
+    first: ComputeOperands
+    second: ComputeOperands
+    kinds: tuple[OpKind, OpKind]
 
 
 class MessageOperands(NamedTuple):

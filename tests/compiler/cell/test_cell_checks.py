@@ -115,7 +115,7 @@ def whole(method: str, name: str = "dualpipev", balance: bool = False) -> tuple[
 
     def cell_of(rank: int, expert: int, item: Instruction) -> CellOnRank:
         kind = item.kind_name
-        forward, backward = shapes_of(kind, shapes[item.stage], shapes[item.backward_slot[0]])
+        forward, backward = shapes_of(kind, shapes[item.stage], shapes[item.last_slot[0]])
         return CellOnRank(forward, backward, cell_program(kind, forward, backward, costs))
 
     return program, cell_of

@@ -54,9 +54,9 @@ def in_schedule(text: str) -> list[Diagnostic]:
         ("let x = bubble", ("S107", 2, 9), "metric"),
         ("let x = bubble[r]", ("S107", 2, 9), "claim"),
         ("F[n[r]]", ("S107", 2, 3), "as `fn n(k) = ...`, and call it: `n(...)`"),
-        ("F0 & F1", ("S108", 2, 1), "forward with a backward"),
-        ("F0 & W1", ("S108", 2, 1), "forward with a backward"),
-        ("B0 & I1", ("S108", 2, 1), "forward with a backward"),
+        ("F0 & F1", ("S108", 2, 1), "pairs are F & B, F & I, F & W, I & W"),
+        ("B0 & W1", ("S108", 2, 1), "pairs are F & B, F & I, F & W, I & W"),
+        ("F0 & R1", ("S108", 2, 1), "R is written alone"),
     ],
 )
 def test_a_fault_in_a_statement(text: str, position: tuple[str, int, int], said: str) -> None:
@@ -155,7 +155,7 @@ def test_everything_is_found_in_one_run() -> None:
       require M >= 2*p
       place w
       rank r {
-        phase a repeat m { F0 & W1 }
+        phase a repeat m { F0 & F1 }
         let M = half
       }
       expect buble == 1

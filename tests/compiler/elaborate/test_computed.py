@@ -49,7 +49,7 @@ def test_ops_run_in_the_order_of_their_slots() -> None:
         ("timed { F at q }", ("S101", 2, 14), ""),
         ("timed fill W within q { F at 1 }", ("S101", 2, 21), ""),
         ("policy prefer F1 > B cap F <= q { F }", ("S110", 2, 16), ""),
-        ("policy prefer F & W { F }", ("S108", 2, 15), ""),
+        ("policy prefer F & R { F }", ("S108", 2, 15), ""),
         ("policy by luck { F }", ("S126", 2, 11), "write by makespan or by span"),
         ("policy search within q { F }", ("S101", 2, 22), ""),
         ("policy search within 2 keep q of 3 { F }", ("S101", 2, 29), ""),

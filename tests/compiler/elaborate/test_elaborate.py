@@ -250,6 +250,7 @@ def test_placements(place: str, stages: list[int]) -> None:
         ("W", "v", ("S119", 2, 1), "no input gradient pending for rank 0"),
         ("I0  W1  W0", "v", ("S119", 2, 5), "no input gradient pending"),
         ("I0  W0 @ 1", "v", ("S119", 2, 5), "no input gradient pending"),
+        ("F0 & W0", "v", ("S208", 2, 6), "no input gradient pending for rank 0"),
         ("F", "v", ("S110", 2, 1), "several chunks"),
         ("W @ 0", "v", ("S110", 2, 1), "several chunks"),
         ("F1 @ 1", "pipes { d(1): stage s on rank s u(1): stage s on rank s }", ("S118", 2, 1), "which has 1"),

@@ -82,7 +82,7 @@ def test_dispatch_takes_the_times_of_cells() -> None:
     assert pricing is not None
     kinds = {kind.kind: kind.prediction.duration for kind in pricing.kinds}
     times = op_times(legal_schedule(open_schedule("interleaved_overlap"), {"P": 2, "M": 4}, costs), costs)
-    forward, backward, pair = times.alone[OpKind.F][0], times.alone[OpKind.B][3], times.pair(0, 3, True)
+    forward, backward, pair = times.alone[OpKind.F][0], times.alone[OpKind.B][3], times.pair("FB", 0, 3)
     assert [forward, backward, pair, times.p2p] == [kinds["F"], kinds["B"], kinds["FB"], 3.0]
     assert pair < forward + backward
 

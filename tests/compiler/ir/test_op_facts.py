@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from schedc.draw.palette import HUES
-from schedc.ir.op_tables import BACKWARD, PAIRS, TURN, WEIGHT, kinds_where
-from schedc.ir.ops import FACTS, LETTERS, OpKind
+from schedc.ir.op_tables import BACKWARD, PAIR_NUMBERS, PAIRS, TURN, WEIGHT, kinds_where
+from schedc.ir.ops import FACTS, LETTERS, PAIR_NAMES, OpKind, kinds_of_pair, pair_number
 from schedc.ir.program import InstructionKind
 from support.paths import ROOT
 
@@ -31,10 +31,18 @@ def test_what_the_field_says_of_the_kinds() -> None:
     F, I, W, B, R = OpKind.F, OpKind.I, OpKind.W, OpKind.B, OpKind.R  # noqa: E741
     assert kinds_where(BACKWARD) == [I, B]
     assert {W, B} == set(kinds_where(WEIGHT))
-    assert np.argwhere(PAIRS).tolist() == [[F, I], [F, B]]
+    assert np.argwhere(PAIRS).tolist() == [[F, I], [F, W], [F, B], [I, W]]
     assert TURN[B] == TURN[I]
     assert FACTS[B].takes_as_long_as == "IW"
     assert FACTS[R].takes_as_long_as == "F"
+
+
+def test_the_number_of_a_pair_gives_both_kinds_back() -> None:
+    assert PAIR_NAMES == ("FB", "FI", "FW", "IW")
+    pairs = [(OpKind[first], OpKind[second]) for first, second in map(tuple, PAIR_NAMES)]
+    assert [kinds_of_pair(pair_number(*pair)) for pair in pairs] == pairs
+    assert [pair_number(*pair) for pair in pairs] == PAIR_NUMBERS.tolist()
+    assert [pair_number(OpKind.F, kind) for kind in OpKind] == list(OpKind)  # what files hold since their version 1
 
 
 def test_the_grammar_knows_every_letter() -> None:

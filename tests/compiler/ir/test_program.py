@@ -113,7 +113,7 @@ def test_an_instruction_knows_its_kind_and_its_halves() -> None:
         assert x.computes == (x.kind_name in ("F", "I", "W", "B", "FB"))
         assert not pair or x._replace(backward=InstructionKind.I).kind_name == "FI"
         assert x.stages == ((x.stage, x.stage2) if pair else (x.stage,))
-        assert x.backward_slot == ((x.stage2, x.microbatch2) if pair else (x.stage, x.microbatch))
+        assert x.last_slot == ((x.stage2, x.microbatch2) if pair else (x.stage, x.microbatch))
 
 
 def test_reductions_follow_from_the_placement() -> None:

@@ -49,10 +49,24 @@ RIGHT = "1F0 1B0 1F1 1B1"
         ("0F0 0B0 0F1 0B1 0I1 0W1", [("S205", 1, 17)]),
         ("0F0 0B0 0F1 (0B1;0F0)", [("S205", 1, 18), ("S206", 1, 14)]),
         ("0F0 0B0 0F1 0B1 0W1", [("S207", 1, 17)]),
+        ("0F0 0I0 (0F1;0W0) 0B1", []),
+        ("0F0 0I0 0F1 (0I1;0W0) 0W1", []),
+        ("(0F0;0W0) 0I0 0F1 0B1", [("S208", 1, 6)]),  # the F's own W
+        ("0F0 (0F1;0W0) 0I0 0B1", [("S208", 1, 10)]),  # before its I
+        ("0F0 (0I0;0W0) 0F1 0B1", [("S208", 1, 10)]),  # beside its I
+        ("0F0 0I0 (0W0;0F1) 0B1", [("S206", 1, 10)]),
     ],
 )
 def test_each_invariant(line: str, expected: list[tuple[str, int, int]]) -> None:
     assert positions(line, RIGHT) == expected
+
+
+def test_a_paired_weight_gradient_too_early_is_told_the_order_that_would_do() -> None:
+    (finding,) = findings("(0F0;0W0) 0I0 0F1 0B1", RIGHT)
+    assert finding.message == "weight gradient of microbatch 0 on stage 0 runs before its input gradient"
+    assert finding.help == "run 0I0 before the pair: 0W0 fits beside an F or an I behind it"
+    (finding,) = findings("0F0 (0I0;0W0) 0F1 0B1", RIGHT)
+    assert "overlaps its input gradient" in finding.message
 
 
 def test_neighbouring_stages_of_one_rank_hand_over_in_order() -> None:

@@ -54,13 +54,13 @@ def test_sums_start_behind_the_last_weight_gradient(schedule: str) -> None:
             assert [handler for handler, _ in code.final] == [start_sums] * len(held)
             continue
         assert code.final == ()
-        trained = {code.steps[i].instruction.backward_slot[0] for i in starts}
+        trained = {code.steps[i].instruction.last_slot[0] for i in starts}
         assert trained == held
         for i in starts:
-            stage = code.steps[i].instruction.backward_slot[0]
+            stage = code.steps[i].instruction.last_slot[0]
             weights = {InstructionKind.B, InstructionKind.W, InstructionKind.CELL}
             later = [s.instruction for s in code.steps[i:] if s.handler is not start_sums]
-            assert not any(x.kind in weights and x.backward_slot[0] == stage for x in later)
+            assert not any(x.kind in weights and x.last_slot[0] == stage for x in later)
 
 
 def test_a_pipeline_without_replicas_has_no_sums() -> None:

@@ -103,7 +103,7 @@ def test_another_handler_takes_the_place_of_the_cell() -> None:
     seen: list[tuple[int, int]] = []
 
     def cell(registers: Registers, operands: PairOperands) -> None:
-        seen.append((operands.forward.microbatch, operands.backward.microbatch))
+        seen.append((operands.first.microbatch, operands.second.microbatch))
         HANDLERS[InstructionKind.CELL](registers, operands)
 
     network, executors = InProcessNetwork(2), []

@@ -262,7 +262,7 @@ def test_emulated_time_is_that_of_the_table() -> None:
     for x in program.instructions(0):
         kind = x.kind_name
         forward = shapes[x.stage] if kind[0] == "F" else None
-        backward = shapes[x.backward_slot[0]] if kind != "F" else None
+        backward = shapes[x.last_slot[0]] if kind != "F" else None
         prediction = predict(listed(kind, forward, backward), forward, backward, COSTS)
         carried, exposed = carried + prediction.communication * unit, exposed + prediction.exposed * unit
         computed += prediction.compute * unit
