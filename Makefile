@@ -63,7 +63,7 @@ dist: setup  ## source distribution and wheel, built from it as a user's pip doe
 	$(BIN)/python -m twine check --strict dist/*
 
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
-	@for name in compile timeline claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in compile timeline claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step products; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 figures: setup  ## the drawings of the README and the docs
 	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.group_pricing import GroupPricing, KindOfCell, RankRows, price_group
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
@@ -59,6 +60,8 @@ class CellPricing:
     early_send: as overlapped, but a message leaves when the half that computes it is complete.
     late_wait: as early_send; in addition each half waits for its message only before its own first step.
     floor: makespan, in the unit of ``costs``, below which no order inside the cells brings the step.
+    group: the step of ``late_wait`` on all ranks of an expert group; None where all have as many rows. Timelines are
+        then those of the rank that ends last. The predictions of ``kinds`` are those at the mean rows.
     """
 
     kinds: tuple[CellKind, ...]
@@ -69,9 +72,12 @@ class CellPricing:
     early_send: Timeline
     late_wait: Timeline
     floor: float
+    group: GroupPricing | None = None
 
     def communication(self, pairs_only: bool = False) -> tuple[float, float]:
-        """(time, exposed) of all exchanges of the step, or of those in overlapped pairs."""
+        """(time, exposed) of all exchanges of the step, or of those in overlapped pairs; means over a group."""
+        if self.group is not None:
+            return self.group.communication(self.late_wait.dependencies.pairs if pairs_only else slice(None))
         kinds = [kind for kind in self.kinds if len(kind.kind) == 2 or not pairs_only]
         time = sum(kind.count * kind.prediction.communication for kind in kinds)
         return time, sum(kind.count * kind.prediction.exposed for kind in kinds)
@@ -107,7 +113,10 @@ class CellPricing:
 
     @cached_property
     def lanes(self) -> dict[str, tuple[float, float]]:
-        """(busy, exposed) of each lane over the step, summed over ranks."""
+        """(busy, exposed) of each lane over the step, summed over pipeline ranks, the mean over a group."""
+        if self.group is not None:
+            spent = [lanes.sum(axis=1).mean(axis=1).tolist() for lanes in (self.group.carried, self.group.exposed)]
+            return {lane.value: pair for lane, pair in zip(EXCHANGE_LANES, zip(*spent, strict=True), strict=True)}
         return {
             lane.value: (
                 sum(kind.count * kind.prediction.lanes[at].busy for kind in self.kinds),
@@ -128,15 +137,18 @@ def price(
     p2p: float = 0.0,
     order_of: OrderOf = lambda kind: None,
     recomputed: Sequence[StageShape] | None = None,
+    group: RankRows | None = None,
 ) -> CellPricing:
     """Prices a legal schedule under the costs of its segments and exchanges; times in their unit.
 
     shapes: [stages] graphs, marked with the nodes that a backward without an R recomputes.
     recomputed: [stages] graphs, marked with the nodes that an R recomputes; by default ``shapes``.
-    p2p: latency of a message between ranks. Raises `DiagnosticError` (S323) for an order by hand
-    that cannot run.
+    p2p: latency of a message between ranks. group: ranks of an expert group with their rows, if they differ.
+    Raises `DiagnosticError` (S323) for an order by hand that cannot run.
     """
     kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
+    if group is not None:
+        return _price_in_step(dependencies, kinds, kind, costs, p2p, group)
 
     def timeline(duration: Iterable[float], delay: Iterable[Delays]) -> Timeline:
         times, delays_of = np.array(list(duration)), np.array(list(delay)).reshape(-1, 3, 3)
@@ -146,10 +158,6 @@ def price(
         [kind_of_cells.serial for kind_of_cells in kinds],
         [kind_of_cells.prediction.duration for kind_of_cells in kinds],
     )
-    least_delays = [
-        lower_bound_delays(kind_of_cells.kind, kind_of_cells.forward, kind_of_cells.backward, costs)
-        for kind_of_cells in kinds
-    ]
     return CellPricing(
         kinds,
         kind,
@@ -158,8 +166,35 @@ def price(
         overlapped=timeline(duration, map(closed_delays, duration)),
         early_send=timeline(duration, (_delays(kind_of_cells, costs, opens_late=False) for kind_of_cells in kinds)),
         late_wait=timeline(duration, (_delays(kind_of_cells, costs) for kind_of_cells in kinds)),
-        floor=timeline([delay[0, 0] for delay in least_delays], least_delays).makespan,
+        floor=_floor(dependencies, kinds, kind, costs, p2p),
     )
+
+
+def _price_in_step(
+    dependencies: Dependencies, kinds: tuple[CellKind, ...], kind: Int64, costs: CellCosts, p2p: float, group: RankRows
+) -> CellPricing:
+    """`price` on all ranks of a group in step."""
+    programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
+    early, one_by_one = [of.opened_early for of in programs], [of.serial for of in programs]
+    late_wait = price_group(dependencies, programs, kind, costs, group, p2p)
+    return CellPricing(
+        kinds,
+        kind,
+        costs,
+        serial=price_group(dependencies, one_by_one, kind, costs, group, p2p, closed=True).timeline,
+        overlapped=price_group(dependencies, programs, kind, costs, group, p2p, closed=True).timeline,
+        early_send=price_group(dependencies, early, kind, costs, group, p2p).timeline,
+        late_wait=late_wait.timeline,
+        floor=_floor(dependencies, kinds, kind, costs.with_rows(group.least), p2p),
+        group=late_wait,
+    )
+
+
+def _floor(dependencies: Dependencies, kinds: Sequence[CellKind], kind: Int64, costs: CellCosts, p2p: float) -> float:
+    """The makespan of a step, in the unit of ``costs``, below which no order inside the cells brings it."""
+    bounds = [lower_bound_delays(of.kind, of.forward, of.backward, costs) for of in kinds]
+    delays = np.array(bounds).reshape(-1, 3, 3)
+    return simulate_messages(dependencies, delays[kind, 0, 0], delays[kind], p2p).makespan
 
 
 def price_step(
@@ -169,9 +204,13 @@ def price_step(
     p2p: float = 0.0,
     order_of: OrderOf = lambda kind: None,
     recomputed: Sequence[StageShape] | None = None,
+    group: RankRows | None = None,
 ) -> Timeline:
     """The timeline ``late_wait`` of `price` alone; arguments are the same."""
     kinds, kind = _kinds(dependencies, shapes, recomputed or shapes, costs, order_of)
+    if group is not None:
+        programs = [KindOfCell(of.program, of.forward, of.backward) for of in kinds]
+        return price_group(dependencies, programs, kind, costs, group, p2p).timeline
     duration = np.array([kind_of_cells.prediction.duration for kind_of_cells in kinds])
     delays = np.array([_delays(kind_of_cells, costs) for kind_of_cells in kinds]).reshape(-1, 3, 3)
     return simulate_messages(dependencies, duration[kind], delays[kind], p2p)

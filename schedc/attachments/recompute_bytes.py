@@ -8,7 +8,7 @@ activations:
     norms       their outputs, in front of attention and of the experts: 2 H
     router      its scores: E numbers of 4 bytes
     rows        in the order of the experts, k H
-    experts     out of the first product 2 k F, out of the activation k F, their outputs k H, for the gates' gradients
+    experts     out of the first product 2 k F, out of the activation k F; gates take their gradients from the latter
     shared      the same: 2 s F, and s F
 
 The arrived rows are not held beside their copies in the order of the experts. A level that recomputes the copies, but
@@ -57,9 +57,8 @@ _OF_ROWS: _Parts = (
     (Level.ACT, lambda x: x.width),
     (Level.LIGHT, lambda x: x.hidden),
     (Level.MEDIUM, lambda x: 2 * x.width),
-    (Level.FULL, lambda x: x.hidden),
 )
-"""(first level that does not hold it, numbers per row of an expert) of activation, row, first product and output."""
+"""(first level that does not hold it, numbers per row of an expert) of activation, row and first product."""
 _BESIDE = 36
 """Bytes per row that no level saves: at most four indexes for its way, and its gate."""
 
@@ -112,25 +111,31 @@ def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: Rows
 
 
 def whole_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
-    """Bytes per token of a MoE layer with ``most`` rows that holds everything: after its R, or between I and W."""
+    """Bytes per token of a MoE layer with ``most`` rows that holds everything: in its backward, or after its R."""
     arrived = BYTES[dtype] * experts.hidden * most.arrive
     return held_bytes(experts, dtype, Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
+
+
+def output_gradient_bytes(experts: ExpertSizes, dtype: str, rows: float) -> float:
+    """Bytes per token of the gradients of ``rows`` outputs of experts, which W needs."""
+    return BYTES[dtype] * experts.hidden * rows
 
 
 def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
     """Bytes per token of the temporaries while ``most`` rows run through a layer, forward or backward.
 
-    They add to `whole_bytes`: gradients of the arrived rows, of the rows (of outputs, weighted outputs and
-    inputs), of both products and the activation, and two temporaries of the latter.
+    They add to `whole_bytes`: gradients of the arrived rows, and three of the rows (outputs with and without gates,
+    gradients of inputs). There are also gradients of both products and the activation, and two temporaries of the
+    latter.
     """
     H, F = experts.hidden, experts.width
     return BYTES[dtype] * (most.arrive * H + most.experts * (3 * H + 5 * F))
 
 
-_PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (6, 4)}
+_PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (4, 4)}
 """(per routed row, per shared expert) recomputed FLOPs, per column of a token and column of an expert.
 
-For a routed row that is the first product, or both; no gradient needs the second product of a shared expert."""
+That is the first product; no gradient needs the result of the second one."""
 
 _FORWARD = 6
 """FLOPs of a forward, in the same unit."""

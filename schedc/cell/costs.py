@@ -19,6 +19,9 @@ class SegmentTimes(NamedTuple):
     weight_gradient: float = 0.0
 
 
+OF_ROWS = frozenset({"experts", "dispatch", "combine"})
+"""Roles whose times grow with the rows of a rank. Those of the others grow with its tokens."""
+
 _HALVES = (Half.FORWARD, Half.BACKWARD, Half.WEIGHT)
 _NOTHING = SegmentTimes(0.0)
 
@@ -74,11 +77,32 @@ class CellCosts:
             )
         return times
 
+    def with_rows(self, segments: float, exchanges: float | None = None) -> CellCosts:
+        """The costs of a rank with this many times the rows. exchanges: the same for exchanges, if it is another.
+
+        Only roles of `OF_ROWS` change.
+        """
+        factors = (segments, segments if exchanges is None else exchanges)
+        tables = (
+            tuple(
+                (name, SegmentTimes(*(time * factor for time in times))) if _of_rows(name) else (name, times)
+                for name, times in table
+            )
+            for table, factor in zip((self.segments, self.exchanges), factors, strict=True)
+        )
+        return CellCosts(*tables)
+
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
         """Time of one half of a node, in time units. A recomputation takes its ``share`` of the forward."""
         if half is Half.RECOMPUTE:
             return self.times(shape, index).forward * shape.nodes[index].share
         return self.times(shape, index)[_HALVES.index(half)]
+
+
+def _of_rows(name: str) -> bool:
+    """Whether the times of ``experts``, ``2.experts`` or ``0.dispatch.rail`` grow with rows."""
+    parts = name.split(".")
+    return parts[1 if parts[0].isdecimal() and len(parts) > 1 else 0] in OF_ROWS
 
 
 def _key(node: Node) -> str:

@@ -155,13 +155,13 @@ def _started(
     shape = graph_of(cell.program.kind, step.half, cell.forward, cell.backward)
     assert shape is not None
     node = shape.nodes[step.node]
-    communicator = group.communicator(node.lane, _scope(shape, step.node), replica)
+    communicator = group.communicator(node.lane, scope(shape, step.node), replica)
     number = issued[communicator] = issued.get(communicator, -1) + 1
     op = _op(item, cell.program.kind, step.half)
     return Collective(communicator, number, f"{op} {step.half} {node.name}", row)
 
 
-def _scope(shape: StageShape, node: int) -> str:
+def scope(shape: StageShape, node: int) -> str:
     """The balance is exchanged among all replicas, the routing and flat rows in a group, one hop of two in its lane."""
     own = shape.nodes[node]
     if own.role == "balance":

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
+from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
 from schedc.cell.standard_blocks import METHODS, stage_shape
 from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
@@ -26,11 +28,13 @@ class CellTable:
 
     blocks: [stages] or [1] for all stages; each entry is a sequence of ``dense`` and ``moe``.
     method: one of `schedc.cell.standard_blocks.METHODS`.
+    rows: rows of the ranks of an expert group; None: all have as many.
     """
 
     costs: CellCosts
     blocks: tuple[tuple[str, ...], ...] = (("moe",),)
     method: str = "flat"
+    rows: CellRows | None = None
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -80,11 +84,7 @@ def write_blocks(blocks: Sequence[str]) -> str:
     return " ".join(f"{name}*{count}" if count != 1 else str(name) for name, count in words)
 
 
-Problem = tuple[str, str, str, str]
-"""Code, message, the key to point at, help."""
-
-
-def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
+def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[CellTable, list[Problem]]:
     """The table ``[cell]`` of a cost file, and its findings.
 
     Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
@@ -101,6 +101,9 @@ def read_table(values: Mapping[str, object]) -> tuple[CellTable, list[Problem]]:
         elif key == "method":
             new = [] if value in METHODS else [("S402", f"`method` is {value!r}", key, f"one of {', '.join(METHODS)}")]
             table = table if new else replace(table, method=str(value))
+        elif key == "rows":
+            rows, new = read_rows(value, folder)
+            table = replace(table, rows=rows)
         elif _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
@@ -162,7 +165,8 @@ def write_table(table: CellTable) -> list[str]:
         label, _, lane = name.rpartition(".")
         pair = f"[{times[0]!r}, {times[1]!r}]" if times[0] != times[1] else repr(times[0])
         lanes.setdefault(label, []).append(f"{lane} = {pair}")
-    return lines + [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
+    lines += [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
+    return lines if table.rows is None else [*lines, "", *write_rows(table.rows)]
 
 
 def _quoted(name: str) -> str:

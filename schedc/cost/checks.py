@@ -16,6 +16,10 @@ LARGEST = 1e15
 """Larger costs are refused: sums of them would lose what distinguishes two timelines."""
 
 
+LONGEST = 65_536
+"""Most values of a list of a cost file: longer ones are not parsed in a second."""
+
+
 def validated(
     values: Mapping[str, object], known: Iterable[str], source: Source
 ) -> tuple[dict[str, Cost], list[Diagnostic]]:
@@ -44,6 +48,20 @@ def _wrong_value(key: str, value: object) -> str:
         if not 0 <= number <= LARGEST:  # also false of a NaN
             return f"`{key}` is {number!r}; a cost is a number from 0 to {LARGEST:.0e}"
     return ""
+
+
+def too_many_values(source: Source, key: str, most: int = LONGEST) -> Diagnostic | None:
+    """The finding (S402) for a list of a TOML text that is too long to be parsed in a second; None if it is short."""
+    setting = re.search(rf"^[ \t]*{key}[ \t]*=[ \t]*\[", source.text, re.MULTILINE)
+    if setting is None:
+        return None
+    end = source.text.find("]", setting.end())
+    values = 1 + source.text.count(",", setting.end(), end if end >= 0 else len(source.text))
+    if values <= most:
+        return None
+    start = Source(source.name, source.text[: setting.end() + 80])  # showing a line takes time by its length
+    label = Label(start.span_at(setting.start(), setting.end()))
+    return Diagnostic("S402", f"`{key}` has {values:,} values; at most {most:,}", label, source=start)
 
 
 def problem(code: str, message: str, source: Source | None, key: str = "", help: str = "") -> Diagnostic:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedc.cost.checks import Cost, problem, validated
+from schedc.cost.checks import Cost, problem, too_many_values, validated
 from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.arrays import Floats
@@ -166,10 +166,12 @@ def parse_costs(source: Source) -> Costs:
 
     * ``[ops]``: F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per stage.
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
-    * ``[cell]``: that of `schedc.cell.table`.
+    * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
 
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
+    if (finding := too_many_values(source, "per_rank")) is not None:
+        raise DiagnosticError([finding])
     values = parse_toml(source)
     schema = values.pop("schema", None)
     findings: list[Diagnostic] = []
@@ -203,7 +205,7 @@ def parse_costs(source: Source) -> Costs:
 def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagnostic]]:
     from schedc.cell.table import read_table  # few cost files have one
 
-    cell, wrong = read_table(table)
+    cell, wrong = read_table(table, Path(source.name).parent)
     return cell, [problem(code, text, source, _setting(source, key), help) for code, text, key, help in wrong]
 
 

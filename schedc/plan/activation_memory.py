@@ -11,6 +11,7 @@ from schedc.attachments.recompute_bytes import (
     adaptive_bytes,
     layer_bytes,
     level_share,
+    output_gradient_bytes,
     passing_bytes,
     whole_bytes,
 )
@@ -64,15 +65,37 @@ def kept_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]
     return _share(held_by_kind(plan, layout, activations), layout, activations)
 
 
+def restored_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
+    """[stages] share of a microbatch's activations held from its R on; arguments as for `held_by_kind`.
+
+    With adaptive levels it is above 1 where more rows than the mean may come.
+    """
+    whole = held_by_kind(Attachments(), layout, activations)
+    return _share(whole + worst_routing(plan, layout, activations).waiting, layout, activations)
+
+
 def pending_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
     """[stages] share of a microbatch's activations held between its I and its W; arguments as for `held_by_kind`.
 
-    Recomputation does not reduce it: everything was recomputed for the I. With adaptive levels it is above 1 where more
-    rows than the mean may come.
+    Recomputation does not reduce it: everything was recomputed for the I. It is above 1 with experts, because gradients
+    of their outputs wait too, and with adaptive levels, where more rows than the mean may come.
     """
     whole = held_by_kind(Attachments(), layout, activations)
     more = worst_routing(plan, layout, activations).waiting
-    return _share(whole + more, layout, activations)
+    return _share(whole + more + _output_gradients(plan, whole), layout, activations)
+
+
+def _output_gradients(plan: Attachments, held: Floats) -> Floats:
+    """[stages, kinds of `WORK`] gradients of the experts' outputs, in the unit of the activations ``held``."""
+    gradients = np.zeros_like(held)
+    if is_sized(plan):
+        assert plan.experts is not None
+        top, most = plan.experts.top, worst_case_rows(plan)
+        levels = [plan.recompute_of(stage) for stage in range(len(held))]
+        rows = np.array([most.experts if most and level.adaptive is not None else top for level in levels])
+        row = output_gradient_bytes(plan.experts, plan.dtype, 1) / layer_bytes(plan.experts, plan.dtype)
+        gradients[:, MOE] = held[:, MOE] * rows[:, np.newaxis] * row
+    return gradients
 
 
 def _share(held: Floats, layout: Layout, activations: tuple[float, ...]) -> Floats:

@@ -22,7 +22,13 @@ from schedc.layout.costs import LayerCosts
 from schedc.layout.even import even, padded
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout, Model, refusal
-from schedc.plan.activation_memory import activation_bytes, kept_share, pending_share, share_until_recomputed
+from schedc.plan.activation_memory import (
+    activation_bytes,
+    kept_share,
+    pending_share,
+    restored_share,
+    share_until_recomputed,
+)
 from schedc.plan.directives.base import Directives
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
@@ -157,8 +163,8 @@ def _with_recomputation(of_stages: Costs, costs: Costs, plan: Attachments, layou
     whole = costs.resolved(len(layout.stages)).activation
     if not isinstance(costs.activation, tuple):
         whole = whole * layers.per_stage(layout, "activations")
-    if plan.recompute:  # after an R everything is there, as between an I and its W
-        restored = whole * pending_share(plan, layout, layers.activations)
+    if plan.recompute:  # after an R everything is there
+        restored = whole * restored_share(plan, layout, layers.activations)
         of_stages = replace(of_stages, restored=tuple(restored.tolist()))
     share = share_until_recomputed(plan, layout, layers.activations)
     if not isinstance(costs.recomputed, tuple) and (costs.recomputed or not np.isnan(share).all()):

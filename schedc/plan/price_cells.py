@@ -22,6 +22,7 @@ from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan import Attachments, Method, plan_of
+from schedc.plan.group_rows import group_of
 from schedc.plan.recomputed_nodes import in_backwards, in_recomputations, shares_of_forward
 from schedc.source import Source
 
@@ -38,7 +39,8 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
     shapes = table.shapes(schedule.stages)
     recomputed = in_recomputations(shapes, plan)
-    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
+    group = group_of(schedule, table, shapes, plan, costs.source)
+    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
 
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
@@ -47,7 +49,8 @@ def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     table, orders, plan = _attached(dependencies.schedule, costs.cell, costs.source)
     shapes = table.shapes(dependencies.schedule.stages)
     recomputed = in_recomputations(shapes, plan)
-    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed)
+    group = group_of(dependencies.schedule, table, shapes, plan, costs.source)
+    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
 
 
 def op_times(schedule: Schedule, costs: Costs) -> OpTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schedc.analysis.cell_pricing import CellKind, CellPricing
+from schedc.analysis.group_pricing import GroupPricing
 from schedc.cell.graph import EXCHANGE_LANES
 from schedc.cell.predict import hidden_share
 
@@ -16,6 +17,8 @@ def to_json(inside: CellPricing) -> dict[str, Any]:
     between cells and waits for messages inside them. hidden_step: 1 - exposed / communication over all cells.
     hidden_steady: the same over overlapped pairs. shares: parts of the ranks' time from 0 to the makespan: computing,
     waiting for exchanges inside cells, idle between cells. They sum to 1. bound: the largest share.
+    waiting, group: only where the ranks of an expert group have different rows. waiting is the time in which a rank
+    waits for a fuller one, group has the times of every rank. Both are summed over the pipeline.
     """
     communication, exposed = inside.communication()
     shares = _shares(inside)
@@ -36,7 +39,15 @@ def to_json(inside: CellPricing) -> dict[str, Any]:
         "shares": shares,
         "bound": max(shares, key=lambda name: shares[name]),
         "kinds": [_kind_json(kind) for kind in inside.kinds],
+        **({} if inside.group is None else _group_json(inside.group)),
     }
+
+
+def _group_json(group: GroupPricing) -> dict[str, Any]:
+    """waiting: the mean over the ranks. group: [ranks] mean rows over those of the costs, and times."""
+    columns = {"rows": group.rows, "end": group.ends} | group.by_rank
+    ranks = [dict(zip(columns, row, strict=True)) for row in zip(*(x.tolist() for x in columns.values()), strict=True)]
+    return {"waiting": float(group.by_rank["waiting"].mean()), "last": group.rank, "group": ranks}
 
 
 def _shares(inside: CellPricing) -> dict[str, float]:
@@ -44,6 +55,10 @@ def _shares(inside: CellPricing) -> dict[str, float]:
     total = timeline.makespan * timeline.busy.size
     if not total:
         return {"compute": 1.0, "exposed": 0.0, "idle": 0.0}
+    if inside.group is not None:
+        means = {name: float(times.mean()) / total for name, times in inside.group.by_rank.items()}
+        shares = {name: means[name] for name in ("compute", "exposed", "waiting")}
+        return {**shares, "idle": 1 - sum(shares.values())}
     exposed = inside.communication()[1] / total
     busy = float(timeline.busy.sum()) / total
     return {"compute": busy - exposed, "exposed": exposed, "idle": 1 - busy}
@@ -89,6 +104,7 @@ def to_text(facts: dict[str, Any]) -> list[str]:
         f"communication {facts['communication']:g}, exposed {facts['exposed']:g}: hidden {facts['hidden_step']:.4f} of "
         f"the step{steady}; time of the ranks: {shares}; bound by {facts['bound']}",
     ]
+    lines += _group_text(facts)
     for name, use in facts["lanes"].items():
         if use["busy"]:
             share = f"hidden {hidden_share(use['busy'], use['exposed']):.4f}"
@@ -103,3 +119,20 @@ def to_text(facts: dict[str, Any]) -> list[str]:
         figures += f"  {kind['hidden']:.4f}"
         lines.append(f"{kind['kind']:<4}  {stages:<10}  {kind['count']:>5}  {figures}  {lanes}  {kind['bound']}")
     return lines
+
+
+def _group_text(facts: dict[str, Any]) -> list[str]:
+    """The line about ranks of an expert group with different rows; none where all have as many."""
+    if "group" not in facts:
+        return []
+    ranks = facts["group"]
+    named = {
+        "fullest": max(ranks, key=lambda rank: rank["rows"]),
+        "emptiest": min(ranks, key=lambda rank: rank["rows"]),
+    }
+    told = "; ".join(
+        f"the {name}, {rank['rows']:.3g} of the mean rows, computes {rank['compute']:g}, waits {rank['waiting']:g}, "
+        f"is exposed {rank['exposed']:g}"
+        for name, rank in named.items()
+    )
+    return [f"waiting for a fuller rank {facts['waiting']:g}, the mean of {len(ranks)} ranks in step: {told}"]

@@ -5,15 +5,13 @@
     down        [E, F, width]
     result      [R, width]       down(silu(gate) * up) of each row, in the order of the rows
 
-Dropless rows go through a loop of products, one per expert. Padded rows, as many for every expert, go through one
-batched product. Both compute the weight gradient of a stack at once, and by the same function in B and in W (see
-`stage.recipes`).
+`products` has the ways to multiply, of which a layer takes one. The weight gradient of a stack is computed at once, by
+the same function in B and in W (see `stacked_linear`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +20,9 @@ from torch.nn import functional
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.products import Case, Products, Provider, RowCounts, RowGroups, groups_of, provider_for
+from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.recompute.regions import region_of_rows
-from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
 
 
 class Experts(nn.Module):
@@ -31,12 +30,13 @@ class Experts(nn.Module):
 
     first: id of the first expert here. total: number of experts of the layer, of which these are consecutive ones.
     Both change when the experts are sharded over ranks, see `shard_experts`; parameters are then marked
-    ``expert_parallel``.
+    ``expert_parallel``. products: who multiplies.
     """
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
         self.first, self.total = 0, count
+        self.products = Products()
         self.gate_up = nn.Parameter(torch.empty(count, width, 2 * inner))
         self.down = nn.Parameter(torch.empty(count, inner, width))
         self.reset_parameters()
@@ -70,43 +70,64 @@ class Experts(nn.Module):
         duplicate._mark()  # a copied parameter loses the mark
         return duplicate
 
-    def forward(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, counts: RowCounts, gates: Tensor | None = None, *slots: Tensor) -> Tensor:
         """[R, width] rows to the same shape. counts: [E] rows of each expert; None: R / E rows each.
 
-        slots: ``gate_up`` and ``down`` of borrowed experts, whose counts and rows follow those of the own experts.
-        Autograd computes their gradients.
+        gates: [R] factors of the results; None: none. slots: ``gate_up`` and ``down`` of borrowed experts, whose counts
+        and rows follow those of the own experts. Autograd computes their gradients.
+
+        With counts on the device, rows behind those of the last expert belong to nobody, and neither do their results.
         """
-        return region_of_rows(Level.FULL, self.compute, rows, counts, *slots)  # type: ignore[no-any-return]
-
-    def compute(self, rows: Tensor, counts: Sequence[int] | None, *slots: Tensor) -> Tensor:
-        """[R, width] to the same, as `forward`."""
-        if slots and counts is not None:
+        groups = groups_of(counts)
+        if slots and groups.counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
-            counts, borrowed = counts[:own], counts[own : own + lent]
+            mine, borrowed = RowGroups(groups.counts[:own]), RowGroups(groups.counts[own : own + lent])
             if lent:
-                mine, others = rows.split_with_sizes((sum(counts), sum(borrowed)))
+                first = sum(groups.counts[:own])
                 gate_up, down = slots
-                return torch.cat((self._own(mine, counts), _mlp(others, gate_up, down, borrowed)))
-        return self._own(rows, counts)
+                own_gates, lent_gates = (None, None) if gates is None else (gates[:first], gates[first:])
+                return torch.cat((
+                    self._own(rows[:first], mine, own_gates),
+                    self._mlp(rows[first:], gate_up, down, borrowed, lent_gates),
+                ))  # fmt: skip
+            groups = mine
+        return self._own(rows, groups, gates)
 
-    def _own(self, rows: Tensor, counts: Sequence[int] | None) -> Tensor:
-        self._check(rows, counts)
-        return _mlp(rows, self.gate_up, self.down, counts)
+    def _own(self, rows: Tensor, groups: RowGroups, gates: Tensor | None) -> Tensor:
+        self._check(rows, groups)
+        return self._mlp(rows, self.gate_up, self.down, groups, gates)
 
-    def _check(self, rows: Tensor, counts: Sequence[int] | None) -> None:
-        experts = len(self.gate_up)
-        if counts is None and len(rows) % experts:
+    def _check(self, rows: Tensor, groups: RowGroups) -> None:
+        experts, counts = len(self.gate_up), groups.counts
+        if groups.padded and len(rows) % experts:
             raise RuntimeFault(f"{len(rows)} padded rows for {experts} experts", "give every expert as many rows")
         if counts is not None and (len(counts) != experts or sum(counts) != len(rows)):
             raise RuntimeFault(f"{len(rows)} rows for {experts} experts that are said to have {list(counts)}")
+        if counts is None and groups.ends is not None and len(groups.ends) != experts:
+            raise RuntimeFault(f"rows of {len(groups.ends)} experts for {experts} experts")
 
+    def _mlp(self, rows: Tensor, gate_up: Tensor, down: Tensor, groups: RowGroups, gates: Tensor | None) -> Tensor:
+        kind = rows.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            narrow = torch.get_autocast_dtype(kind)
+            rows, gate_up, down = rows.to(narrow), gate_up.to(narrow), down.to(narrow)
+        provider = provider_for(self.products, self._case(rows.device, rows.dtype, groups.padded))
+        both = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, groups, provider)
+        inner = region_of_rows(Level.ACT, gated, *both.chunk(2, dim=-1))
+        if gates is None:
+            return stacked_linear(inner, down, groups, provider)
+        return weighted_linear(inner, down, gates, groups, provider)
 
-def _mlp(rows: Tensor, gate_up: Tensor, down: Tensor, counts: Sequence[int] | None) -> Tensor:
-    if torch.is_autocast_enabled(rows.device.type):
-        narrow = torch.get_autocast_dtype(rows.device.type)
-        rows, gate_up, down = rows.to(narrow), gate_up.to(narrow), down.to(narrow)
-    gate, up = region_of_rows(Level.MEDIUM, stacked_linear, rows, gate_up, counts).chunk(2, dim=-1)
-    return stacked_linear(region_of_rows(Level.ACT, gated, gate, up), down, counts)
+    def _case(self, device: torch.device, dtype: torch.dtype, padded: bool) -> Case:
+        _, width, both = self.gate_up.shape
+        return Case(device, dtype, (width, both, both // 2), padded)
+
+    def provider(self, padded: bool = False) -> Provider:
+        """What multiplies rows in the dtype of the parameters. padded: rows are as many for every expert.
+
+        Raises `RuntimeFault` where `products` names a provider that cannot.
+        """
+        return provider_for(self.products, self._case(self.gate_up.device, self.gate_up.dtype, padded))
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -127,67 +148,3 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad * up, gate), grad * functional.silu(gate)
-
-
-def stacked_linear(rows: Tensor, weight: Tensor, counts: Sequence[int] | None) -> Tensor:
-    """[R, in] rows times [E, in, out] weights to [R, out]. counts: [E] rows by each weight; None: R / E rows each."""
-    output: Tensor = _StackedLinear.apply(  # type: ignore[no-untyped-call]
-        rows, weight, None if counts is None else tuple(counts)
-    )
-    return output
-
-
-class _StackedLinear(torch.autograd.Function):
-    """One function for all experts. A loop under autograd would make a gradient of the whole stack for each expert."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        ctx.counts = counts
-        return _products(rows, weight, counts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        refuse_twice(ctx)
-        rows, weight = ctx.saved_tensors
-        needs_rows, needs_weight, _ = ctx.needs_input_grad
-        rows_grad = _products(grad, weight.transpose(1, 2), ctx.counts) if needs_rows else None
-        weight_grad = _weight_grad(rows, grad, weight, ctx.counts) if needs_weight and not waits(ctx) else None
-        return rows_grad, weight_grad, None
-
-
-def _weight_product(slots: Slots, grad: Tensor, saved: Saved, counts: tuple[int, ...] | None) -> Gradients:
-    return (_weight_grad(saved[0], grad, saved[1], counts),)
-
-
-RECIPES["_StackedLinearBackward"] = Recipe({1: (0, 1)}, _weight_product, lambda node, slots: node.counts)
-
-
-def _products(rows: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
-    """[R, out] The rows of each expert e times ``weight[e]``: one product each, or one batched product."""
-    experts, _, out = weight.shape
-    if counts is None:
-        return rows.reshape(experts, -1, rows.shape[-1]).bmm(weight).view(-1, out)
-    result = rows.new_empty(len(rows), out)
-    for part, target, each in zip(
-        rows.split_with_sizes(counts), result.split_with_sizes(counts), weight.unbind(), strict=True
-    ):
-        if len(part):
-            torch.mm(part, each, out=target)
-    return result
-
-
-def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, counts: tuple[int, ...] | None) -> Tensor:
-    """[E, in, out] For each expert the transposed rows times the gradient of their products; zero without rows."""
-    if counts is None:
-        experts = len(weight)
-        return rows.reshape(experts, -1, rows.shape[-1]).transpose(1, 2).bmm(grad.reshape(experts, -1, grad.shape[-1]))
-    result = torch.empty_like(weight)  # with the weight's strides: the optimizer then needs no copy
-    for part, part_grad, target in zip(
-        rows.split_with_sizes(counts), grad.split_with_sizes(counts), result.unbind(), strict=True
-    ):
-        if len(part):
-            torch.mm(part.t(), part_grad, out=target)
-        else:
-            target.zero_()
-    return result

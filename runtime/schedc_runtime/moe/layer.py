@@ -187,7 +187,7 @@ class MoELayer(nn.Module):
             gate_up, down = self.hot(route, gate_up, down)
             slots = (gate_up, down)
         rows, gates, counts = self.arrive(route, rows, gates)
-        rows = self.depart(route, self.experts(rows, counts, *slots), gates)
+        rows = self.depart(route, self.experts(rows, counts, gates, *slots))
         if self.combine_flat is not None:
             (rows,) = self.combine_flat(route, rows)
         if self.combine_node is not None:
@@ -346,8 +346,8 @@ class _Arrive(nn.Module):
 
 
 class _Depart(nn.Module):
-    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> Tensor:
-        return routes.depart(route, (rows * gates.unsqueeze(-1)).to(rows.dtype))
+    def forward(self, route: Route, rows: Tensor) -> Tensor:
+        return routes.depart(route, rows)
 
 
 class _RelayBack(nn.Module):

@@ -147,5 +147,5 @@ def test_levels_save_more_and_more() -> None:
     assert saving(moe, "bf16", Level.ACT).bytes - saved[1] == 2 * 9 * 2048  # the activations' outputs
     full = saving(moe, "bf16", Level.FULL)
     assert full.bytes == layer_bytes(moe, "bf16") - 2 * 6 * 7168  # all but attention's
-    assert full.flops == (8 * 6 + 4) * 7168 * 2048 + 2 * 7168 * 256  # two products, of the shared one the first, router
+    assert full.flops == (8 * 4 + 4) * 7168 * 2048 + 2 * 7168 * 256  # first products, router
     assert level_share(ExpertSizes(8, 2), "bf16", Level.FULL) == 1.0

@@ -17,7 +17,7 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_schedule
 from schedc.analysis.memory import measure_memory
 from schedc.analysis.timeline import simulate
-from schedc.attachments.recompute_bytes import layer_bytes, level_share
+from schedc.attachments.recompute_bytes import layer_bytes, level_share, output_gradient_bytes
 from schedc.attachments.values import Level
 from schedc.claims.size_range import sizes_in
 from schedc.claims.sweep import sweep
@@ -201,9 +201,13 @@ def test_a_level_holds_its_share_until_the_r(tmp_path: Path, level: str) -> None
 
 def test_an_r_of_an_adaptive_stage_leaves_all_the_rows_that_can_come(tmp_path: Path) -> None:
     path = of_plan(tmp_path, f"layers 4  {SIZED}  recompute full adaptive(1.5)  memory 1 GB", "own(P = 2, M = 4)", OWN)
-    _, costs = priced(open_input(path), {})
+    order, costs = priced(open_input(path), {})
     of_stage = costs.resolved(2)
-    assert of_stage.restored.tolist() == of_stage.pending_weight.tolist()  # as where it waits for its W
+    # Where it waits for its W, the gradients of the outputs of 2 x 2 rows a token wait too.
+    experts = plan_of(order).experts
+    assert experts is not None
+    gradients = 2 * 64 * output_gradient_bytes(experts, "bf16", 2 * 2)
+    assert (of_stage.pending_weight - of_stage.restored).tolist() == pytest.approx([gradients] * 2)
     assert (of_stage.restored > of_stage.activation).all()
 
 
@@ -219,17 +223,17 @@ shared = {F = 2.0, I = 2.0, W = 2.0}
 dispatch = {rail = 5.0}
 combine = {rail = 5.0}
 """
-_SHARED = 4 / 6
-"""Share of a shared expert that is recomputed: two of its three products."""
+_FIRST = 4 / 6
+"""Share of experts that is recomputed: two of three products."""
 
 
 @pytest.mark.parametrize(
     ("blocks", "lines", "schedule", "expected"),
     [
         ("dense*2", "", "own(P = 2, M = 4)", {"R": 6.0, "B": 12.0}),  # an R does all of it
-        ("moe", "", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),  # what `full` lets go of
-        ("moe", "recompute full", "own(P = 2, M = 4)", {"R": 6 + 2 * _SHARED, "B": 24.0}),
-        ("moe", "recompute full", "1f1b(P = 2, M = 4)", {"B": 30 + 2 * _SHARED}),
+        ("moe", "", "own(P = 2, M = 4)", {"R": (6 + 2) * _FIRST, "B": 24.0}),  # what `full` lets go of
+        ("moe", "recompute full", "own(P = 2, M = 4)", {"R": (6 + 2) * _FIRST, "B": 24.0}),
+        ("moe", "recompute full", "1f1b(P = 2, M = 4)", {"B": 24 + (6 + 2) * _FIRST}),
         ("moe", "recompute full adaptive(2.0)", "1f1b(P = 2, M = 4)", {"B": 24.0}),  # nothing at the mean
     ],
 )
@@ -254,8 +258,8 @@ FORWARD = 4 + 5 + 6 + 2 + 5
 @pytest.mark.parametrize(
     ("lines", "given", "expected"),
     [
-        (f"layers 2  {SIZED}  recompute full in bubbles", None, (5 + 6 + 2 * _SHARED) / FORWARD),
-        (f"layers 4  {SIZED}  recompute medium in bubbles", None, 2 * (6 + 2) * _SHARED / FORWARD),
+        (f"layers 2  {SIZED}  recompute full in bubbles", None, (5 + (6 + 2) * _FIRST) / FORWARD),
+        (f"layers 4  {SIZED}  recompute medium in bubbles", None, 2 * (6 + 2) * _FIRST / FORWARD),
         (f"layers 2  {SIZED}  recompute light in bubbles", None, 1.0),  # no step of a cell
         (f"layers 2  {SIZED}  recompute full in bubbles", 0.75, 0.75),
         ("layers 2", None, 1.0),  # no Rs: the default

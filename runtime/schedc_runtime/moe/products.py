@@ -1,0 +1,230 @@
+"""The providers that multiply rows by the matrices of their experts, and the choice of one for a layer.
+
+Every provider computes two products of stacked matrices:
+
+    rows [R, in] x weights [E, in, out]     to [R, out]        the rows of expert e times ``weights[e]``
+    rows [R, in] x gradients [R, out]       to [E, in, out]    for each expert its rows, transposed, times its gradients
+
+    loop      a product per expert; every dtype, device and size
+    bmm       one batched product; rows that are padded to as many for every expert
+    grouped   one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
+
+from schedc_runtime.errors import RuntimeFault
+
+
+class RowGroups(NamedTuple):
+    """Which rows belong to which expert, where rows lie in the order of the experts.
+
+    counts: [E] rows of each expert, as numbers of the host; None where the host does not know them.
+    ends: [E] int32 on the rows' device, index of the row behind each expert's last; None where ``counts`` says it.
+    Without both, rows are padded: R / E for each. Rows behind the last end belong to nobody. They are not read, and the
+    rows of a product behind it are not written.
+    """
+
+    counts: tuple[int, ...] | None = None
+    ends: Tensor | None = None
+
+    @property
+    def padded(self) -> bool:
+        return self.counts is None and self.ends is None
+
+    def on_host(self, rows: int, experts: int) -> tuple[int, ...]:
+        """[E] rows of each expert. Waits for the device where only that knows them."""
+        if self.counts is not None:
+            return self.counts
+        if self.ends is None:
+            return (rows // experts,) * experts
+        ends = self.ends.tolist()
+        return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+
+    def on_device(self, like: Tensor, experts: int) -> Tensor:
+        """[E] int32 ends on the device of ``like`` [R, ...]. Asks nothing; uploads what only the host knows."""
+        if self.ends is not None:
+            return self.ends
+        if self.counts is not None:
+            return torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(like.device)
+        each = len(like) // experts
+        return torch.arange(1, experts + 1, dtype=torch.int32, device=like.device) * each
+
+
+RowCounts = Sequence[int] | Tensor | RowGroups | None
+"""[E] rows of each expert, on the host or the device; None: padded, R / E each."""
+
+
+def groups_of(counts: RowCounts) -> RowGroups:
+    """The groups of rows with these counts [E]."""
+    if isinstance(counts, RowGroups):
+        return counts
+    if isinstance(counts, Tensor):
+        return RowGroups(ends=counts.cumsum(0, dtype=torch.int32))
+    return RowGroups() if counts is None else RowGroups(tuple(counts))
+
+
+class Case(NamedTuple):
+    """What a choice depends on.
+
+    columns: columns of the rows, of the first product and of the activation. padded: rows have static shapes, as many
+    for each expert.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    columns: tuple[int, ...]
+    padded: bool
+
+
+Multiply = Callable[[Tensor, Tensor, RowGroups, Tensor], Tensor]
+"""(left, right, groups, weight) -> product.
+
+left: [R, in] rows. right: [E, in, out] weights, or [R, out] gradients. weight: [E, in, out]. A product of
+its shape has its strides, so that the optimizer needs no copy.
+"""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A way to multiply.
+
+    why_not: the reason why it cannot serve a case; empty where it can. adds_alike: whether it adds each product in the
+    order of the loop on a device, so that results have the loop's bits.
+    """
+
+    name: str
+    why_not: Callable[[Case], str]
+    multiply: Multiply
+    adds_alike: Callable[[torch.device], bool] = lambda device: True
+
+    def available(self, case: Case) -> bool:
+        return not self.why_not(case)
+
+
+def _loop(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    counts = groups.on_host(len(left), len(weight))
+    filled = sum(counts)
+    lefts = left[:filled].split_with_sizes(counts)
+    if right.dim() == 3:
+        result = left.new_empty(len(left), right.shape[2])
+        for part, matrix, target in zip(lefts, right.unbind(), result[:filled].split_with_sizes(counts), strict=True):
+            if len(part):
+                torch.mm(part, matrix, out=target)
+        return result
+    result = torch.empty_like(weight)
+    for part, gradient, target in zip(lefts, right[:filled].split_with_sizes(counts), result.unbind(), strict=True):
+        if len(part):
+            torch.mm(part.t(), gradient, out=target)
+        else:
+            target.zero_()
+    return result
+
+
+def _bmm(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    experts = len(weight)
+    blocks = left.reshape(experts, -1, left.shape[1])
+    if right.dim() == 3:
+        return blocks.bmm(right).view(-1, right.shape[2])
+    return blocks.transpose(1, 2).bmm(right.reshape(experts, -1, right.shape[1]))
+
+
+def _not_bmm(case: Case) -> str:
+    return "" if case.padded else "experts have different numbers of rows: only a `capacity` pads them"
+
+
+_STRIDE = 16
+"""Bytes of which the strides of a grouped product's operands are multiples."""
+
+
+def _grouped(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    if left.is_meta:
+        return left.new_empty(len(left), right.shape[2]) if right.dim() == 3 else torch.empty_like(weight)
+    ends = groups.on_device(left, len(weight))
+    if right.dim() == 3:
+        product: Tensor = functional.grouped_mm(_strided(left), right, offs=ends)
+    elif weight.stride(1) == 1 and weight.stride(2) == weight.shape[1]:
+        product = functional.grouped_mm(_strided(right).t(), _strided(left), offs=ends).transpose(1, 2)
+    else:
+        product = functional.grouped_mm(_strided(left).t(), _strided(right), offs=ends)
+    return product
+
+
+def _strided(matrix: Tensor) -> Tensor:
+    """[rows, columns] the same, in an order that a grouped product takes: gradients may be expanded or views."""
+    item, (rows, columns) = matrix.element_size(), matrix.stride()
+    whole = columns == 1 and rows >= matrix.shape[1] and rows * item % _STRIDE == 0
+    aligned = not matrix.is_cuda or matrix.data_ptr() % _STRIDE == 0
+    return matrix if whole and aligned else matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _not_grouped(case: Case) -> str:
+    served = _GROUPED_DTYPES.get(case.device.type, ())
+    if case.dtype not in served:
+        shown = ", ".join(str(dtype).removeprefix("torch.") for dtype in served) or "none"
+        return f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}: grouped products take {shown} there"
+    if case.device.type == "cuda" and torch.cuda.get_device_capability(case.device) < (8, 0):
+        return "a GPU older than compute capability 8.0"
+    item = torch.empty((), dtype=case.dtype).element_size()
+    if odd := [count for count in case.columns if count * item % _STRIDE]:
+        return f"{odd[0]} columns of {item} bytes: strides have to be multiples of {_STRIDE} bytes"
+    return ""
+
+
+_GROUPED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16),
+    "meta": (torch.float32, torch.bfloat16, torch.float16),
+    "cuda": (torch.bfloat16,),
+}
+"""Dtypes by type of device. Elsewhere torch runs its own loop, which waits for the ends."""
+
+
+PROVIDERS: dict[str, Provider] = {
+    provider.name: provider
+    for provider in (
+        Provider("bmm", _not_bmm, _bmm),
+        Provider("grouped", _not_grouped, _grouped, lambda device: device.type == "cpu"),
+        Provider("loop", lambda case: "", _loop),
+    )
+}
+"""By name, best first."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which provider a layer takes. name: one of `PROVIDERS`; ``auto``: the first that can. or_fallback: or, where the
+    named one cannot, as ``auto``."""
+
+    name: str = "auto"
+    or_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name != "auto" and self.name not in PROVIDERS:
+            raise RuntimeFault(f"products `{self.name}`", f"possible: auto, {', '.join(PROVIDERS)}")
+
+
+@cache
+def provider_for(products: Products, case: Case) -> Provider:
+    """The provider of a layer for a case. Raises `RuntimeFault` where a named one cannot serve it."""
+    if products.name != "auto":
+        named = PROVIDERS[products.name]
+        if not (reason := named.why_not(case)):
+            return named
+        if not products.or_fallback:
+            raise RuntimeFault(f"products {named.name}: {reason}", f"write `products {named.name} or fallback`")
+    return next(provider for provider in PROVIDERS.values() if provider.available(case))
+
+
+@register_flop_formula(torch.ops.aten._grouped_mm)
+def _flops(left: Sequence[int], right: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Twice the products of all rows: [R, in] x [E, in, out], or [in, R] x [R, out]."""
+    return 2 * left[0] * left[1] * right[-1]

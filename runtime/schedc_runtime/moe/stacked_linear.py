@@ -1,0 +1,123 @@
+"""Rows times the matrices of their experts as nodes of autograd, whose weight gradients can wait for W.
+
+    stacked_linear     Y = X W                 held: X
+    weighted_linear    Y = g * (X W)           held: X and g [R], a gate per row
+
+A gate's gradient is <dY, X W>, which is <dY W^T, X>. The backward computes dY W^T for the rows anyway. So no product
+X W is held for the gates. A layer of DeepSeek-V3 holds a quarter less.
+
+One node serves all experts. A loop under autograd would make a gradient of the whole stack for each expert.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.moe.products import Provider, RowGroups
+from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice, waits
+
+
+def stacked_linear(rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+    """[R, in] rows times [E, in, out] weights to [R, out]."""
+    output: Tensor = _StackedLinear.apply(rows, weight, groups, provider)  # type: ignore[no-untyped-call]
+    return output
+
+
+def weighted_linear(rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+    """[R, in] rows times [E, in, out] weights, times [R] gates, to [R, out] in the rows' dtype."""
+    output: Tensor = _WeightedLinear.apply(rows, weight, gates, groups, provider)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _StackedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.groups, ctx.provider = groups, provider
+        return _product(rows, weight, weight, groups, provider)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_twice(ctx)
+        rows, weight = ctx.saved_tensors
+        facts = ctx.groups, ctx.provider
+        needs_rows, needs_weight, *_ = ctx.needs_input_grad
+        rows_grad = _product(grad, weight.transpose(1, 2), weight, *facts) if needs_rows else None
+        weight_grad = _weight_grad(rows, grad, weight, facts) if needs_weight and not waits(ctx) else None
+        return rows_grad, weight_grad, None, None
+
+
+class _WeightedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, gates: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+        ctx.save_for_backward(rows, weight, gates)
+        ctx.groups, ctx.provider = groups, provider
+        return _cleared(_weighted(_product(rows, weight, weight, groups, provider), gates), groups)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_twice(ctx)
+        rows, weight, gates = ctx.saved_tensors
+        facts = ctx.groups, ctx.provider
+        needs_rows, needs_weight, needs_gates, *_ = ctx.needs_input_grad
+        rows_grad = gates_grad = weight_grad = None
+        if needs_rows or needs_gates:
+            unweighted = _product(grad, weight.transpose(1, 2), weight, *facts)
+            rows_grad = _cleared(_weighted(unweighted, gates), ctx.groups) if needs_rows else None
+            gates_grad = _cleared(_row_products(unweighted, rows, gates.dtype), ctx.groups) if needs_gates else None
+        if needs_weight and not waits(ctx):
+            weight_grad = _weight_grad(_weighted(rows, gates), grad, weight, facts)
+        return rows_grad, weight_grad, gates_grad, None, None
+
+
+def _weighted(rows: Tensor, gates: Tensor) -> Tensor:
+    """[R, columns] rows times [R] gates, in the rows' dtype."""
+    return (rows * gates.unsqueeze(-1)).to(rows.dtype)
+
+
+def _row_products(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """[R] in ``dtype``: the products of two tensors [R, columns], summed by row, in no narrower type than ``dtype``."""
+    wide = torch.promote_types(first.dtype, dtype)
+    return (first.to(wide) * second).sum(-1).to(dtype)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor, groups: RowGroups, provider: Provider) -> Tensor:
+    """[R, in] x [E, in, out] to [R, out]."""
+    return _cleared(provider.multiply(left, right, groups, weight), groups)
+
+
+def _cleared(result: Tensor, groups: RowGroups) -> Tensor:
+    """[R, ...] the same. Where torch looks for NaN, rows that belong to nobody become zero."""
+    if groups.ends is not None and groups.counts is None and torch.is_anomaly_enabled():
+        numbers = torch.arange(len(result), device=result.device)
+        nobody = numbers >= groups.ends[-1]
+        result.masked_fill_(nobody.unsqueeze(-1) if result.dim() > 1 else nobody, 0)
+    return result
+
+
+_Facts = tuple[RowGroups, Provider]
+
+
+def _weight_grad(rows: Tensor, grad: Tensor, weight: Tensor, facts: _Facts) -> Tensor:
+    """[E, in, out] For each expert the transposed rows times the gradients of their products; zero without rows."""
+    groups, provider = facts
+    return provider.multiply(rows, grad, groups, weight)
+
+
+def _stacked_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) -> Gradients:
+    return (_weight_grad(saved[0], grad, saved[1], facts),)
+
+
+def _weighted_gradient(slots: Slots, grad: Tensor, saved: Saved, facts: _Facts) -> Gradients:
+    return (_weight_grad(_weighted(saved[0], saved[2]), grad, saved[1], facts),)
+
+
+def _facts(node: Any, slots: Slots) -> _Facts:
+    return node.groups, node.provider
+
+
+RECIPES["_StackedLinearBackward"] = Recipe({1: (0, 1)}, _stacked_gradient, _facts)
+RECIPES["_WeightedLinearBackward"] = Recipe({1: (0, 1, 2)}, _weighted_gradient, _facts)

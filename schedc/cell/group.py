@@ -1,0 +1,180 @@
+"""Simulates a cell on all ranks of an expert group in step: each has its own rows, and an exchange waits for the last.
+
+An exchange begins on a queue when the last rank of its communicator has started it, and takes as long as on the rank
+with the most rows. A rank that blocks for it stands *waiting* until it begins, and *exposed* while it is carried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.cell.costs import OF_ROWS, CellCosts
+from schedc.cell.graph import EXCHANGE_LANES, QUEUES, StageShape
+from schedc.cell.issue_order import ExpertRanks, scope
+from schedc.cell.program import Action, CellProgram, Edge, Half
+from schedc.cell.tasks import Tasks, tasks_of
+from schedc.ir.arrays import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTasks:
+    """A cell program, and the times of its tasks on every rank of a group.
+
+    members: [tasks] groups of ranks that exchange with each other; None for a segment, and where all ranks do.
+    base: [tasks] times at the mean rows. layers: [tasks] number of the layer in the stage, -1 where rows do not matter.
+    """
+
+    program: CellProgram
+    tasks: Tasks
+    members: tuple[tuple[tuple[int, ...], ...] | None, ...]
+    base: tuple[float, ...]
+    layers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        program: CellProgram,
+        forward: StageShape | None,
+        backward: StageShape | None,
+        costs: CellCosts,
+        ranks: ExpertRanks | None = None,
+    ) -> GroupTasks:
+        """ranks: who exchanges with whom; None: all with all."""
+        recomputed = {step.node for step in program.steps if step.half is Half.RECOMPUTE}
+        tasks = tasks_of(program.kind, forward, backward, recomputed)
+        nodes = [tasks.shape(task.half).nodes[task.node] for task in tasks.all]
+        members = tuple(
+            _members(tasks.shape(task.half), task.node, ranks) if task.exchange else None for task in tasks.all
+        )
+        layers = tuple(node.layer if node.role in OF_ROWS else -1 for node in nodes)
+        return cls(program, tasks, members, tasks.durations(costs, costs), layers)
+
+
+def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[tuple[int, ...], ...] | None:
+    """The ranks of each communicator that runs an exchange; None where one has all ranks of the group."""
+    if ranks is None:
+        return None
+    lane, reach = shape.nodes[node].lane, scope(shape, node)
+    names = dict.fromkeys(ranks.communicator(lane, reach, rank) for rank in range(ranks.size))
+    return tuple(tuple(ranks.members(name)) for name in names) if len(names) > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupPlayed:
+    """A batch of cells of one program on all ranks, in the unit of the costs.
+
+    outs: [3, cells, ranks] when the cell ends, and when its activation and its gradient may be sent.
+    compute: [cells, ranks] time of segments. carried, exposed, waiting: [lanes, cells, ranks] times by exchange lane:
+        in which it carries exchanges, in which compute blocks while it does, and blocks until an exchange begins.
+    """
+
+    outs: Floats
+    compute: Floats
+    carried: Floats
+    exposed: Floats
+    waiting: Floats
+
+    @property
+    def busy(self) -> Floats:
+        """[cells, ranks] time of the cell without waits for messages."""
+        return np.asarray(self.compute + self.exposed.sum(axis=0) + self.waiting.sum(axis=0))
+
+
+def play_group(cell: GroupTasks, times: Sequence[Floats], arrivals: Floats) -> GroupPlayed:
+    """Simulates cells of one program, step by step, on all ranks of the group.
+
+    times: [tasks][cells or 1, ranks] of `task_times`. arrivals: [3, cells, ranks] when the rank is free, and when the
+    messages of the forward and the backward arrive.
+    """
+    run = _GroupRun(cell, times, arrivals)
+    for part in cell.program.parts:
+        if isinstance(part, Edge):
+            run.meet_message(part)
+        elif part.action is Action.RUN:
+            run.compute_segment(run.index(part.half, part.node))
+        elif part.action is Action.START:
+            run.start(run.index(part.half, part.node))
+        else:
+            run.wait(run.index(part.half, part.node))
+    return run.played()
+
+
+def task_times(cell: GroupTasks, forward: Floats, backward: Floats) -> list[Floats]:
+    """[tasks][cells or 1, ranks] times of a cell's tasks.
+
+    forward, backward: [layers of the stage or 1, cells or 1, ranks] factors of rows in each half.
+    """
+    times: list[Floats] = []
+    for index, task in enumerate(cell.tasks.all):
+        factors = forward if task.half is Half.FORWARD else backward
+        time = np.full((1, factors.shape[2]), cell.base[index])
+        if cell.layers[index] >= 0:
+            own = factors[cell.layers[index] if len(factors) > 1 else 0]
+            time = cell.base[index] * (_last(own, cell.members[index]) if task.exchange else own)
+        times.append(time)
+    return times
+
+
+def _last(values: Floats, members: tuple[tuple[int, ...], ...] | None) -> Floats:
+    """[cells, ranks] the largest value among the ranks of each rank's communicator."""
+    if members is None:
+        return np.broadcast_to(values.max(axis=-1, keepdims=True), values.shape)
+    last = np.array(values)
+    for ranks in members:
+        last[..., ranks] = values[..., ranks].max(axis=-1, keepdims=True)
+    return last
+
+
+class _GroupRun:
+    """The clocks of all ranks, and when each of their queues is free."""
+
+    def __init__(self, cell: GroupTasks, times: Sequence[Floats], arrivals: Floats) -> None:
+        self.cell, self.times = cell, times
+        self.clock = arrivals[0]
+        self.message = {Half.FORWARD: arrivals[1], Half.BACKWARD: arrivals[2]}
+        shape = self.clock.shape
+        self.free = [np.full(shape, -math.inf) for _ in QUEUES]
+        self.computed = np.zeros(shape)
+        self.lanes = {lane: np.zeros((3, *shape)) for lane in EXCHANGE_LANES}  # carried, exposed, waiting
+        self.begun: dict[int, tuple[Floats, Floats, Floats]] = {}
+        self.complete: dict[Half, Floats] = {}
+        self.task_of = {(task.half, task.node): index for index, task in enumerate(cell.tasks.all)}
+
+    def index(self, half: Half, node: int) -> int:
+        return self.task_of[half, node]
+
+    def meet_message(self, edge: Edge) -> None:
+        if edge.opens:
+            self.clock = np.maximum(self.clock, self.message[edge.half])
+        else:
+            self.complete[edge.half] = self.clock
+
+    def compute_segment(self, index: int) -> None:
+        self.clock = self.clock + self.times[index]
+        self.computed = self.computed + self.times[index]
+
+    def start(self, index: int) -> None:
+        queue = self.cell.tasks.queues[index]
+        own = np.maximum(self.clock, self.free[queue])
+        begin = _last(own, self.cell.members[index])
+        self.free[queue] = begin + self.times[index]
+        self.begun[index] = own, begin, self.free[queue]
+        self.lanes[self.cell.tasks.all[index].lane][0] += self.times[index]
+
+    def wait(self, index: int) -> None:
+        own, begin, end = self.begun[index]
+        blocked = np.maximum(end - self.clock, 0.0)
+        waiting = np.clip(begin - np.maximum(self.clock, own), 0.0, blocked)
+        spent = self.lanes[self.cell.tasks.all[index].lane]
+        spent[1] += blocked - waiting
+        spent[2] += waiting
+        self.clock = np.maximum(self.clock, end)
+
+    def played(self) -> GroupPlayed:
+        outs = [self.clock, *(self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))]
+        carried, exposed, waiting = np.stack(list(self.lanes.values()), axis=1)
+        return GroupPlayed(np.stack(outs), self.computed, carried, exposed, waiting)
