@@ -86,10 +86,25 @@ def choose(scores: Tensor, top: int, groups: int = 1, limit: int = 1) -> Tensor:
     return _best(scores, top)
 
 
+_ID_BITS = 20
+_MOST = 1 << _ID_BITS
+"""More experts than this have no number in a key."""
+
+
 def _best(scores: Tensor, top: int) -> Tensor:
-    # Not topk: its choice among equal scores is unspecified and differs between devices.
-    # Copied: a view would hold the whole order.
-    return scores.argsort(dim=-1, descending=True, stable=True)[:, :top].contiguous()
+    """[N, top] int64 ids of the best of [N, experts], in the order of (score descending, id ascending).
+
+    `topk` chooses among equal scores as it likes, and differently on every device. So it gets whole numbers that are
+    all different: the score's bits, ordered as the scores are, and below them the id, counted down.
+    """
+    experts = scores.shape[-1]
+    if scores.dtype == torch.float64 or experts > _MOST:  # no room for both in 64 bits
+        return scores.argsort(dim=-1, descending=True, stable=True)[:, :top].contiguous()  # a view would hold it all
+    bits = (scores.float() + 0.0).view(torch.int32)  # 0.0 makes -0.0 equal to 0.0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = torch.arange(experts - 1, -1, -1, device=scores.device)
+    keys = (rising.to(torch.int64) << _ID_BITS).add_(last).topk(top).values
+    return (experts - 1) - (keys & (_MOST - 1))
 
 
 class Router(nn.Module):

@@ -60,6 +60,28 @@ def test_the_best_experts_are_chosen_and_of_ties_the_lowest_ids(data: st.DataObj
     assert chosen == [chosen_slowly(row, k, groups, kept_groups) for row in rows]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_choices_are_those_of_a_stable_sort(dtype: torch.dtype) -> None:
+    """Scores of both signs, zeros of both signs, infinities, ties within and across the k-th; and any strides."""
+    torch.manual_seed(0)
+    scores = (torch.randn(300, 24) * 4).round().div(4).to(dtype)
+    scores[0], scores[1, ::2], scores[2], scores[2, 5:20] = 0.0, -0.0, float("-inf"), 1e-45
+    scores[3, 7], scores[4] = float("inf"), torch.finfo(dtype).tiny * torch.randn(24).sign()
+    for each in (scores, scores.t().contiguous().t()):
+        expected = each.argsort(dim=-1, descending=True, stable=True)
+        assert all(torch.equal(choose(each, k), expected[:, :k]) for k in (1, 7, 24))
+    assert choose(scores[:0], 3).shape == (0, 3)
+
+
+def test_choices_of_scores_that_are_not_numbers_are_experts() -> None:
+    scores = torch.randn(4, 8)
+    scores[0], scores[1, 3] = float("nan"), float("nan")
+    index = choose(scores, 3)
+    assert index.min() >= 0
+    assert index.max() < 8
+    assert all(len(set(row)) == 3 for row in index.tolist())
+
+
 def test_softmax_and_sigmoid_weights() -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 6, dtype=torch.float64)
