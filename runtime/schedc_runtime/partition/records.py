@@ -75,10 +75,9 @@ class Records:
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool) -> Record:
         """The record of a microbatch; a `TensorSpec` may replace a tensor. training: the mode around units."""
         named = named_arguments(self.model, args, kwargs, self.inputs)
-        device = device_of(self.model)
-        key = f"{pytree.tree_map(_sign, named)} {training} {device} {ambient()}"
+        key = self._key(named, training)
         if key not in self._kept:
-            recording = record(self.model, named, self.rule, training=training, device=device)
+            recording = record(self.model, named, self.rule, training=training, device=device_of(self.model))
             self._kept[key] = self._cut(recording, named)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
@@ -119,10 +118,15 @@ class Records:
             equip(module, self.model)
 
     def keep_first(self, recording: Recording, named: Mapping[str, Any]) -> Record:
-        """Cut the first recording, which decides the parameters of each stage."""
+        """Cut the first recording, which decides the parameters of each stage. It was made in the model's mode."""
         self.first = self._cut(recording, named)
+        self._kept[self._key(named, self.model.training)] = self.first
         self.select(self.first)
         return self.first
+
+    def _key(self, named: Mapping[str, Any], training: bool) -> str:
+        """What a recording depends on besides the model."""
+        return f"{pytree.tree_map(_sign, named)} {training} {device_of(self.model)} {ambient()}"
 
     def _cut(self, recording: Recording, named: Mapping[str, Any]) -> Record:
         entries = Entries.of(recording, self.wanted)
