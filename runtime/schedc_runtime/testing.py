@@ -27,6 +27,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _START_TIMEOUT = 120.0
 
+PRELOADED = ["schedc_runtime", "torch._dynamo"]
+"""Modules that the server loads for all workers. Fake tensors load the second one."""
+
 
 @dataclass(frozen=True)
 class RankError:
@@ -100,7 +103,7 @@ class RankPool:
         if self._workers:
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["schedc_runtime", "torch._dynamo"])  # fake tensors load the latter
+        context.set_forkserver_preload(PRELOADED)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()

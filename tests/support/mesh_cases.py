@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schedc.compiler import compile as compile_schedule
+from schedc.ir.program import Program
 from schedc.plan import Attachments, Hot
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
@@ -16,6 +17,7 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import Reference
 from schedc_runtime.ranks.mesh import Mesh
+from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, oracle, small_gpt, tokens
 from support.segmented_cases import small_moe
 
@@ -69,44 +71,49 @@ def balanced_moe() -> Any:
 
 def auxiliary(rank: int, world_size: int, meshes: list[tuple[int, int]]) -> list[list[str]]:
     """Per (expert ranks, further replicas): what differs here from all ranks in one process, after a step."""
-    return [_auxiliary(rank, *sizes) for sizes in meshes]
+    return [_auxiliary(rank, every, *sizes) for sizes, every in zip(meshes, spread(_every_rank, meshes), strict=True)]
 
 
-def _auxiliary(rank: int, experts: int, data: int) -> list[str]:
+def _auxiliary(rank: int, every: list[dict[str, Any]], experts: int, data: int) -> list[str]:
     mesh = Mesh(1, experts, data)
-    program = compile_schedule("zbh1", P=1, M=2)
     batch, targets = batch_of(mesh, 2)
-    plan = Attachments(overlap=True)
-    mine = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, timeout=30)
+    mine = Pipeline(
+        balanced_moe(), _one_rank(), loss_fn=next_token_loss, mesh=mesh, plan=Attachments(overlap=True), timeout=30
+    )
     mine.step(*[part.chunk(mesh.replicas)[rank] for part in (batch, targets)])
-    every = Pipeline(balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, in_process=True)
-    every.step(batch, targets)
-    (place,) = mine.places
-    own, wanted = ([stage.module for stage in pipe.held(place)] for pipe in (mine, every))
-    wrong = [
-        name
-        for module, reference in zip(own, wanted, strict=True)
-        for (name, p), q in zip(module.named_parameters(), reference.parameters(), strict=True)
-        if not same(p.grad, q.grad)  # type: ignore[arg-type]
-    ]
-    wrong += [
-        f"loss of {number}"
-        for number, (layer, reference) in enumerate(zip(_layers(own), _layers(wanted), strict=True))
-        if layer.statistics.balance_loss != reference.statistics.balance_loss
-    ]
     mine.update_biases()
-    every.update_biases()
-    wrong += [
-        f"bias of {number}"
-        for number, (layer, reference) in enumerate(zip(_layers(own), _layers(wanted), strict=True))
-        if not same(layer.router.bias, reference.router.bias) or not layer.router.bias.any()
-    ]
+    (place,) = mine.places
+    own, wanted = _balanced(mine, place), every[rank]
+    assert own.keys() == wanted.keys()
+    assert all(value.any() for name, value in own.items() if name.startswith("bias"))
     mine.close()
-    return wrong
+    return [name for name, value in own.items() if not torch.equal(value, wanted[name])]
 
 
-def _layers(modules: list[nn.Module]) -> list[Any]:
-    return [layer for module in modules for _, layer in moe_layers(module)]
+def _every_rank(sizes: tuple[int, int]) -> list[dict[str, Tensor]]:
+    """[ranks] what `_balanced` says of each, of all ranks in one process."""
+    mesh = Mesh(1, *sizes)
+    every = Pipeline(balanced_moe(), _one_rank(), loss_fn=next_token_loss, mesh=mesh, in_process=True)
+    every.step(*batch_of(mesh, 2))
+    every.update_biases()
+    return [_balanced(every, place) for place in sorted(every.places)]
+
+
+def _one_rank() -> Program:
+    return compile_schedule("zbh1", P=1, M=2)
+
+
+def _balanced(pipe: Pipeline, place: Any) -> dict[str, Tensor]:
+    """Gradients, auxiliary losses and biases at a place, by name."""
+    modules = [stage.module for stage in pipe.held(place)]
+    layers = [layer for module in modules for _, layer in moe_layers(module)]
+    named = [(name, p.grad) for module in modules for name, p in module.named_parameters() if p.grad is not None]
+    assert len(named) == sum(len(list(module.parameters())) for module in modules)
+    return {
+        **dict(named),
+        **{f"loss {number}": torch.tensor(layer.statistics.balance_loss) for number, layer in enumerate(layers)},
+        **{f"bias {number}": layer.router.bias for number, layer in enumerate(layers)},
+    }
 
 
 def same(mine: Any, wanted: Tensor) -> bool:

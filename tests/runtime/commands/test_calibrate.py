@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +29,7 @@ from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.segmented_cases import small_moe
+from support.warm_command import run_schedc
 
 PLAN = """sched 1
 
@@ -139,8 +139,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     """What a user does: measure a plan on processes, price it, train with the measured order."""
     plan, costs_file = tmp_path / "small.sched", tmp_path / "made" / "costs.toml"
     plan.write_text(PLAN)
-    command = [sys.executable, "-m", "schedc", "calibrate", str(plan), "-o", str(costs_file), "--repetitions", "2"]
-    done = subprocess.run([*command, *TINY], capture_output=True, text=True, timeout=120, check=False)
+    done = run_schedc(["calibrate", str(plan), "-o", str(costs_file), "--repetitions", "2", *TINY])
     assert done.returncode == 0, done.stderr
     assert costs_file.read_text().startswith("# Milliseconds on ")
     costs = load_costs(costs_file)
@@ -152,8 +151,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
     analysis = analyse(plan, {}, costs)
     assert analysis.inside is not None
     options = ["--cost-file", str(costs_file), "--check", "bitwise", "--steps", "2", "--timeout", "60"]
-    command = [sys.executable, "-m", "schedc", "run", str(plan), *options, *TINY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_schedc(["run", str(plan), *options, *TINY])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("= all ranks in one process, serial cells, bitwise") == 2
     assert "check passed" in done.stdout
