@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def _generate(app: Any) -> None:
     write(reference / "schedules", schedules.pages())
 
 
+def _share_tree(app: Any, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """The pages of codes are not in the navigation, which is then the same on all of them. furo asks for it next."""
+    if name.startswith("reference/codes/S"):
+        context["toctree"] = _tree.setdefault("codes", cache(context["toctree"]))
+
+
+_tree: dict[str, Any] = {}
+
+
 def _draw(app: Any, exception: Exception | None) -> None:
     """Write the drawings to explore, which are pages of their own, beside the built site."""
     if exception is None and app.builder.format == "html":
@@ -56,5 +66,6 @@ def _rewrite(app: Any, what: str, name: str, value: object, options: object, lin
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", _generate)
+    app.connect("html-page-context", _share_tree, priority=400)
     app.connect("build-finished", _draw)
     app.connect("autodoc-process-docstring", _rewrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -29,3 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no worker is left with one of them at the end."""
     long = Counter(item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("processes")))
     items.sort(key=lambda item: -long[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through all modules again and again: what is loaded now stays."""
+    gc.collect()
+    gc.freeze()

@@ -7,6 +7,7 @@ are JSON. Workers are forked from a server process that has loaded torch once: s
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import multiprocessing
 import os
@@ -136,6 +137,7 @@ def pool(world_size: int) -> RankPool:
 
 def _serve(rank: int, world_size: int, port: int, channel: Connection) -> None:
     """Run a worker: join the others, then answer requests until the channel closes."""
+    gc.freeze()  # the modules that the server has loaded stay
     os.setsid()  # Ctrl-C is for the process that runs the tests, which then closes the pool
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -77,6 +78,7 @@ def prose_hits(path: Path) -> list[Hit]:
     return [hit for hit in house_prose.hits_of(path) if not any(hit.sentence.startswith(text) for text in excepted)]
 
 
+@cache
 def exceptions() -> list[dict[str, str]]:
     """Sentences that may break a rule: file, how the text begins, and the reason."""
     listed: list[dict[str, str]] = tomllib.loads(EXCEPTIONS.read_text(encoding="utf-8")).get("exception", [])

@@ -72,7 +72,7 @@ def _required(node: ast.AST, prefix: str, around: str) -> Iterator[Required]:
 def _classes() -> dict[str, ast.ClassDef]:
     """The public classes of both packages, by name."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for package in PACKAGES for path in sources(package)]
-    return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _bases(node: ast.AST) -> list[ast.ClassDef]:

@@ -5,6 +5,7 @@ The ranks are forked from the process that launches them: it has loaded torch, a
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -52,6 +53,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     processes: list[BaseProcess] = []
     channels: list[Connection] = []
     try:
+        gc.freeze()  # the ranks share the memory of what is loaded, until a collection writes to it
         with unheard():
             for rank in range(ranks):
                 own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -132,7 +132,8 @@ def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:
     states = []
     for more in ("", "  recompute all medium", "  recompute all full adaptive(1.1)"):
         program = compiled("dualpipev", {"P": 2, "M": 4}, lines + more)
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True)
+        example, _ = batch_of(program, 8)
+        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=example)
         losses = [pipe.step(*batch_of(program, 8 * pipe.mesh.replicas, seed=step)) for step in range(2)]
         layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]
         assert sum(layer.statistics.hot_experts for layer in layers) > 0
