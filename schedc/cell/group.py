@@ -15,7 +15,7 @@ import numpy as np
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, QUEUES, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
-from schedc.cell.program import Action, CellProgram, Edge, Half
+from schedc.cell.program import Action, CellProgram, Edge, Half, graph_of
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.ir.arrays import Floats
 
@@ -110,7 +110,7 @@ def task_times(cell: GroupTasks, forward: Floats, backward: Floats) -> list[Floa
     """
     times: list[Floats] = []
     for index, task in enumerate(cell.tasks.all):
-        factors = forward if task.half is Half.FORWARD else backward
+        factors = graph_of(cell.tasks.kind, task.half, forward, backward)
         time = np.full((1, factors.shape[2]), cell.base[index])
         if cell.layers[index] >= 0:
             own = factors[cell.layers[index] if len(factors) > 1 else 0]

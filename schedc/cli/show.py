@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from schedc.load.library import Given
 
 
-KINDS = ("F", "I", "B", "W", "R", "FB", "FI")
+KINDS = ("F", "I", "B", "W", "R", "FB", "FI", "FW", "IW")
 """Kinds of cells, as `schedc.cell.program` has them. That module is imported only where it is used."""
 
 _CHART = ("a chart", FORMS_OF_CHARTS)
@@ -84,7 +84,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     "stages",
     metavar="STAGE[,STAGE]",
     callback=_stages,
-    help="The stage of that cell; for a pair, the stages of its forward and its backward. Default: the most frequent.",
+    help="The stage of that cell; for a pair, the stages of its two ops. Default: the most frequent.",
 )
 @click.option(
     "--graph",

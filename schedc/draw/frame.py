@@ -11,6 +11,7 @@ from schedc.draw import palette
 from schedc.draw.cells import CellColumns
 from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
 from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
+from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FACTS, OpKind
 
 _SIZE = 12.0
@@ -104,9 +105,12 @@ def _marks(cells: CellColumns, held: str, strips: bool) -> list[LegendItem]:
         if k in used
     ]
     if (schedule.pair >= 0).any():
-        back = OpKind.B if OpKind.B in used else OpKind.I
+        pair = (OpKind.F, OpKind.B if OpKind.B in used else OpKind.I)
+        halves = schedule.kind[schedule.pair >= 0]
+        if not BACKWARD[halves[1::2]].any():  # pairs with weight gradients alone
+            pair = OpKind(int(halves[0])), OpKind(int(halves[1]))
         text = "overlapped (edge above)" if strips else "overlapped pair"
-        items.append(LegendItem(3 * _SWATCH, _pair(back, shades, strips), text))
+        items.append(LegendItem(3 * _SWATCH, _pair(pair, shades, strips), text))
     items.append(LegendItem(2 * _SWATCH, lambda x, y: _patch(x, y, 2 * _SWATCH, "idle"), "idle"))
     items.append(LegendItem(2 * _SWATCH, _curve, held))
     if strips:
@@ -157,9 +161,12 @@ def _fills(kind: OpKind, shades: int) -> Callable[[float, float], str]:
     return lambda x, y: "".join(_patch(x + i * width, y, width, f"{kind.name}{i}") for i in range(shades))
 
 
-def _pair(back: OpKind, shades: int, strips: bool) -> Callable[[float, float], str]:
+def _pair(pair: tuple[OpKind, OpKind], shades: int, strips: bool) -> Callable[[float, float], str]:
+    first, second = pair
+
     def swatch(x: float, y: float) -> str:
-        fills = _patch(x, y, _SWATCH, "F0") + _patch(x + _SWATCH, y, 2 * _SWATCH, f"{back.name}{shades - 1}")
+        fills = _patch(x, y, _SWATCH, f"{first.name}0")
+        fills += _patch(x + _SWATCH, y, 2 * _SWATCH, f"{second.name}{shades - 1}")
         edge = line(x, y + 1, x + 3 * _SWATCH, y + 1, "edge") if strips else _patch(x, y, 3 * _SWATCH, "edge")
         return fills + edge
 

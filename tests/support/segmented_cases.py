@@ -80,14 +80,15 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
         for node in backward.recomputed:
             again = [needed for needed in backward.nodes[node].after if needed in backward.recomputed]
             add(Half.RECOMPUTE, backward, node, [_done(Half.RECOMPUTE, backward, needed) for needed in again])
-    if backward is not None and kind not in ("W", "R"):
+    weights, backward = backward, forward if kind == "IW" else backward
+    if backward is not None and kind not in ("W", "R", "FW"):
         for node in reversed(backward.backward):
             users = [user for user in backward.consumers[node] if user in backward.backward]
             add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, user) for user in users])
         ends[1] = [_done(Half.BACKWARD, backward, user) for user in backward.backward if backward.nodes[user].inputs]
-    if backward is not None and kind[-1] in "BW":
-        for node in backward.weights:
-            needs[Step(Action.RUN, Half.WEIGHT, node)] = [] if kind == "W" else [_done(Half.BACKWARD, backward, node)]
+    if weights is not None and kind[-1] in "BW":
+        for node in weights.weights:
+            needs[Step(Action.RUN, Half.WEIGHT, node)] = [_done(Half.BACKWARD, weights, node)] if "B" in kind else []
     steps: list[Step] = []
     priority = {step: choose.random() for step in needs}
     while needs:

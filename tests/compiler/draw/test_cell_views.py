@@ -42,14 +42,14 @@ def groups(text: str, word: str) -> list[ET.Element]:
 # Times.
 
 
-@pytest.mark.parametrize("kind", ["F", "B", "I", "W", "FB", "FI"])
+@pytest.mark.parametrize("kind", ["F", "B", "I", "W", "FB", "FI", "FW", "IW"])
 def test_a_program_in_time_is_what_is_predicted(kind: str) -> None:
     shape = stage_shape(["dense", "moe"], "hierarchical")
     costs = CellCosts.of(
         {"attention": SegmentTimes(20, 20, 18), "experts": SegmentTimes(20, 20, 26), "relay": SegmentTimes(1, 1)},
         {"dispatch.rail": 25, "combine.rail": 25, "dispatch.node": 5, "combine.node": 5, "routing.rail": 1},
     )
-    halves = (shape if "F" in kind else None), (shape if kind != "F" else None)
+    halves = (shape if "F" in kind or kind == "IW" else None), (shape if kind != "F" else None)
     for program in (cell_program(kind, *halves, costs), serial(kind, *halves)):
         assert verify(program, *halves) == []
         played, predicted = play(program, *halves, costs), predict(program, *halves, costs)
