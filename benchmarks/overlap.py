@@ -159,8 +159,12 @@ def emulated(
     unit: float,
     repetitions: int,
     messages: str = "inside",
+    device_of: Callable[[CellCosts, float], Device] = Device,
 ) -> dict[str, Any]:
-    """Emulated steps on this process: carried and exposed seconds by kind of instruction, measured and predicted."""
+    """Emulated steps on this process: carried and exposed seconds by kind of instruction, measured and predicted.
+
+    device_of: makes the emulated device from costs and the seconds of a unit.
+    """
     place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = peer_groups(mesh, place, 60.0)
@@ -173,7 +177,7 @@ def emulated(
         shard_experts(parts.modules[index], near.experts)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device, ordered = Device(costs, unit), cell_source(OVERLAPPED, costs)
+    device, ordered = device_of(costs, unit), cell_source(OVERLAPPED, costs)
 
     def cells(*cell: Any) -> CellProgram:
         return MESSAGES[messages](ordered(*cell))

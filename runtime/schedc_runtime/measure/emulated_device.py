@@ -3,7 +3,8 @@
 Ranks, messages and asynchronous collectives are real, on tiny tensors. Only their times are a model:
 
     compute   a segment takes its time on the device of its rank, one after the other
-    exchange  takes its time in its queue, once it is started and the queue is free; its wait returns no sooner
+    exchange  takes its time in its queue, once it is started and the queue is free; its wait returns no sooner.
+              With `SharedStarts` it begins with the last of its ranks, and takes as long as on the slowest
 
 After its real work a micro-step sleeps until the device would be done. The device's clock runs on from the end of the
 last segment, as on a GPU whose queue is filled ahead. When the host reaches the next segment does not matter. A message
@@ -15,13 +16,17 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.program import Action, Half
 from schedc_runtime.execute.code import BoundStep, Code, Handler
 from schedc_runtime.execute.handlers import wait
 from schedc_runtime.execute.micro_steps import MICRO, MicroStep
+from schedc_runtime.measure.shared_starts import SharedStarts, Ticket
+
+ExchangeKey = tuple[int, int, int, Half]
+"""Stage, microbatch, node and half of an exchange."""
 
 _BLOCKED = 2e-4
 """Seconds. A wait that takes longer had to wait; a shorter one found what it waited for."""
@@ -31,40 +36,65 @@ _BLOCKED = 2e-4
 class Exchanged:
     """Times of one instruction, in seconds.
 
-    carried: what its exchanges took. exposed: how long the device was idle for them.
+    carried: what its exchanges took. exposed: how long the device was idle for them while they were carried.
+    waiting: how long it was idle before another rank started them.
     """
 
     carried: float = 0.0
     exposed: float = 0.0
+    waiting: float = 0.0
+
+
+class Started(NamedTuple):
+    """An exchange in a queue: start and time in seconds, and its ticket where the starts of other ranks count."""
+
+    start: float
+    time: float
+    ticket: Ticket | None
+
+
+class Carried(NamedTuple):
+    """When an exchange could begin for its own rank, when it began and when it ends, in seconds of `perf_counter`."""
+
+    own: float
+    begin: float
+    end: float
 
 
 @dataclass
 class Device:
     """The emulated device of one rank and its links.
 
-    costs: times in units of ``unit`` seconds.
+    costs: times in units of ``unit`` seconds. starts: those of the other ranks; None: an exchange waits for no one.
     """
 
     costs: CellCosts
     unit: float = 1e-3
+    starts: SharedStarts | None = None
     end: float = 0.0
     """Seconds of `perf_counter`: when the last segment is done."""
     held: float = 0.0
     """Seconds of `perf_counter`: the next segment begins no sooner, since what it waited for arrives then."""
     busy: float = 0.0
     """Seconds of compute so far."""
+    messages: float = 0.0
+    """Seconds for which the device was idle for messages between stages so far."""
+    host: float = 0.0
+    """Seconds for which the device was idle since its host reached a wait late, on a busy machine, so far."""
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of `perf_counter`, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
-    due: dict[tuple[int, int, int, Half], float] = field(default_factory=dict)
-    """Seconds of `perf_counter`, by stage, microbatch, node and half: when each started exchange arrives."""
+    queued: dict[str, dict[ExchangeKey, Started]] = field(default_factory=lambda: defaultdict(dict))
+    """By queue, in the order of their starts: exchanges whose beginning is not known yet."""
+    due: dict[ExchangeKey, Carried] = field(default_factory=dict)
+    """Exchanges whose end is known."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
     """By row of the program."""
 
     def begin(self) -> None:
         """Begin a step."""
         self.end = self.held = perf_counter()
-        self.busy = 0.0
-        for table in (self.free, self.due, self.spent):
+        self.busy = self.messages = self.host = 0.0
+        for table in (self.free, self.queued, self.due, self.spent):
             table.clear()
 
     def code(self, code: Code) -> Code:
@@ -79,9 +109,10 @@ class Device:
         key = (op.stage.index, op.microbatch, op.node, half)
         if action is Action.RUN:
             return self._computed(handler, half)
+        queue = op.stage.shape.queues[op.node]
         if action is Action.START:
-            return self._started(handler, op.stage.shape.queues[op.node], key, row)
-        return self._waited(handler, key, row)
+            return self._started(handler, queue, key)
+        return self._waited(handler, queue, key, row)
 
     def time(self, op: MicroStep, half: Half) -> float:
         """Seconds of a segment or an exchange. Called once it has really been run or started."""
@@ -97,23 +128,42 @@ class Device:
 
         return run
 
-    def _started(self, handler: Handler, queue: str, key: tuple[int, int, int, Half], row: int) -> Handler:
+    def _started(self, handler: Handler, queue: str, key: ExchangeKey) -> Handler:
         def start(registers: Any, op: Any) -> None:
             handler(registers, op)
-            time = self.time(op, key[-1])
-            self.free[queue] = self.due[key] = max(self.free[queue], self.end, self.held) + time
-            self.spent[row].carried += time
+            begin, time = max(self.end, self.held), self.time(op, key[-1])
+            ticket = None if self.starts is None else self.starts.post(op.stage.shape, op.node, begin, time)
+            self.queued[queue][key] = Started(begin, time, ticket)
 
         return start
 
-    def _waited(self, handler: Handler, key: tuple[int, int, int, Half], row: int) -> Handler:
+    def _carried(self, queue: str, key: ExchangeKey) -> Carried:
+        """When an exchange that has really completed is carried. Those before it in its queue have completed, too."""
+        queued = self.queued[queue]
+        while key not in self.due:
+            first = next(iter(queued))
+            start, time, ticket = queued.pop(first)
+            own = max(start, self.free[queue])
+            last, longest = (own, time) if self.starts is None or ticket is None else self.starts.last(ticket)
+            begin = max(own, last)
+            self.free[queue] = begin + longest
+            self.due[first] = Carried(own, begin, self.free[queue])
+        return self.due.pop(key)
+
+    def _waited(self, handler: Handler, queue: str, key: ExchangeKey, row: int) -> Handler:
         def wait_for(registers: Any, op: Any) -> bool | None:
             reached = perf_counter()
             if (late := _arrival(handler, registers, op)) is None:
                 return True
-            due, free = self.due.pop(key), max(self.end, self.held)
+            (own, begin, due), free = self._carried(queue, key), max(self.end, self.held)
             # A host that is late itself, on a busy machine, waits only from then on.
-            self.spent[row].exposed += max(0.0, due - free, late - max(free, reached))
+            blocked = max(0.0, due - free, late - max(free, reached))
+            waiting = min(max(0.0, begin - max(free, own)), blocked)
+            spent = self.spent[row]
+            spent.carried += due - begin
+            spent.waiting += waiting
+            spent.exposed += blocked - waiting
+            self.host += max(0.0, max(due, late) - free - blocked)
             self.held = max(self.held, due, late)
             _sleep_until(due)
             return None
@@ -126,6 +176,7 @@ class Device:
         def wait_for(registers: Any, op: Any) -> bool | None:
             if (late := _arrival(handler, registers, op)) is None:
                 return True
+            self.messages += max(0.0, late - max(self.end, self.held))
             self.held = max(self.held, late)
             return None
 

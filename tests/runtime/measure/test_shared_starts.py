@@ -1,0 +1,86 @@
+"""Emulated device time of ranks with different rows: an exchange begins with the last of its ranks."""
+
+from __future__ import annotations
+
+from threading import Thread
+from time import sleep
+
+import numpy as np
+import pytest
+
+from schedc.cell import stage_shape
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.measure import shared_starts
+from schedc_runtime.measure.shared_starts import CHANNELS, SLOTS, SharedStarts
+from schedc_runtime.ranks.mesh import Mesh
+
+FLAT = stage_shape(["moe"], "flat", nodes=1)
+HOPS = stage_shape(["moe"], "hierarchical")
+
+
+def tables(mesh: Mesh) -> list[SharedStarts]:
+    """The tables of all processes, in one."""
+    table = np.zeros((mesh.size, len(CHANNELS), SLOTS, 3))
+    return [SharedStarts(mesh, process, table) for process in range(mesh.size)]
+
+
+def node(shape: object, name: str) -> int:
+    return shape.names.index(name)  # type: ignore[attr-defined, no-any-return]
+
+
+def test_an_exchange_begins_with_its_last_rank_and_takes_the_longest_time() -> None:
+    ranks = tables(Mesh(2, 2))
+    dispatch = node(FLAT, "0.dispatch.node")
+    tickets = [
+        rank.post(FLAT, dispatch, start, time)
+        for rank, (start, time) in zip(ranks, [(1.0, 0.5), (3.0, 0.25), (9.0, 9.0), (8.0, 9.0)], strict=True)
+    ]
+    assert [ticket.members for ticket in tickets] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert [rank.last(ticket) for rank, ticket in zip(ranks, tickets, strict=True)] == [(3.0, 0.5)] * 2 + [
+        (9.0, 9.0)
+    ] * 2
+
+
+def test_hops_have_communicators_of_their_own() -> None:
+    """Two nodes of two ranks: the rail joins 0 with 2 and 1 with 3, a node 0 with 1; the routing all four."""
+    ranks = tables(Mesh(1, 4, per_node=2))
+    members = {
+        name: [rank.post(HOPS, node(HOPS, name), 0.0, 1.0).members for rank in ranks]
+        for name in ("0.routing.rail", "0.dispatch.rail", "0.dispatch.node")
+    }
+    assert members == {
+        "0.routing.rail": [(0, 1, 2, 3)] * 4,
+        "0.dispatch.rail": [(0, 2), (1, 3), (0, 2), (1, 3)],
+        "0.dispatch.node": [(0, 1), (0, 1), (2, 3), (2, 3)],
+    }
+
+
+def test_a_rank_that_is_late_is_waited_for() -> None:
+    first, second = tables(Mesh(1, 2))
+    combine = node(FLAT, "0.combine.node")
+    ticket = first.post(FLAT, combine, 1.0, 1.0)
+
+    def late() -> None:
+        sleep(0.05)
+        second.post(FLAT, combine, 5.0, 2.0)
+
+    thread = Thread(target=late)
+    thread.start()
+    assert first.last(ticket) == (5.0, 2.0)
+    thread.join()
+
+
+def test_a_rank_that_never_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_starts, "PATIENCE", 0.01)
+    first, _ = tables(Mesh(1, 2))
+    ticket = first.post(FLAT, node(FLAT, "0.combine.node"), 1.0, 1.0)
+    with pytest.raises(RuntimeFault, match="not started by all of the processes"):
+        first.last(ticket)
+
+
+def test_slots_are_used_again() -> None:
+    first, second = tables(Mesh(1, 2))
+    combine = node(FLAT, "0.combine.node")
+    for number in range(SLOTS + 3):
+        tickets = [rank.post(FLAT, combine, float(number), 1.0) for rank in (first, second)]
+        assert first.last(tickets[0]) == (float(number), 1.0)
