@@ -127,7 +127,7 @@ def threads(process: subprocess.Popen[bytes]) -> int:
 
 LONG = (
     Interrupted(("check", "zbh1", "--sweep", "P<=32, M<=4*P"), lambda process: len(processes(process.pid)) > 2),
-    Interrupted(("tune", "interleaved_1f1b", "--split", "--time", "300", "--workers", "12"), lambda p: threads(p) > 12),
+    Interrupted(("tune", "interleaved_1f1b", "--split", "--time", "300", "--workers", "4"), lambda p: threads(p) > 4),
     Interrupted(("lsp",), lambda process: threads(process) > 1),
     Interrupted(("check", "-"), lambda process: "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text()),
     Interrupted(("run", "1f1b", "-D", "P=2", "-D", "M=2", "--steps", "100000"), lambda p: len(processes(p.pid)) > 3),

@@ -30,7 +30,8 @@ EAGER = {"backend": "aot_eager"}
 def steps(program: Program, compile: Any = EAGER, **config: Any) -> dict[str, Any]:
     """Two training steps, an evaluation and a longer batch: what came out of them."""
     model = small_gpt(4, **config)
-    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, compile=compile)
+    example = tokens(8)[0]
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, compile=compile, example=example)
     losses = [pipe.step(*tokens(8, seed=seed)) for seed in range(2)]
     losses += [pipe.evaluate(*tokens(8, seed=3)), pipe.step(*tokens(8, length=9, seed=4))]
     state = {name: grad.clone() for name, grad in gradients(pipe).items()}
@@ -45,18 +46,22 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_every_schedule_has_the_bits_of_one_rank(dropout: float) -> None:
+def test_every_schedule_has_the_bits_of_one_rank() -> None:
     torch._dynamo.reset()
     counters.clear()
-    expected = steps(schedc.compile("1f1b", P=1, M=4), dropout=dropout)
+    expected = steps(schedc.compile("1f1b", P=1, M=4), dropout=0.4)
     assert not counters["graph_break"]
     programs = {name: schedc.compile(name, P=2, M=4) for name in ("1f1b", "zbh1", "dualpipev")}
     for program in (*programs.values(), with_rs(programs["1f1b"])):
-        assert same(steps(program, dropout=dropout), expected)
-    if dropout == 0:
-        plain = steps(programs["zbh1"], compile=None)
-        torch.testing.assert_close(expected["losses"], plain["losses"], rtol=1e-12, atol=0)
+        assert same(steps(program, dropout=0.4), expected)
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_units_that_are_not_compiled() -> None:
+    torch._dynamo.reset()
+    compiled = steps(schedc.compile("1f1b", P=1, M=4), dropout=0.0)
+    plain = steps(schedc.compile("zbh1", P=2, M=4), dropout=0.0, compile=None)
+    torch.testing.assert_close(compiled["losses"], plain["losses"], rtol=1e-12, atol=0)
 
 
 def on_processes(rank: int, world_size: int) -> dict[str, list[float]]:

@@ -56,7 +56,7 @@ CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualp
 @pytest.mark.processes
 def test_processes() -> None:
     cases = [
-        *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES],
+        *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES if name.startswith("dual")],
         ("zbh1", {"P": 1, "M": 2}, 2, 2),
         ("zbv", {"P": 2, "M": 4}, 2, 1),
         ("zbh1", {"P": 2, "M": 3}, 1, 2, True),
@@ -94,7 +94,8 @@ SPREADS = [(4, 1), (2, 2), (1, 4)]
 
 @pytest.mark.processes
 def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
-    assert pool(4).run("support.mesh_cases:auxiliary", meshes=SPREADS, timeout=60) == [[[]] * 3] * 4
+    meshes = [(experts, data) for experts, data in SPREADS if data > 1]
+    assert pool(4).run("support.mesh_cases:auxiliary", meshes=meshes, timeout=60) == [[[]] * len(meshes)] * 4
 
 
 @pytest.mark.slow
