@@ -1,6 +1,6 @@
 """Measures how much of the communication of expert layers a cell program hides, and compares it with the prediction.
 
-    python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85]
+    python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85] [--schedules zbh1]
 
 Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Segments and exchanges take the times of a
 table. The collectives that run underneath are real and asynchronous, over gloo.
@@ -32,6 +32,15 @@ at the end of the cell, which waits for all of its messages before it begins. Me
 `inside` cells also wait late, as the runtime does. Printed:
 
     idle_*         seconds of a step in which a rank is idle between cells or waits for a message, the mean over ranks
+
+With `--schedules` only steps of these schedules are measured, at each ratio. A zero-bubble schedule is followed by its
+form with weight gradients in pairs, `F & W` (`WITH_PAIRS`). Printed for each ratio and schedule, by `--json` for the
+last of them also at the top:
+
+    step, predicted_step                 seconds, measured and as `schedc check` predicts them from the same table
+    measured_over_predicted              the first over the second
+    hidden_step, predicted_hidden_step   as above
+    over_without, predicted_over_without the step with pairs over that of the schedule without them
 
 predicted_*, block_predicted* and block_split_predicted* are the same figures by `schedc.cell.predict`, cell by cell,
 and by `schedc check`, from the same table.
@@ -99,6 +108,8 @@ BLOCK = CellCosts.of(
 )
 """Milliseconds of one block alone."""
 BLOCK_SCHEDULES = {"block": "1f1b", "block_split": "zbh1"}
+WITH_PAIRS = {"zbh1": "zbh1_overlap"}
+"""Zero-bubble schedules, and the same with weight gradients in pairs."""
 BLOCK_PARTS = {"_forward": (InstructionKind.F,), "_backward": (InstructionKind.B, InstructionKind.I), "": EVERY}
 OVERLAPPED = Attachments(overlap=True)
 
@@ -140,6 +151,15 @@ def rank_of_step(
     """Steps of the pipeline on this process."""
     program = schedc.compile("dualpipev", P=RANKS, M=microbatches)
     return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions, messages)
+
+
+def rank_of_schedule(
+    rank: int, world_size: int, schedule: str, ratio: float, microbatches: int, layers: int, unit: float,
+    repetitions: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Steps of a schedule of the library on this process."""
+    program = schedc.compile(schedule, P=RANKS, M=microbatches)
+    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions)
 
 
 def rank_of_block(
@@ -306,6 +326,50 @@ def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, flo
     return figures
 
 
+def measure_schedule(schedule: str, ratio: float, options: argparse.Namespace) -> dict[str, float]:
+    """Steps of a schedule, measured and as `schedc check` predicts them."""
+    unit = options.unit * 1e-3
+    ranks = pool(RANKS * EXPERT_RANKS).run(
+        "overlap:rank_of_schedule", timeout=600, schedule=schedule, ratio=ratio, microbatches=options.microbatches,
+        layers=options.layers, unit=unit, repetitions=options.repetitions,
+    )  # fmt: skip
+    dependencies = Dependencies.of(computation(schedc.compile(schedule, P=RANKS, M=options.microbatches))[0])
+    shapes = CellTable(costs_at(ratio), (("moe",) * options.layers,)).shapes(dependencies.schedule.stages)
+    step, predicted = max(rank["wall"] for rank in ranks), price(dependencies, shapes, costs_at(ratio))
+    return {
+        "step": step,
+        "predicted_step": predicted.late_wait.makespan * unit,
+        "measured_over_predicted": step / (predicted.late_wait.makespan * unit),
+        "hidden_step": hidden([rank["measured"] for rank in ranks], EVERY),
+        "predicted_hidden_step": predicted.hidden_step,
+    }
+
+
+def measure_schedules(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """By ratio and by schedule: `measure_schedule`, of a schedule with pairs beside that without them."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for ratio in options.ratios.split(","):
+        found = results[ratio] = {}
+        for name in options.schedules.split(","):
+            found[name] = measure_schedule(name, float(ratio), options)
+            if (paired := WITH_PAIRS.get(name)) is not None:
+                found[paired] = measure_schedule(paired, float(ratio), options)
+                for kind in ("", "predicted_"):
+                    found[paired][f"{kind}over_without"] = found[paired][f"{kind}step"] / found[name][f"{kind}step"]
+    return results
+
+
+def print_schedules(results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """The figures of `measure_schedules` as a table."""
+    titles = f"{'comm/compute':>12} {'schedule':>16} {'step':>8} {'predicted':>10}"
+    print(f"{titles} {'ratio':>6} {'hidden':>9} {'predicted':>10}")
+    for ratio, schedules in results.items():
+        for name, x in schedules.items():
+            columns = [x["hidden_step"], x["predicted_hidden_step"]]
+            times = f"{x['step']:8.3f} {x['predicted_step']:10.3f} {x['measured_over_predicted']:6.3f}"
+            print(f"{ratio:>12} {name:>16} {times} {shares(columns)}")
+
+
 def measure_block(options: argparse.Namespace) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, schedule in BLOCK_SCHEDULES.items():
@@ -323,11 +387,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How much communication cells hide, in emulated device time.")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--ratios", default="0.2,0.5,0.85", help="communication over compute, the last one reported")
+    parser.add_argument("--schedules", default="", help="measure steps of these schedules alone: zbh1,1f1b")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2, help="MoE blocks per stage")
     parser.add_argument("--repetitions", type=int, default=3, help="steps that are measured")
     parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
     options = parser.parse_args()
+    if options.schedules:
+        by_ratio = measure_schedules(options)
+        if options.json:
+            last = list(list(by_ratio.values())[-1].values())[-1]
+            print(json.dumps({**last, "schedules": by_ratio}))
+        else:
+            print_schedules(by_ratio)
+        return
     results = [measure(float(ratio), options) for ratio in options.ratios.split(",")]
     block = measure_block(options)
     messages = measure_messages(float(options.ratios.split(",")[-1]), options)

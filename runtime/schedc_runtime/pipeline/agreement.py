@@ -34,7 +34,18 @@ def fingerprint(
     cells: the order inside each instruction of the stages here, which expert ranks must have in common.
     """
     x = program
-    columns = (x.rank_start, x.kind, x.stage, x.microbatch, x.stage2, x.microbatch2, x.peer, x.message, x.batch)
+    columns = (
+        x.rank_start,
+        x.kind,
+        x.stage,
+        x.microbatch,
+        x.stage2,
+        x.microbatch2,
+        x.backward,
+        x.peer,
+        x.message,
+        x.batch,
+    )
     weights = {
         f"weights of stage {stage.index}": _digest(*[_bytes(p) for p in stage.module.parameters() if not is_expert(p)])
         for stage in copies

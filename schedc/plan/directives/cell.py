@@ -24,7 +24,8 @@ def _read(reading: Reading, line: CellLine) -> None:
     kind = line.first.text + line.second.text
     if kind not in ("FB", "FI"):
         message = f"a cell `{line.first.text} & {line.second.text}`"
-        reading.fault("S147", message, line.second.span, "write F & B or F & I")
+        help = "a W in a pair fills gaps: leave its order to `overlap auto`"
+        reading.fault("S147", message, line.second.span, help if "W" in kind else "write F & B or F & I")
         return
     repeated = f"cell {kind}" in reading.spans
     reading.spans.setdefault(f"cell {kind}", line.span)
@@ -76,7 +77,9 @@ def _write(plan: Attachments) -> Iterator[str]:
 
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """S147: an order for a kind of pair that the schedule does not have."""
-    present = {f"F{OpKind(kind).name}" for kind in np.unique(schedule.kind[schedule.pair >= 0]).tolist()}
+    paired = np.flatnonzero(schedule.pair >= 0)
+    forwards = schedule.kind[paired[::2]] == OpKind.F
+    present = {f"F{OpKind(kind).name}" for kind in np.unique(schedule.kind[paired[1::2]][forwards]).tolist()}
     for cell in directives.plan.cells:
         if cell.kind not in present:
             pairs = [" & ".join(kind) for kind in ("FB", "FI") if kind in present]
