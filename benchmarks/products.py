@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 
+from schedc.attachments.values import Products
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
-from schedc_runtime.moe.products import Products
 from schedc_runtime.moe.router import Router, RouterConfig, choose
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.transport import collectives

@@ -56,6 +56,21 @@ class Capacity:
     drop: Drop = Drop.PROBS
 
 
+PRODUCTS = ("auto", "loop", "bmm", "grouped")
+"""Who may multiply rows by the matrices of their experts; ``auto``: the best that can serve a layer."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Who multiplies rows by the matrices of their experts.
+
+    name: one of `PRODUCTS`. or_fallback: where the named one cannot serve a layer, as ``auto``.
+    """
+
+    name: str = "auto"
+    or_fallback: bool = False
+
+
 @dataclass(frozen=True)
 class Hot:
     """Experts copied to all ranks for a microbatch.
@@ -154,6 +169,7 @@ class Attachments:
     overlap: bool = False
     cells: tuple[CellPlan, ...] = ()
     capacity: Capacity | None = None
+    products: Products = Products()
     hot: Hot | None = None
     recompute: tuple[Recompute, ...] = field(default=())
 

@@ -267,6 +267,11 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         end = said[-1].span if said else span_of(factor)
         return p.FactorLine(str(word), float(_number(factor)), said, span_of(word).to(end))
 
+    def products(self, word: Token, value: Token, *otherwise: Token | None) -> p.ProductsLine:
+        last = otherwise[-1]
+        end = span_of(value if last is None else last)
+        return p.ProductsLine(_word(value), None if last is None else _word(last), span_of(word).to(end))
+
     def hot(self, word: Token, count: Token, *until: Token | None) -> p.HotLine:
         *words, below = until
         value = _word(count) if count.type == "NAME" else int(_number(count))

@@ -123,6 +123,16 @@ class FactorLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductsLine:
+    """``products grouped or fallback``. otherwise: the word behind ``or``; None without it."""
+
+    word: ClassVar[str] = "products"
+    value: Word
+    otherwise: Word | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class HotLine:
     """``hot 3 until imbalance < 1.2`` or ``hot auto``.
 
@@ -189,6 +199,7 @@ PlanLine = (
     | TokensLine
     | SettingLine
     | FactorLine
+    | ProductsLine
     | HotLine
     | RecomputeLine
     | CellLine

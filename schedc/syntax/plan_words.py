@@ -121,6 +121,13 @@ PLAN_WORDS = (
         ("drop", "probs", "position"),
     ),
     PlanWord(
+        "products",
+        "PRODUCTS",
+        "products grouped or fallback",
+        "who multiplies rows by experts: auto, loop, bmm or grouped; or fallback: another, where that one cannot",
+        ("auto", "loop", "bmm", "grouped", "fallback"),
+    ),
+    PlanWord(
         "hot",
         "HOT",
         "hot 3 until imbalance < 1.2",

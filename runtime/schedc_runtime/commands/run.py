@@ -14,6 +14,7 @@ import copy
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from schedc_runtime.commands.toy_models import Subject, counted, toy_model
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
+from schedc_runtime.moe.products import compared_bitwise
 from schedc_runtime.parity.compare import ParityCheck, ReferenceCheck, SerialCheck
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.losses import Leftovers
@@ -68,6 +70,8 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     device = join(options.in_process)
     subject = toy_model("moe" if plan.experts else "gpt", program, plan, options)
     model = subject.model.to(device)
+    if options.check == "bitwise":
+        plan = replace(plan, products=compared_bitwise(plan.products, device))
     check = _parity_check(subject, program, plan, mesh, options) if options.check == "bitwise" else None
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,

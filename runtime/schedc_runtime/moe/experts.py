@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schedc.attachments.values import Level
+from schedc.attachments.values import Level, Products
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.products import Case, Products, Provider, RowCounts, RowGroups, groups_of, provider_for
+from schedc_runtime.moe.products import Case, Provider, RowCounts, RowGroups, groups_of, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.recompute.regions import region_of_rows
 
@@ -127,7 +127,11 @@ class Experts(nn.Module):
 
         Raises `RuntimeFault` where `products` names a provider that cannot.
         """
-        return provider_for(self.products, self._case(self.gate_up.device, self.gate_up.dtype, padded))
+        return provider_for(self.products, self.case(padded))
+
+    def case(self, padded: bool = False) -> Case:
+        """What the choice of a provider depends on, for rows in the dtype of the parameters."""
+        return self._case(self.gate_up.device, self.gate_up.dtype, padded)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
+from schedc.attachments.values import Products
 from schedc_runtime.errors import RuntimeFault
 
 
@@ -199,29 +200,34 @@ PROVIDERS: dict[str, Provider] = {
 """By name, best first."""
 
 
-@dataclass(frozen=True)
-class Products:
-    """Which provider a layer takes. name: one of `PROVIDERS`; ``auto``: the first that can. or_fallback: or, where the
-    named one cannot, as ``auto``."""
-
-    name: str = "auto"
-    or_fallback: bool = False
-
-    def __post_init__(self) -> None:
-        if self.name != "auto" and self.name not in PROVIDERS:
-            raise RuntimeFault(f"products `{self.name}`", f"possible: auto, {', '.join(PROVIDERS)}")
-
-
 @cache
 def provider_for(products: Products, case: Case) -> Provider:
     """The provider of a layer for a case. Raises `RuntimeFault` where a named one cannot serve it."""
     if products.name != "auto":
+        if products.name not in PROVIDERS:
+            raise RuntimeFault(f"products `{products.name}`", f"possible: auto, {', '.join(PROVIDERS)}")
         named = PROVIDERS[products.name]
         if not (reason := named.why_not(case)):
             return named
         if not products.or_fallback:
             raise RuntimeFault(f"products {named.name}: {reason}", f"write `products {named.name} or fallback`")
     return next(provider for provider in PROVIDERS.values() if provider.available(case))
+
+
+def compared_bitwise(products: Products, device: torch.device) -> Products:
+    """The choice for a run whose results are compared bit by bit: of providers that add in the order of the loop.
+
+    Raises `RuntimeFault` for a named provider that adds in another order on ``device``.
+    """
+    alike = [name for name, provider in PROVIDERS.items() if provider.adds_alike(device)]
+    if products.name == "auto":
+        return products if len(alike) == len(PROVIDERS) else Products("loop")
+    if products.name not in alike:
+        raise RuntimeFault(
+            f"products {products.name}: it adds in an order of its own on {device.type}, and bits are to be compared",
+            f"write `products {' or `products '.join(f'{name}`' for name in alike)}, or leave `--check bitwise` out",
+        )
+    return products
 
 
 @register_flop_formula(torch.ops.aten._grouped_mm)

@@ -66,6 +66,7 @@ def attach(
     for module in modules:
         for name, layer in moe_layers(module):
             _check_model(plan, name, layer)
+            _take_products(plan, name, layer)
         layers = [layer for _, layer in moe_layers(module)]
         if not layers:
             continue
@@ -104,6 +105,16 @@ def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> Non
         findings.append(Diagnostic(wrong.code, message, Label(NOWHERE), notes=wrong.notes, help=wrong.help))
     if findings:
         raise DiagnosticError(findings)
+
+
+def _take_products(plan: Attachments, name: str, layer: MoELayer) -> None:
+    """Let the plan's provider multiply, if it can serve the layer. The dtype under autocast is known when it runs."""
+    experts = layer.experts
+    experts.products = plan.products
+    try:
+        experts.provider(plan.capacity is not None)
+    except RuntimeFault as error:
+        raise RuntimeFault(f"`{name}`: {error.message}", error.help) from None
 
 
 def _check_model(plan: Attachments, name: str, layer: MoELayer) -> None:

@@ -28,6 +28,7 @@ from schedc_runtime.pipeline.materialize import CheckpointSource, check_material
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
+from schedc_runtime.pipeline.report import report
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.scaler import unscale
 from schedc_runtime.pipeline.state import gather_state, load_state
@@ -314,6 +315,13 @@ class Pipeline:
         """
         with self._guard("updating the routers' biases"):
             update_biases(self.program, self._stages, self._network)
+
+    def report(self) -> str:
+        """What the pipeline has chosen by itself, for the stages held here: who multiplies in each MoE layer, and why.
+
+        Under autocast another dtype runs, and with it perhaps another provider.
+        """
+        return report(self.modules, self.plan)
 
     def trace(self) -> dict[int, list[Interval]]:
         """When each instruction of the last traced step ran, in ns of one clock, by rank. A collective.

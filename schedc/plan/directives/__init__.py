@@ -21,6 +21,7 @@ from schedc.plan.directives import (
     experts,
     hot,
     overlap,
+    products,
     recompute,
     tied,
     tokens,
@@ -28,7 +29,7 @@ from schedc.plan.directives import (
 )
 from schedc.plan.directives.base import Directive
 
-_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, hot, recompute)
+_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, products, hot, recompute)
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
 """The directives by their word."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import schedc
 from schedc.attachments.recompute_bytes import saving
 from schedc.attachments.values import BYTES as BYTES_OF
+from schedc.attachments.values import PRODUCTS, Products
 from schedc.cell import CellCosts, PlanOrder, cell_program, stage_shape
 from schedc.cli import main
 from schedc.compiler import analyse, priced
@@ -148,6 +149,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         method=st.sampled_from(Method),
         tied=st.booleans(),
         overlap=st.booleans(),
+        products=st.builds(Products, st.sampled_from(PRODUCTS), st.booleans()).filter(lambda x: x != Products("bmm")),
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
         hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
@@ -195,6 +197,9 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         (f"{MOE}\n  tokens 8  capacity 0.5 drop probs", [("S152", 3, 13)]),
         (f"{MOE}\n  capacity 0", [("S152", 3, 3)]),
         (f"{MOE}\n  capacity 1 drop prob", [("S144", 3, 19)]),
+        (f"{MOE}\n  products cutlass", [("S144", 3, 12)]),
+        (f"{MOE}\n  products grouped or else_", [("S144", 3, 23)]),
+        (f"{MOE}\n  products bmm", [("S144", 3, 3)]),
         (f"{MOE}\n  recompute all full adaptive(2.0) by rank", [("S150", 3, 3)]),
         (f"{MOE}\n  recompute all full adaptive(0.5)", [("S149", 3, 3)]),
         (f"{MOE}\n  recompute norm adaptive(2.0)", None),

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from schedc.attachments.values import PRODUCTS, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts, gated
-from schedc_runtime.moe.products import PROVIDERS, Case, Products, RowGroups, provider_for
+from schedc_runtime.moe.products import PROVIDERS, Case, RowGroups, compared_bitwise, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.stage.split import SplitBackward
 
@@ -250,4 +251,16 @@ def test_a_provider_that_is_not_there(setting: Case, wanted: str, reason: str, f
 
 def test_a_name_that_is_none() -> None:
     with pytest.raises(RuntimeFault, match="products `cutlass`"):
-        Products("cutlass")
+        provider_for(Products("cutlass"), Case(CPU, torch.float32, COLUMNS, False))
+    assert {"auto", *PROVIDERS} == set(PRODUCTS)
+
+
+def test_who_may_be_compared_bit_by_bit() -> None:
+    gpu = torch.device("cuda")
+    for name in PRODUCTS:
+        assert compared_bitwise(Products(name), CPU) == Products(name)
+    assert compared_bitwise(Products(), gpu) == Products("loop")
+    assert compared_bitwise(Products("bmm", True), gpu) == Products("bmm", True)
+    with pytest.raises(RuntimeFault, match="products grouped: it adds in an order of its own on cuda") as caught:
+        compared_bitwise(Products("grouped"), gpu)
+    assert "write `products bmm` or `products loop`, or leave `--check bitwise` out" in str(caught.value)

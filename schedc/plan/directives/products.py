@@ -1,0 +1,46 @@
+"""``products grouped or fallback``: who multiplies the rows of a MoE layer by the matrices of their experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedc.attachments.values import PRODUCTS, Attachments, Products
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.syntax.plan import ProductsLine
+
+
+def _read(reading: Reading, line: ProductsLine) -> None:
+    if not reading.word(line.value, PRODUCTS, "way to multiply"):
+        return
+    if line.otherwise is not None and not reading.word(line.otherwise, ("fallback",), "way out"):
+        return
+    reading.give(products=Products(line.value.text, line.otherwise is not None))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if plan.products != Products():
+        yield f"products {plan.products.name}{' or fallback' if plan.products.or_fallback else ''}"
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    name = plan.products.name
+    if name not in PRODUCTS:
+        yield Contradiction("S144", f"`{name}` is no way to multiply", "products", f"write {', '.join(PRODUCTS)}")
+    elif name == "bmm" and plan.capacity is None and not plan.products.or_fallback:
+        message = "one batched product, and experts with different numbers of rows"
+        yield Contradiction("S144", message, "products", "add a `capacity`, or write `products bmm or fallback`")
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    return {"products": {"name": plan.products.name, "or_fallback": plan.products.or_fallback}}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    name, way_out = facts["products"]["name"], facts["products"]["or_fallback"]
+    if name != "auto":
+        yield f"products {name}{', or another where it cannot' if way_out else ''}"
+
+
+DIRECTIVE = Directive("products", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
