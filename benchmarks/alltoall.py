@@ -178,12 +178,14 @@ def way(group: Any, method: Any, top: int) -> Callable[[], None]:
     """Dispatch and combine for tokens that choose ``top`` experts uniformly; the experts compute nothing."""
     import torch
 
+    from schedc_runtime.moe.counts import Shape, ascending, counts_of
     from schedc_runtime.moe.exchange import RowExchange
-    from schedc_runtime.moe.routes import Shape, arrive, collect, depart, pack, plan_route, relay, relay_back
+    from schedc_runtime.moe.routes import arrive, collect, depart, land, pack, plan_route, relay, relay_back
 
     generator = torch.Generator().manual_seed(top)
     chosen = torch.rand(group.size, TOKENS, EXPERTS, generator=generator).argsort(-1)[..., :top].contiguous()
-    route = plan_route(chosen, Shape(EXPERTS, NODES, PER_NODE, group.rank, method))
+    counts = counts_of(chosen, Shape(EXPERTS, NODES, PER_NODE, group.rank, method))
+    route = plan_route(ascending(chosen[group.rank], EXPERTS), counts)
     x, weights = torch.randn(TOKENS, WIDTH, generator=generator), torch.rand(TOKENS, top, generator=generator)
     hops = ("flat",) if method == "flat" else ("rail", "node")
     there = [RowExchange("dispatch", hop) for hop in hops]
@@ -193,9 +195,11 @@ def way(group: Any, method: Any, top: int) -> Callable[[], None]:
 
     def run() -> None:
         with torch.no_grad():
-            rows, gates = there[0](route, *pack(route, x, weights))
+            rows, gates, *ids = there[0](route, *pack(route, x, weights))
             for exchange in there[1:]:
-                rows, gates = exchange(route, *relay(route, rows, gates))
+                rows, gates, *ids = exchange(route, *relay(route, rows, gates, *ids))
+            for numbers in ids:
+                land(route, numbers)
             rows, gates = arrive(route, rows, gates)
             (rows,) = back[0](route, depart(route, rows * gates[:, None]))
             for exchange in back[1:]:

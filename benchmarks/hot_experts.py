@@ -49,7 +49,8 @@ from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
-from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot, counts_of
+from schedc_runtime.moe.counts import Shape, counts_of
+from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.shards import shard_experts
@@ -118,7 +119,7 @@ class Traffic:
 
     @classmethod
     def of(cls, choices: Int64, policy: HotPolicy | None) -> Traffic:
-        counts = counts_of(choices, EXPERTS)
+        counts = counts_of(torch.from_numpy(choices), Shape(EXPERTS, 1, RANKS)).rows.long().numpy()
         local = EXPERTS // RANKS
         hot = choose_hot(counts, policy.resolved(local, INNER, ITEM)) if policy else ()
         lending = Lending(hot, RANKS, 0, local)

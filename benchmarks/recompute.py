@@ -43,9 +43,11 @@ from schedc.plan import Attachments, ExpertSizes, Method
 from schedc_runtime import Cut, Mesh, Pipeline
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.moe.arrivals import arrivals
+from schedc_runtime.moe.counts import Shape, ascending, counts_of
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
+from schedc_runtime.moe.routes import plan_route
 
 WIDTH, INNER, EXPERTS, TOP, SHARED = 64, 48, 32, 4, 1
 TOKENS = 256
@@ -181,7 +183,9 @@ def steered(exponent: float, seed: int) -> Tensor:
 def rows_of(batch: Tensor) -> list[float]:
     """[ranks] Rows of each rank over the mean, by the choices of the router."""
     index = batch[:, :EXPERTS].topk(TOP).indices.view(MESH.experts, TOKENS, TOP)
-    return [arrivals(index, EXPERTS).imbalance(rank) for rank in range(MESH.experts)]
+    counts = counts_of(index, Shape(EXPERTS, 1, MESH.experts))
+    sizes = plan_route(ascending(index[0], EXPERTS), counts).sizes
+    return [arrivals(sizes, TOP).imbalance(rank) for rank in range(MESH.experts)]
 
 
 def adaptive() -> Iterator[dict[str, Any]]:

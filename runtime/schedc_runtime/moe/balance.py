@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from schedc_runtime.moe.capacity import marked
-from schedc_runtime.moe.exchange import ABSENT
+from schedc_runtime.moe.counts import ABSENT, Counts, Shape
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
@@ -40,10 +40,10 @@ def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
 
 
 class Loads(nn.Module):
-    """The identity on everyone's routing [ranks, N, k], which counts the choices of each trained microbatch.
+    """The identity on everyone's counts [ranks, columns], which sums the choices of each trained microbatch.
 
-    chosen: [experts] choices since `clear`, on all ranks of the expert group. dropped: number of them that a capacity
-    dropped.
+    With hot experts it takes everyone's choices [ranks, N, k] instead. chosen: [experts] choices since `clear`, on all
+    ranks of the expert group. dropped: number of them that a capacity dropped. drops: whether there is a capacity.
     """
 
     chosen: Tensor
@@ -53,6 +53,7 @@ class Loads(nn.Module):
         super().__init__()
         self.register_buffer("chosen", torch.zeros(experts, dtype=torch.int64), persistent=False)
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.drops = False
 
     def reset_parameters(self) -> None:
         """Begin at zero, as a module on the meta device does when it is materialized."""
@@ -65,8 +66,13 @@ class Loads(nn.Module):
 
     def forward(self, everyone: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and not replaying():
-            self.chosen += load_of(everyone, len(self.chosen))
-            self.dropped += (everyone < ABSENT).sum()
+            if everyone.dim() == 3:
+                self.chosen += load_of(everyone, len(self.chosen))
+                return everyone
+            counts = Counts(everyone, Shape(len(self.chosen), capacity=0 if self.drops else None))
+            self.chosen += counts.chosen.sum(0)
+            if self.drops:
+                self.dropped += counts.dropped.sum()
         return everyone
 
 

@@ -1,8 +1,7 @@
 """Drops choices of experts beyond a capacity: the number of tokens that an expert takes from one rank.
 
 A dropped choice keeps its expert as a negative number (`marked`) and has weight 0. No exchange moves it, but the
-auxiliary loss still counts it. Every rank drops among its own tokens, so that everyone's routing tells all ranks what
-was kept.
+auxiliary loss still counts it. Every rank drops among its own tokens, and tells what it dropped with its counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from schedc.attachments.values import Capacity, Drop
 from schedc.cost.exchange import Routing, capacity_rows
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.exchange import ABSENT
+from schedc_runtime.moe.counts import ABSENT
 
 
 @dataclass(frozen=True)

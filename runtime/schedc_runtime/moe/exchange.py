@@ -1,11 +1,10 @@
-"""The exchanges of a MoE layer: of everyone's routing, and of rows along a route."""
+"""The exchanges of a MoE layer: of everyone's counts, and of rows along a route."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
@@ -18,31 +17,22 @@ Hop = Literal["flat", "rail", "node"]
 class Splitting(Protocol):
     """The part of a `Route` that an exchange uses."""
 
-    def splits(self, hop: Hop, reverse: bool, payload: int) -> tuple[Splits, Splits]:
-        """Rows to send to and to receive from each member, for each of ``payload`` tensors."""
+    def splits(self, hop: Hop, reverse: bool) -> tuple[Splits, Splits]:
+        """Rows to send to and to receive from each member, for every tensor."""
         ...
 
 
-class RoutingExchange(Exchange):
-    """Gathers everyone's choices of experts: [N, k] to [ranks, N, k], as int16 if that holds the expert numbers.
+class CountsExchange(Exchange):
+    """Gathers everyone's counts: [columns] to [ranks, columns], or choices [N, k] to [ranks, N, k].
 
-    All ranks then know all counts, so that nothing else about the routing is sent. Entries are expert numbers, or
-    negative: see `DROPPED` and `ABSENT`. rows: N after padding, if ranks differ in the number of their tokens.
+    All ranks then know all sizes. With hot experts ranks gather choices, because slots change the counts.
     """
 
     label, differentiable = "routing", False
 
-    def __init__(self, experts: int, rows: int | None = None) -> None:
-        super().__init__()
-        self.dtype = torch.int16 if experts < 2**15 else torch.int32
-        self.rows = rows
-
     def start(self, route: None, *payload: Tensor) -> Pending:
-        (index,) = payload
-        sent = index.to(self.dtype)
-        if self.rows is not None and self.rows != len(sent):
-            sent = torch.cat([sent, sent.new_full((self.rows - len(sent), sent.shape[1]), ABSENT)])
-        return Pending(self.group.expert, self.group.expert.all_gather(sent, self.label))
+        (counts,) = payload
+        return Pending(self.group.expert, self.group.expert.all_gather(counts, self.label))
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
         return (pending.communicator.wait(pending.handle),)
@@ -51,15 +41,11 @@ class RoutingExchange(Exchange):
         return self.finish(self.start(route, *payload))
 
 
-DROPPED, ABSENT = -1, -2
-"""Entries of a routing: a choice that the capacity dropped, and every choice of a row that is padding."""
-
-
 class RowExchange(Exchange):
     """Moves rows between ranks by the route's splits for one hop.
 
     reverse: the way back, for a combine: the splits of the dispatch with both sides swapped. The gradient of an
-    exchange is the exchange in the other direction.
+    exchange is the exchange in the other direction. Whole numbers have no gradient: nothing goes back for them.
     """
 
     differentiable = True
@@ -80,15 +66,18 @@ class RowExchange(Exchange):
         return moved
 
     def start_backward(self, route: Splitting, *gradients: Tensor) -> Pending:
-        return self._start(route, gradients, not self.reverse, f"{self.label} backward")
+        floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]
+        return self._start(route, floating, not self.reverse, f"{self.label} backward")
 
-    def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
-        return self.finish(pending)
+    def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
+        """The gradients of the payload, None for the experts' numbers."""
+        numbers = (None,) * (self.hop != "flat" and not self.reverse)
+        return (*self.finish(pending), *numbers)
 
     def forward(self, route: Splitting, *payload: Tensor) -> tuple[Tensor, ...]:
         return exchanged(self, route, *payload)
 
     def _start(self, route: Splitting, tensors: Sequence[Tensor], reverse: bool, label: str) -> Pending:
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]
-        send, receive = route.splits(self.hop, reverse, len(tensors))
+        send, receive = route.splits(self.hop, reverse)
         return Pending(communicator, communicator.all_to_all(tensors, send, receive, label))

@@ -19,9 +19,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from schedc.attachments.values import Hot
@@ -142,30 +140,25 @@ class Lending:
             tuple(len(self.owned_by(rank)) * other for rank, other in enumerate(others)),
         )
 
-    def placed(self, routing: NDArray[np.integer[Any]]) -> Int64:
+    def placed(self, routing: Tensor) -> Tensor:
         """[ranks, N, k] choices renumbered as if every rank owned the experts in its slots, after its own experts.
 
         Every rank then has ``local`` + len(``hot``) experts. Negative entries stay.
         """
         wide = self.local + len(self.hot)
-        numbers = np.arange(self.ranks * self.local)
-        table = np.tile(numbers // self.local * wide + numbers % self.local, (self.ranks, 1))
-        for rank in range(self.ranks):
-            slots = np.array(self.lent_to(rank), dtype=np.int64)
-            table[rank, slots] = rank * wide + self.local + np.arange(len(slots))
-        numbered = table[np.arange(self.ranks)[:, None, None], np.maximum(routing, 0)]
-        return np.where(routing < 0, routing, numbered)
+        rank = torch.arange(self.ranks, device=routing.device)[:, None, None]
+        chosen = routing.int()
+        numbered = chosen.div(self.local, rounding_mode="floor") * wide + chosen % self.local
+        slot = torch.zeros_like(rank)
+        for expert in self.hot:
+            borrows = rank != expert // self.local
+            lent = (rank * wide + self.local + slot).to(numbered.dtype)
+            numbered = torch.where((chosen == expert) & borrows, lent, numbered)
+            slot = slot + borrows
+        return torch.where(chosen < 0, chosen, numbered)
 
 
 NOTHING_HOT = Lending()
-
-
-def counts_of(routing: NDArray[np.integer[Any]], experts: int) -> Int64:
-    """[ranks, experts] rows by source rank and expert, from choices [ranks, N, k]; dropped choices do not count."""
-    ranks = len(routing)
-    rank, *_ = kept = np.nonzero(routing >= 0)
-    counts = np.bincount(rank * experts + routing[kept].astype(np.int64), minlength=ranks * experts)
-    return counts.reshape(ranks, experts)
 
 
 @dataclass
@@ -191,9 +184,8 @@ class HotChooser:
     kept: int = 0
     sent: int = 0
 
-    def choose(self, routing: NDArray[np.integer[Any]], count: bool) -> Lending:
-        """The lending of a microbatch with ``routing`` [ranks, N, k]. count: whether the microbatch is trained on."""
-        counts = counts_of(routing, self.experts)
+    def choose(self, counts: Int64, count: bool) -> Lending:
+        """The lending of a microbatch with ``counts`` [ranks, experts]. count: whether the microbatch is trained on."""
         ranks = len(counts)
         hot = choose_hot(counts, self.policy, self.on)
         lending = Lending(hot, ranks, self.rank, self.experts // ranks)

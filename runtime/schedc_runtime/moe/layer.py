@@ -1,8 +1,8 @@
 """The expert layer of a transformer block: router, exchanges, experts, and the shared expert beside them.
 
-    x --> router --> drop --> [routing] --> loads, plan --> pack --> [dispatch] --> experts --> [combine] --> collect
-      |     \\-> tally --> [balance] -------------------------------------------------------------> balance --> |
-      \\-> shared expert ----------------------------------------------------------------------------------> + --> y
+    x --> router --> drop, count --> [routing] --> plan --> pack --> [dispatch] --> experts --> [combine] --> collect
+      |     \\-> tally --> [balance] -----------------------------------------------------------> balance --> |
+      \\-> shared expert --------------------------------------------------------------------------------> + --> y
 
 Brackets are exchanges between ranks. Every step is a submodule, and the forward only passes values on. A trace with
 these submodules as leaves therefore shows every step, and a stage can be cut at the exchanges. Dispatch and combine are
@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +23,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
-from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
-from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
+from schedc_runtime.moe.counts import Method
+from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
+from schedc_runtime.moe.planner import Counter, Planner
 from schedc_runtime.moe.router import Router
-from schedc_runtime.moe.routes import Method, Route
+from schedc_runtime.moe.routes import Route
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.recompute.regions import keep, recorder, region, region_of_rows
+from schedc_runtime.recompute.regions import region, region_of_rows
 from schedc_runtime.transport.collectives import Communicator
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
@@ -108,10 +108,11 @@ class MoELayer(nn.Module):
         if isinstance(shared, GatedMLP):
             shared.recomputed_from = Level.MEDIUM
         self.dropper = Dropper(router.routing.experts)
-        self.routing = RoutingExchange(router.routing.experts)
+        self.counter = Counter(router.routing.experts)
+        self.routing = CountsExchange()
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), Balance(router.routing)
-        self.planner = _Planner(router.routing.experts)
+        self.planner = Planner()
         self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
         self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
         self.lend = Lend()
@@ -134,8 +135,9 @@ class MoELayer(nn.Module):
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
         _check_shard(self.experts, group)
-        self.dropper.capacity = self.planner.capacity = capacity
-        self.planner.group, self.planner.method = group, method
+        self.dropper.capacity = self.counter.capacity = capacity
+        self.loads.drops = capacity is not None
+        self.counter.group, self.counter.method = group, method
         self.dispatch_flat = _exchange("dispatch", "flat", method)
         self.dispatch_rail = _exchange("dispatch", "rail", method)
         self.dispatch_node = _exchange("dispatch", "node", method)
@@ -144,6 +146,7 @@ class MoELayer(nn.Module):
         self.combine_flat = _exchange("combine", "flat", method)
         self.planner.chooser = None if capacity else self._chooser(group, hot)
         self.hot = None if self.planner.chooser is None else HotExchange()
+        self.counter.whole = self.hot is not None
         everyone = replicas or group.expert
         self.balancing = BalanceExchange(everyone) if self.router.routing.balance != 0 and everyone.size > 1 else None
         for module in self.children():
@@ -168,26 +171,30 @@ class MoELayer(nn.Module):
         if balanced:
             tally, sums = self.tally(index, shares)
         index, weight = self.dropper(index, weight)
-        (everyone,) = self.routing(None, index)
+        choices, counts = self.counter(index, weight)
+        (everyone,) = self.routing(None, counts)
         if self.balancing is not None:
             (tally,) = self.balancing(None, tally)
         everyone = self.loads(everyone)
-        route = self.planner(everyone)
-        rows, gates = self.pack(route, tokens, weight)
+        route = self.planner(everyone, choices)
+        numbers: tuple[Tensor, ...] = ()
         if self.dispatch_flat is not None:
+            rows, gates = self.pack(route, tokens, weight)
             rows, gates = self.dispatch_flat(route, rows, gates)
         if self.dispatch_rail is not None:
-            rows, gates = self.dispatch_rail(route, rows, gates)
-            rows, gates = self.relay(route, rows, gates)
+            rows, gates, ids = self.pack(route, tokens, weight)
+            rows, gates, ids = self.dispatch_rail(route, rows, gates, ids)
+            rows, gates, ids = self.relay(route, rows, gates, ids)
         if self.dispatch_node is not None:
-            rows, gates = self.dispatch_node(route, rows, gates)
+            rows, gates, ids = self.dispatch_node(route, rows, gates, ids)
+            numbers = (ids,)
         slots: tuple[Tensor, ...] = ()
         if self.hot is not None:
             gate_up, down = self.lend(route, self.experts.gate_up, self.experts.down)
             gate_up, down = self.hot(route, gate_up, down)
             slots = (gate_up, down)
-        rows, gates, counts = self.arrive(route, rows, gates)
-        rows = self.depart(route, self.experts(rows, counts, gates, *slots))
+        rows, gates, sizes = self.arrive(route, rows, gates, *numbers)
+        rows = self.depart(route, self.experts(rows, sizes, gates, *slots))
         if self.combine_flat is not None:
             (rows,) = self.combine_flat(route, rows)
         if self.combine_node is not None:
@@ -210,7 +217,7 @@ class MoELayer(nn.Module):
         duplicate = type(self).__new__(type(self))
         memo[id(self)] = duplicate
         # Groups of ranks are shared and never copied.
-        memo[id(self.planner.group)] = self.planner.group
+        memo[id(self.counter.group)] = self.counter.group
         if self.balancing is not None:
             memo[id(self.balancing.replicas)] = self.balancing.replicas
         duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -225,8 +232,8 @@ class MoELayer(nn.Module):
             choices=int(load.sum()),
             dropped=int(self.loads.dropped),
             imbalance=float(load.max() / load.double().mean().clamp(min=1)),
-            rows=planner.rows,
-            padded_rows=planner.padded_rows,
+            rows=int(planner.rows),
+            padded_rows=int(planner.padded_rows),
             balance_loss=0.0 if balance.total is None else float(balance.total) / balance.microbatches,
             hot_experts=hot.chosen if hot else 0,
             hot_rows=hot.kept if hot else 0,
@@ -293,56 +300,26 @@ def _exchange(label: str, hop: Any, method: Method) -> RowExchange | None:
     return RowExchange(label, hop, reverse=label == "combine")
 
 
-class _Planner(nn.Module):
-    """Plans a microbatch: everyone's routing [ranks, N, k] to the `Route` of this rank."""
-
-    def __init__(self, experts: int) -> None:
-        super().__init__()
-        self.experts = experts
-        self.group = ExpertGroup.solo()
-        self.method: Method = "flat"
-        self.capacity: ExpertCapacity | None = None
-        self.chooser: HotChooser | None = None
-        self.rows = self.padded_rows = 0
-
-    def forward(self, everyone: Tensor) -> Route:
-        _, tokens, k = everyone.shape
-        slots = self.capacity.slots(tokens, k, self.experts) if self.capacity else None
-        group = self.group
-        shape = routes.Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots)
-        counting = self.training and torch.is_grad_enabled()
-        choose = None if self.chooser is None else partial(self.chooser.choose, count=counting)
-        route: Route = keep(routes.plan_route, everyone, shape, choose)
-        if (current := recorder()) is not None:
-            current.decide(partial(arrivals, everyone, self.experts, route.lending, slots), group.rank)
-        if counting:
-            self.rows += route.received
-            self.padded_rows += sum(route.counts)
-        return route
-
-    def end_step(self) -> None:
-        """Clear the counts."""
-        self.rows = self.padded_rows = 0
-        if self.chooser is not None:
-            self.chooser.end_step()
-
-
 class _Pack(nn.Module):
-    def forward(self, route: Route, tokens: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, route: Route, tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         return routes.pack(route, tokens, weight)
 
 
 class _Relay(nn.Module):
-    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        return routes.relay(route, rows, gates)
+    def forward(self, route: Route, rows: Tensor, gates: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return routes.relay(route, rows, gates, ids)
 
 
 class _Arrive(nn.Module):
     """Also returns the rows of each local expert; None if they are padded, hence as many for all."""
 
-    def forward(self, route: Route, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+    def forward(
+        self, route: Route, rows: Tensor, gates: Tensor, *ids: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+        for numbers in ids:
+            routes.land(route, numbers)
         rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)
-        return rows, gates, route.counts if route.shape.capacity is None else None
+        return rows, gates, route.sizes.counts if route.shape.capacity is None else None
 
 
 class _Depart(nn.Module):

@@ -26,7 +26,7 @@ def meeting(modules: Iterable[tuple[str, nn.Module]], training: bool) -> str:
 def _reasons(module: nn.Module, training: bool) -> Iterator[str]:
     training = training and module.training
     if isinstance(module, MoELayer):
-        if module.planner.capacity is not None:
+        if module.counter.capacity is not None:
             yield "drops what is beyond a capacity that all rows share"
         if training and module.router.routing.balance != 0:
             yield "has an auxiliary loss, a mean over all rows"

@@ -61,8 +61,8 @@ class Exchange(nn.Module, ABC):
         """Send back the gradients of the tensors that `finish` returned; zeros for a tensor without a gradient."""
         raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
-    def finish_backward(self, pending: Pending) -> tuple[Tensor, ...]:
-        """The gradients of the payload, in its order."""
+    def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
+        """The gradients of the payload, in its order; None where a tensor has none."""
         raise TypeError(f"the exchange `{self.label}` carries no gradients")
 
     @abstractmethod

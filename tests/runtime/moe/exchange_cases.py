@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedc_runtime.moe.exchange import DROPPED, RoutingExchange, RowExchange
+from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted
+from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.routes import (
     Method,
     Route,
@@ -18,6 +19,7 @@ from schedc_runtime.moe.routes import (
     arrive,
     collect,
     depart,
+    land,
     pack,
     plan_route,
     relay,
@@ -30,9 +32,18 @@ from schedc_runtime.transport.collectives import TorchCommunicator
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
 
 
+def mixed_rows(rows: Tensor, matrix: Tensor) -> Tensor:
+    """[R, H] rows times a matrix [H, H], bent: what an expert computes."""
+    return torch.tanh(rows @ matrix)
+
+
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a layer. tokens: of each rank. routing: ``random``, or ``one``: the same experts for all."""
+    """Sizes of a layer.
+
+    tokens: N of each rank. routing: ``random``, or ``one``: the same experts for all. expert: what an expert makes
+    from its rows and its matrix.
+    """
 
     nodes: int
     per_node: int
@@ -44,6 +55,7 @@ class Case:
     capacity: int | None = None
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    expert: Callable[[Tensor, Tensor], Tensor] = mixed_rows
 
     @property
     def ranks(self) -> int:
@@ -97,23 +109,30 @@ def within(index: Tensor, experts: int, capacity: int) -> Tensor:
     return torch.where(before <= capacity, flat, DROPPED).view(index.shape)
 
 
+def shape_of(case: Case, rank: int, method: Method) -> Shape:
+    """The sizes of the case's layer on a rank."""
+    return Shape(case.experts, case.nodes, case.per_node, rank, method, case.capacity, max(case.tokens))
+
+
 def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterator[Result | None]:
     """One rank's layer, forward and backward; yields None where it waits for other ranks, the result at the end.
 
     Every part between two exchanges is cut off from the next and has its own backward, as in a pipeline's stage.
     """
     rank = group.rank
-    routing = RoutingExchange(case.experts, rows=max(case.tokens))
+    shape = shape_of(case, rank, method)
+    choices = ascending(data.index[rank], case.experts)
+    routing = CountsExchange()
     routing.group = group
-    pending = routing.start(None, data.index[rank])
+    pending = routing.start(None, counted(choices, data.index[rank], shape, data.weights[rank]))
     yield None
     (everyone,) = routing.finish(pending)
-    route = plan_route(everyone, Shape(case.experts, case.nodes, case.per_node, rank, method, case.capacity))
+    route = plan_route(choices, Counts(everyone, shape))
     matrices = data.matrices.chunk(case.ranks)[rank].clone().requires_grad_()
     tape: list[tuple[Any, list[Tensor], tuple[Tensor, ...]]] = []
     values = [data.x[rank], data.weights[rank]]
-    for step in layer(method, matrices, group):
-        values = [value.detach().requires_grad_() for value in values]
+    for step in layer(case, method, matrices, group):
+        values = [differentiable(value) for value in values]
         if isinstance(step, RowExchange):
             pending = step.start(route, *[value.detach() for value in values])
             yield None
@@ -123,43 +142,50 @@ def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterato
             outputs = result if isinstance(result, tuple) else (result,)
         tape.append((step, values, outputs))
         values = list(outputs)
-    output, gradients = values[0].detach(), (data.gradients[rank],)
+    output = values[0].detach()
+    gradients: tuple[Tensor | None, ...] = (data.gradients[rank],)
     for step, inputs, outputs in reversed(tape):
         if isinstance(step, RowExchange):
             pending = step.start_backward(route, *gradients)
             yield None
             gradients = step.finish_backward(pending)
         else:
-            torch.autograd.backward(outputs, gradients)
-            gradients = tuple(present(value.grad) for value in inputs)
-    yield Result((output, gradients[0], gradients[1], present(matrices.grad)), route, group.bytes_leaving_node())
+            pairs = [(output, grad) for output, grad in zip(outputs, gradients, strict=True) if output.requires_grad]
+            torch.autograd.backward(*zip(*pairs, strict=True))
+            gradients = tuple(value.grad for value in inputs)
+    tensors = output, present(gradients[0]), present(gradients[1]), present(matrices.grad)
+    yield Result(tensors, route, group.bytes_leaving_node())
 
 
 def whole(case: Case, data: Data, group: ExpertGroup, method: Method) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One rank's layer as one graph of autograd, whose exchanges block: output, and gradients as in `Result`."""
-    routing = RoutingExchange(case.experts, rows=max(case.tokens))
+    shape, index = shape_of(case, group.rank, method), data.index[group.rank]
+    choices = ascending(index, case.experts)
+    routing = CountsExchange()
     routing.group = group
-    (everyone,) = routing(None, data.index[group.rank])
-    route = plan_route(everyone, Shape(case.experts, case.nodes, case.per_node, group.rank, method, case.capacity))
+    (everyone,) = routing(None, counted(choices, index, shape, data.weights[group.rank]))
+    route = plan_route(choices, Counts(everyone, shape))
     x, weights, matrices = (
         each.clone().requires_grad_()
         for each in (data.x[group.rank], data.weights[group.rank], data.matrices.chunk(case.ranks)[group.rank])
     )
     values: tuple[Tensor, ...] = (x, weights)
-    for step in layer(method, matrices, group):
+    for step in layer(case, method, matrices, group):
         result = step(route, *values)
         values = result if isinstance(result, tuple) else (result,)
     values[0].backward(data.gradients[group.rank])
     return values[0].detach(), present(x.grad), present(weights.grad), present(matrices.grad)
 
 
-def layer(method: Method, matrices: Tensor, group: ExpertGroup) -> list[Callable[..., Any]]:
+def layer(case: Case, method: Method, matrices: Tensor, group: ExpertGroup) -> list[Callable[..., Any]]:
     """What runs, in order: parts, which are functions of the route and values, and exchanges."""
 
-    def experts(route: Route, rows: Tensor, weights: Tensor) -> Tensor:
+    def experts(route: Route, rows: Tensor, weights: Tensor, *ids: Tensor) -> Tensor:
+        for numbers in ids:
+            land(route, numbers)
         tokens, gate = arrive(route, rows, weights)
-        parts = zip(tokens.split(list(route.counts)), matrices, strict=True)
-        return depart(route, torch.cat([torch.tanh(part @ matrix) for part, matrix in parts]) * gate[:, None])
+        parts = zip(tokens.split(list(route.sizes.counts)), matrices, strict=True)
+        return depart(route, torch.cat([case.expert(part, matrix) for part, matrix in parts]) * gate[:, None])
 
     middle: list[Callable[..., Any]] = [experts]
     hops = ["flat"] if method == "flat" else ["node", "rail"]
@@ -199,6 +225,11 @@ def plain(case: Case, data: Data) -> tuple[list[Tensor], list[Tensor], list[Tens
 def present(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient
+
+
+def differentiable(value: Tensor) -> Tensor:
+    """A leaf of the same values, which takes a gradient if its type can."""
+    return value.detach().requires_grad_(value.is_floating_point())
 
 
 def alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -86,7 +86,7 @@ def uneven(rank: int, world_size: int) -> list[float]:
         groups = [range(first, first + experts) for first in range(0, 4, experts)]
         group = ExpertGroup.of(groups, 1, 30.0) if experts > 1 else ExpertGroup.solo()
         shard_experts(layer, group, "hierarchical", replicas=replicas)
-        layer.routing.rows = max(COUNTS)
+        layer.counter.tokens = max(COUNTS)
         x = tokens(4)[rank][: COUNTS[rank]].requires_grad_()
         layer(x).sin().sum().backward()
         errors = [abs(layer.statistics.balance_loss - float(loss.detach())), _apart(x.grad, 4 * parts[rank].grad)]  # type: ignore[operator]

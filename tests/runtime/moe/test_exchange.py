@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import comb
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process
+from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process, shape_of
+from runtime.moe.stored_bits import digests, stored
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.routes import Shape, collect, pack, plan_route, relay
+from schedc_runtime.moe.counts import Counts, Shape, ascending, counted, counts_of
+from schedc_runtime.moe.routes import Method, Route, arrive, collect, pack, plan_route, relay_back
+from schedc_runtime.moe.sizes import check_flags
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import MessageMismatch
@@ -49,7 +53,7 @@ def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
     for results in others:
         for mine, theirs in zip(flat, results, strict=True):
             assert alike(mine.tensors, theirs.tensors)
-            assert mine.route.counts == theirs.route.counts
+            assert mine.route.sizes.counts == theirs.route.sizes.counts
     if case.dtype == torch.float64:
         outputs, xs, weights, matrices = plain(case, data)
         for rank, result in enumerate(flat):
@@ -91,15 +95,26 @@ def counted_bytes(case: Case, data: Data) -> dict[str, int]:
 
 
 def weights_and_routing(case: Case, data: Data) -> dict[str, int]:
-    """Gate weights travel there, their gradients back; the routing goes from every rank to every other."""
+    """Gate weights travel there, their gradients back; two hops also send the experts' numbers of a row.
+
+    The counts go from every rank to every other.
+    """
     pairs = sum(
         e // (case.experts // case.nodes) != rank // case.per_node
         for rank, index in enumerate(data.index)
         for e in index.flatten().tolist()
     )
-    everywhere = sum(case.tokens) * case.top * (case.nodes - 1)
-    routing = 2 * everywhere * case.per_node
-    return {m: 2 * 4 * (everywhere if m == "allgather" else pairs) + routing for m in METHODS}
+    copies = dict.fromkeys(METHODS, 0)
+    for rank, index in enumerate(data.index):
+        away = [{e // (case.experts // case.nodes) for e in row} - {rank // case.per_node} for row in index.tolist()]
+        copies["hierarchical"] += sum(map(len, away))
+        copies["allgather"] += len(index) * (case.nodes - 1)
+    columns = {method: shape_of(case, 0, method).columns for method in METHODS}
+    return {
+        method: (2 * 4 * pairs if method == "flat" else (2 + 2 * 4) * case.top * copies[method])
+        + 4 * columns[method] * case.ranks * (case.ranks - case.per_node)
+        for method in METHODS
+    }
 
 
 def test_padded_shapes_do_not_depend_on_the_routing() -> None:
@@ -108,7 +123,10 @@ def test_padded_shapes_do_not_depend_on_the_routing() -> None:
         case = Case(2, 2, (7, 7, 7, 7), routing=routing, capacity=2, seed=seed, width=2)
         data = data_of(case)
         of_routes = [
-            [(r.route.hops, r.route.counts) for r in run_in_process(case, data, in_process_expert_groups(4, 2), method)]
+            [
+                (r.route.sizes.hops, r.route.sizes.counts)
+                for r in run_in_process(case, data, in_process_expert_groups(4, 2), method)
+            ]
             for method in METHODS
         ]
         shapes.append(of_routes)
@@ -120,8 +138,8 @@ def test_padded_shapes_do_not_depend_on_the_routing() -> None:
 def test_over_gloo() -> None:
     for answer in pool(4).run("runtime.moe.exchange_cases:over_gloo", per_node=2, tokens=[9, 0, 4, 7], seed=3):
         assert answer["wrong"] == []
-        for counted, expected in answer["bytes"].values():
-            assert counted == expected
+        for sent, expected in answer["bytes"].values():
+            assert sent == expected
 
 
 @pytest.mark.processes
@@ -195,21 +213,63 @@ def test_what_does_not_fit_is_refused() -> None:
         solo.all_to_all((torch.zeros(3, 1),), [2, 1], [3])
     with pytest.raises(RuntimeFault, match="6 ranks cannot be cut into nodes of 4"):
         in_process_expert_groups(6, 4)
-    with pytest.raises(ValueError, match="expert 8 is chosen where there are 8"):
-        plan_route(torch.tensor([[[8]]]), Shape(8))
-    with pytest.raises(ValueError, match="block 2 has 2 entries, its capacity is 1"):
-        plan_route(torch.tensor([[[2], [2]]]), Shape(8, capacity=1))
-    flat = plan_route(torch.tensor([[[0]]]), Shape(8))
-    with pytest.raises(ValueError, match="a flat route has no relay"):
-        relay(flat, torch.zeros(1, 2), torch.zeros(1))
+    route = route_of(torch.tensor([[[0]]]), Shape(8))
+    with pytest.raises(ValueError, match="a flat one has none"):
+        relay_back(route, torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="rows come back before they have left"):
+        collect(route, torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="the experts' numbers of the rows have not landed"):
+        arrive(route_of(torch.tensor([[[0]]]), Shape(8, method="hierarchical")), torch.zeros(1, 2), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("index", "weight", "capacity", "message"),
+    [
+        ([[8, 1]], [[1.0, 1.0]], None, "rank 1 of the expert group chooses an expert whose number is out of range"),
+        ([[0, 1]], [[1.0, math.nan]], None, "rank 1 of the expert group has a score that is not a number"),
+        ([[3, 3]], [[1.0, 1.0]], None, "rank 1 of the expert group chooses an expert twice for one token"),
+        ([[3, 1], [3, 2]], [[1.0, 1.0]] * 2, 1, "rank 1 of the expert group gives an expert more rows"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_choices_that_cannot_be_are_flagged_to_all_ranks(
+    index: list[list[int]], weight: list[list[float]], capacity: int | None, message: str, method: Method
+) -> None:
+    """The flags travel with the counts; ranks that chose rightly raise the same error before the first row leaves."""
+    right, wrong = torch.tensor([[0, 1], [2, 3]][: len(index)]), torch.tensor(index)
+    shapes = [Shape(8, 1, 2, rank, method, capacity, len(index)) for rank in range(2)]
+    told = [
+        counted(ascending(right, 8), right, shapes[0], torch.ones(right.shape)),
+        counted(ascending(wrong, 8), wrong, shapes[1], torch.tensor(weight)),
+    ]
+    for rank, own in enumerate((right, wrong)):
+        counts = Counts(torch.stack(told), shapes[rank])
+        with pytest.raises(RuntimeFault, match=f"layer 3, microbatch 2: {message}"):
+            check_flags(counts.flags.tolist(), "layer 3, microbatch 2")
+        if capacity is None:
+            route = plan_route(ascending(own, 8), counts, "layer 3, microbatch 2")
+            with pytest.raises(RuntimeFault, match=message):
+                route.splits("flat", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", METHODS)
+def test_bits_are_those_that_were_stored(method: Method, dtype: torch.dtype) -> None:
+    assert digests(dtype, method) == stored(dtype)
+
+
+def route_of(everyone: torch.Tensor, shape: Shape) -> Route:
+    """The route of everyone's choices [ranks, N, k]."""
+    return plan_route(ascending(everyone[shape.rank], shape.experts), counts_of(everyone, shape))
 
 
 def test_solo_is_the_layer_of_one_rank() -> None:
-    route = plan_route(torch.tensor([[[2, 0], [1, 2]]]), Shape(3, method="hierarchical"))
+    route = route_of(torch.tensor([[[2, 0], [1, 2]]]), Shape(3, method="hierarchical"))
     x = torch.tensor([[1.0], [10.0]])
-    rows, weights = pack(route, x, torch.tensor([[0.5, 0.25], [2.0, 4.0]]))
+    rows, weights, ids = pack(route, x, torch.tensor([[0.5, 0.25], [2.0, 4.0]]))
     assert rows.tolist() == [[1.0], [10.0]]
-    assert weights.tolist() == [0.5, 0.25, 2.0, 4.0]
-    assert route.counts == (1, 1, 2)
+    assert ids.tolist() == [[0, 2], [1, 2]]
+    assert weights.tolist() == [[0.25, 0.5], [2.0, 4.0]]
+    assert route.sizes.counts == (1, 1, 2)
     assert collect(route, rows).tolist() == x.tolist()
     assert ExpertGroup.solo().bytes_leaving_node() == 0

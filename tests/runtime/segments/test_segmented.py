@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc_runtime.errors import RuntimeFault, StageError
-from schedc_runtime.moe.exchange import RoutingExchange, RowExchange
+from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
@@ -57,7 +57,7 @@ class Toy(nn.Module):
         super().__init__()
         self.norm, self.first = nn.LayerNorm(width), nn.Linear(width, width)
         self.experts, self.shared = nn.Linear(width, width), nn.Linear(width, width)
-        self.routing, self.route = RoutingExchange(8), Split()
+        self.routing, self.route = CountsExchange(), Split()
         self.dispatch = RowExchange("dispatch", "flat")
         self.combine = RowExchange("combine", "flat", reverse=True)
 
@@ -83,7 +83,7 @@ class Split(nn.Module):
     def forward(self, everyone: Tensor) -> Any:
         return self
 
-    def splits(self, hop: str, reverse: bool, payload: int) -> tuple[list[int], list[int]]:
+    def splits(self, hop: str, reverse: bool) -> tuple[list[int], list[int]]:
         return [3], [3]
 
 

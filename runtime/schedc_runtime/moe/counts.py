@@ -1,0 +1,251 @@
+"""Counts a rank's choices of experts: what all ranks of a group tell each other before rows travel.
+
+    columns of a rank   [E] rows by expert, without dropped choices
+                        [E] dropped choices by expert                         with a capacity
+                        [R] and [nodes] distinct tokens by rank and node      hierarchical and allgather, without one
+                        tokens of the rank, and its flags
+
+Every size of every exchange follows from the table of all ranks' columns. A choice that cannot be is a flag, which
+travels with the counts: finding it needs no value on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Method = Literal["flat", "hierarchical", "allgather"]
+
+DROPPED, ABSENT = -1, -2
+"""Entries of choices: one that a capacity dropped, without its expert; and those of a row that is padding."""
+
+
+class Flag(IntFlag):
+    """What is wrong with a rank's choices."""
+
+    RANGE = 1
+    NAN = 2
+    TWICE = 4
+    ROOM = 8
+
+
+TROUBLES = {
+    Flag.RANGE: ("chooses an expert whose number is out of range", "experts have numbers from 0 to experts - 1"),
+    Flag.NAN: ("has a score that is not a number", "look for a NaN or an infinity in the layers before the router"),
+    Flag.TWICE: ("chooses an expert twice for one token", "the choices of a token are different experts"),
+    Flag.ROOM: ("gives an expert more rows than its capacity", "drop choices before they are counted"),
+}
+"""By flag: what the rank does, and what helps."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that all microbatches share.
+
+    experts: number of experts of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank:
+    this rank. capacity: rows of one expert from one rank, to which blocks are padded; None: exact counts. tokens: the
+    most that a rank has; needed with a capacity alone.
+    """
+
+    experts: int
+    nodes: int = 1
+    per_node: int = 1
+    rank: int = 0
+    method: Method = "flat"
+    capacity: int | None = None
+    tokens: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def local(self) -> int:
+        """Number of experts of a rank."""
+        return self.experts // self.ranks
+
+    @property
+    def two_hops(self) -> bool:
+        return self.method != "flat"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(node, position) of this rank."""
+        return divmod(self.rank, self.per_node)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether ranks tell each other numbers of distinct tokens."""
+        return self.two_hops and self.capacity is None
+
+    @property
+    def columns(self) -> int:
+        """Numbers that a rank tells."""
+        marks = self.experts if self.capacity is not None else 0
+        return self.experts + marks + (self.ranks + self.nodes) * self.distinct + 2
+
+    @property
+    def rooms(self) -> tuple[int, int] | tuple[None, None]:
+        """Padded rows of a block from one rank, on the rail and in the node; None without a capacity."""
+        if self.capacity is None:
+            return None, None
+        of_rank, of_node = self.local * self.capacity, self.per_node * self.local * self.capacity
+        return self.tokens if self.method == "allgather" else min(self.tokens, of_node), min(self.tokens, of_rank)
+
+
+def group_sizes(shape: Shape) -> tuple[int, ...]:
+    """Experts of each group by which a flat combine sums before it sums by token: those of a rank, then of a node."""
+    ranks = (shape.local,) if shape.ranks > 1 and shape.local > 1 else ()
+    nodes = (shape.local * shape.per_node,) if shape.nodes > 1 and shape.per_node > 1 else ()
+    return ranks + nodes
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A rank's choices, those of a token in ascending order of experts.
+
+    ids: [..., N, k] experts, int16 where that holds them; ``experts`` for a choice that was dropped. slots: [..., N, k]
+    where each stood before.
+    """
+
+    ids: Tensor
+    slots: Tensor
+
+
+def ascending(index: Tensor, experts: int) -> Choices:
+    """The choices ``index`` [..., N, k] of experts, where negative numbers and those out of range are none."""
+    kept = (index >= 0) & (index < experts)
+    small = torch.int16 if experts < 2**15 - 1 else torch.int32
+    ids, slots = torch.where(kept, index, experts).to(small).sort(-1)
+    return Choices(ids, slots)
+
+
+def gathered(index: Tensor, weight: Tensor, experts: int, rows: int) -> Tensor:
+    """[rows, k] the choices ``index`` [N, k] themselves, which all ranks gather where experts may be hot.
+
+    int16 where that holds the experts. rows: N after padding by `ABSENT`. A weight that is not a number leaves a mark.
+    """
+    small = torch.int16 if experts < 2**15 - 1 else torch.int32
+    sent = torch.where(weight.isnan(), torch.iinfo(small).min, index).to(small)
+    return torch.nn.functional.pad(sent, (0, 0, 0, rows - len(sent)), value=ABSENT)
+
+
+def counted(choices: Choices, index: Tensor, shape: Shape, weight: Tensor | None = None) -> Tensor:
+    """[..., columns] int32: what a rank tells of its choices ``index`` [..., N, k], with gate weights likewise."""
+    ids, experts = choices.ids, shape.experts
+    rows = _tally(ids, experts)
+    parts = [rows]
+    if shape.capacity is not None:
+        marks = torch.where(index < ABSENT, ABSENT - 1 - index, experts)
+        parts.append(_tally(marks.clamp(max=experts), experts))
+    if shape.distinct:
+        parts += [_distinct(ids, experts, held) for held in (shape.ranks, shape.nodes)]
+    tokens = (index[..., 0] != ABSENT).sum(-1, keepdim=True)
+    parts += [tokens, _flags(choices, index, rows, shape, weight).unsqueeze(-1)]
+    return torch.cat([part.to(torch.int32) for part in parts], -1)
+
+
+def owners(ids: Tensor, experts: int, size: int, first: int = 0, parts: int | None = None) -> Tensor:
+    """[...] int16 or int32: which of ``parts`` neighbouring groups of ``size`` experts holds each of ``ids`` [...].
+
+    first: the first expert of the first group. ``parts`` where none of them does; None: all groups.
+    """
+    parts = experts // size if parts is None else parts
+    table = (torch.arange(experts + 1, device=ids.device) - first).div(size, rounding_mode="floor")
+    table = torch.where((table < 0) | (table > parts), parts, table).to(ids.dtype)
+    return table.index_select(0, ids.reshape(-1).int()).view(ids.shape)
+
+
+def run_starts(owner: Tensor, parts: int) -> Tensor:
+    """[..., k] which choices are the first of their token with this owner; ``parts`` is no owner."""
+    kept = owner < parts
+    return torch.cat([kept[..., :1], kept[..., 1:] & (owner[..., 1:] != owner[..., :-1])], -1)
+
+
+def _distinct(ids: Tensor, experts: int, parts: int) -> Tensor:
+    """[..., parts] tokens that have an expert in each of ``parts`` equal parts."""
+    owner = owners(ids, experts, experts // parts)
+    return _tally(torch.where(run_starts(owner, parts), owner, parts), parts)
+
+
+def _tally(ids: Tensor, experts: int) -> Tensor:
+    """[..., experts] how often each number occurs in ``ids`` [..., N, k]; ``experts`` itself does not count."""
+    flat = ids.reshape(*ids.shape[:-2], -1).long()
+    ones = torch.ones((), dtype=torch.int32, device=ids.device).expand(flat.shape)
+    table = torch.zeros(*flat.shape[:-1], experts + 1, dtype=torch.int32, device=ids.device)
+    return table.scatter_add_(-1, flat, ones)[..., :experts]
+
+
+def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: Tensor | None) -> Tensor:
+    """[...] int32 sum of `Flag`s."""
+    ids, every = choices.ids, (-2, -1)
+    wrong = {
+        Flag.RANGE: (index >= shape.experts).any(every[1]).any(-1),
+        Flag.TWICE: ((ids[..., 1:] == ids[..., :-1]) & (ids[..., 1:] < shape.experts)).any(-1).any(-1),
+    }
+    if weight is not None:
+        wrong[Flag.NAN] = weight.isnan().any(-1).any(-1)
+    else:
+        wrong[Flag.NAN] = (index == torch.iinfo(index.dtype).min).any(-1).any(-1)
+    if shape.capacity is not None:
+        wrong[Flag.ROOM] = (rows > shape.capacity).any(-1)
+    return sum((flag.value * mask.to(torch.int32) for flag, mask in wrong.items()), torch.zeros_like(rows[..., 0]))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The table [R, columns] of all ranks, int32, and what its columns are."""
+
+    table: Tensor
+    shape: Shape
+
+    @property
+    def rows(self) -> Tensor:
+        """[R, E] rows by source rank and expert."""
+        return self.table[:, : self.shape.experts]
+
+    @property
+    def chosen(self) -> Tensor:
+        """[R, E] choices by source rank and expert, dropped ones included."""
+        return self.rows if self.shape.capacity is None else self.rows + self.dropped
+
+    @property
+    def dropped(self) -> Tensor:
+        """[R, E] choices that a capacity dropped."""
+        return self.table[:, self.shape.experts : 2 * self.shape.experts]
+
+    @property
+    def of_ranks(self) -> Tensor:
+        """[R, R] distinct tokens by source rank and rank of their experts."""
+        return self.table[:, self.shape.experts : self.shape.experts + self.shape.ranks]
+
+    @property
+    def of_nodes(self) -> Tensor:
+        """[R, nodes] distinct tokens by source rank and node of their experts."""
+        first = self.shape.experts + self.shape.ranks
+        return self.table[:, first : first + self.shape.nodes]
+
+    @property
+    def tokens(self) -> Tensor:
+        """[R] tokens of each rank."""
+        return self.table[:, -2]
+
+    @property
+    def flags(self) -> Tensor:
+        """[R] flags of each rank."""
+        return self.table[:, -1]
+
+    @property
+    def mine(self) -> Tensor:
+        """[R, experts of a rank] rows of this rank's experts by source rank."""
+        first = self.shape.rank * self.shape.local
+        return self.rows[:, first : first + self.shape.local]
+
+
+def counts_of(everyone: Tensor, shape: Shape) -> Counts:
+    """The counts that ranks would gather whose choices are ``everyone`` [R, N, k]."""
+    return Counts(counted(ascending(everyone, shape.experts), everyone, shape), shape)

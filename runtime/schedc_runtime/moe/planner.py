@@ -1,0 +1,102 @@
+"""Counts a rank's choices, and plans a microbatch from everyone's: the steps of a MoE layer around the routing.
+
+index, weight --Counter--> counts --[routing]--> everyone's --Planner--> route
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from schedc_runtime.moe import routes
+from schedc_runtime.moe.arrivals import arrivals
+from schedc_runtime.moe.capacity import ExpertCapacity
+from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted, counts_of, gathered
+from schedc_runtime.moe.hot import HotChooser
+from schedc_runtime.moe.routes import Route
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.recompute.regions import keep, recorder
+
+
+class Counter(nn.Module):
+    """Counts this rank's choices: index and weight [N, k] to (what `Planner` takes, what all ranks gather)."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.experts = experts
+        self.group = ExpertGroup.solo()
+        self.method: Method = "flat"
+        self.capacity: ExpertCapacity | None = None
+        self.whole = False
+        """Whether all ranks gather the choices themselves, because experts may be hot."""
+        self.tokens: int | None = None
+        """The most tokens of a rank; None: every rank has as many."""
+
+    def shape(self, tokens: int, top: int) -> Shape:
+        """The sizes of a microbatch of N ``tokens`` with ``top`` choices each."""
+        group, most = self.group, self.tokens or tokens
+        slots = self.capacity.slots(most, top, self.experts) if self.capacity else None
+        return Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots, most)
+
+    def forward(self, index: Tensor, weight: Tensor) -> tuple[Choosing, Tensor]:
+        shape = self.shape(*index.shape)
+        choices = ascending(index, self.experts)
+        if self.whole:
+            return Choosing(choices, shape), gathered(index, weight.detach(), self.experts, shape.tokens)
+        return Choosing(choices, shape), counted(choices, index, shape, weight.detach())
+
+
+class Choosing(NamedTuple):
+    """The choices of a rank in one microbatch, and the sizes that hold for it."""
+
+    choices: Choices
+    shape: Shape
+
+
+class Planner(nn.Module):
+    """Plans a microbatch: everyone's counts [ranks, columns], or choices [ranks, N, k], to the `Route` of this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chooser: HotChooser | None = None
+        self.rows: Tensor | int = 0
+        self.padded_rows: Tensor | int = 0
+
+    def forward(self, everyone: Tensor, choosing: Choosing) -> Route:
+        counting = self.training and torch.is_grad_enabled()
+        route: Route = keep(self._route, everyone, choosing, counting)
+        if (current := recorder()) is not None:
+            top = choosing.choices.ids.shape[1]
+            current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
+        if counting:
+            self.rows = self.rows + route.received
+            self.padded_rows = self.padded_rows + (route.received if route.shape.capacity is None else route.sizes.rows)
+        return route
+
+    def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
+        choices, shape = choosing
+        if self.chooser is None:
+            return routes.plan_route(choices, Counts(everyone, shape))
+        return _lent_route(self.chooser, everyone, choosing, counting)
+
+    def end_step(self) -> None:
+        """Clear the counts."""
+        self.rows = self.padded_rows = 0
+        if self.chooser is not None:
+            self.chooser.end_step()
+
+
+def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
+    """The route of choices [ranks, N, k] whose hot experts are lent. The host takes the counts to choose by."""
+    (own, shape), tokens = choosing, len(choosing.choices.ids)
+    counts = counts_of(everyone, shape)
+    lending = chooser.choose(counts.rows.cpu().numpy().astype("int64"), counting)
+    if lending.hot:
+        everyone = lending.placed(everyone)
+        shape = replace(shape, experts=shape.experts + shape.ranks * len(lending.hot))
+        counts = counts_of(everyone, shape)
+        own = ascending(everyone[shape.rank, :tokens], shape.experts)
+    return routes.plan_route(own, counts, lending=lending)

@@ -1,0 +1,149 @@
+"""The sizes of a route that the host needs: one copy from the device, started with the plan and joined where needed.
+
+    START   the vector of sizes on the device, its copy to pinned memory, an event behind it
+    WAIT    the event; the numbers, by name; an error where a rank has flagged its choices
+
+With a capacity every size is constant, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.counts import TROUBLES, Counts, Shape, group_sizes
+
+
+class HopSplits(NamedTuple):
+    """[members] rows to and from each member of a hop."""
+
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of rows.
+
+    counts: [experts of this rank] rows of each expert after `arrive`, padding included. hops: splits by hop. ranks: [R]
+    rows that reach each rank's experts, padding included. tokens: [R] tokens of each rank. bags: sums of each level at
+    the source of a flat combine, see `trees.flat_levels`.
+    """
+
+    counts: tuple[int, ...]
+    hops: dict[str, HopSplits]
+    ranks: tuple[int, ...]
+    tokens: tuple[int, ...]
+    bags: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of this rank's experts."""
+        return sum(self.counts)
+
+
+class RoutingFault(RuntimeFault):
+    """A rank's choices of experts cannot be."""
+
+
+class CopiedSizes:
+    """Sizes on their way to the host. Making it is START, `join` is WAIT."""
+
+    def __init__(self, counts: Counts, bags: Sequence[Tensor] = ()) -> None:
+        parts = _parts(counts, bags)
+        self._shape, self._lengths = counts.shape, {name: len(part) for name, part in parts.items()}
+        vector = torch.cat([part.to(torch.int32) for part in parts.values()])
+        self._event: torch.cuda.Event | None = None
+        if vector.is_cuda:
+            pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            vector = pinned.copy_(vector, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        self._vector: Tensor | None = vector
+        self._sizes: Sizes | None = None
+
+    def join(self, where: str = "a MoE layer") -> Sizes:
+        """The sizes. Raises `RoutingFault` if a rank has a flag. where: the layer and the microbatch, for messages."""
+        if self._sizes is None:
+            assert self._vector is not None
+            if self._event is not None:
+                self._event.synchronize()
+            numbers = self._vector.tolist()
+            named: dict[str, tuple[int, ...]] = {}
+            for name, length in self._lengths.items():
+                named[name], numbers = tuple(numbers[:length]), numbers[length:]
+            check_flags(named["flags"], where)
+            self._sizes, self._vector, self._event = _sizes(named, self._shape), None, None
+        return self._sizes
+
+
+def check_flags(flags: Sequence[int], where: str) -> None:
+    """Raise `RoutingFault` if any of ``flags`` [R] is set: the same error on all ranks of the group."""
+    for flag, (trouble, help) in TROUBLES.items():
+        ranks = [rank for rank, value in enumerate(flags) if value & flag]
+        if ranks:
+            raise RoutingFault(f"{where}: rank {ranks[0]} of the expert group {trouble}", help)
+
+
+def _parts(counts: Counts, bags: Sequence[Tensor]) -> dict[str, Tensor]:
+    """[numbers] on the device, by name."""
+    shape = counts.shape
+    (node, position), nodes, per_node = shape.place, shape.nodes, shape.per_node
+    by_rank = counts.rows.reshape(shape.ranks, shape.ranks, shape.local).sum(2)
+    parts = {
+        "flags": counts.flags,
+        "tokens": counts.tokens,
+        "ranks": by_rank.sum(0),
+        "counts": counts.mine.sum(0),
+        "bags": torch.stack(tuple(bags)) if bags else counts.flags[:0],
+    }
+    if not shape.two_hops:
+        return parts | {"flat send": by_rank[shape.rank], "flat receive": by_rank[:, shape.rank]}
+    rail = slice(position, None, per_node)  # the ranks of the same position
+    inside = slice(node * per_node, (node + 1) * per_node)
+    if shape.method == "allgather":
+        parts |= {"rail send": counts.tokens[shape.rank].expand(nodes), "rail receive": counts.tokens[rail]}
+    else:
+        parts |= {"rail send": counts.of_nodes[shape.rank], "rail receive": counts.of_nodes[rail, node]}
+    passed = counts.of_ranks[:, shape.rank].view(nodes, per_node).sum(0)
+    return parts | {"node send": counts.of_ranks[rail, inside].sum(0), "node receive": passed}
+
+
+def _sizes(named: dict[str, tuple[int, ...]], shape: Shape) -> Sizes:
+    hops = ("rail", "node") if shape.two_hops else ("flat",)
+    splits = {hop: HopSplits(named[f"{hop} send"], named[f"{hop} receive"]) for hop in hops}
+    return Sizes(named["counts"], splits, named["ranks"], named["tokens"], named["bags"])
+
+
+class ConstantSizes:
+    """The sizes with a capacity: those of every microbatch of as many tokens, so that there is nothing to wait for."""
+
+    def __init__(self, shape: Shape, tokens: int, top: int) -> None:
+        assert shape.capacity is not None
+        rows = shape.local * shape.capacity
+        counts = (shape.ranks * shape.capacity,) * shape.local
+        self._sizes = Sizes(
+            counts, _constant_splits(shape), (rows * shape.ranks,) * shape.ranks, (tokens,) * shape.ranks,
+            tuple(tokens * min(top, shape.experts // size) for size in group_sizes(shape)),
+        )  # fmt: skip
+
+    def join(self, where: str = "") -> Sizes:
+        """The sizes."""
+        return self._sizes
+
+
+def _constant_splits(shape: Shape) -> dict[str, HopSplits]:
+    if not shape.two_hops:
+        assert shape.capacity is not None
+        each = (shape.local * shape.capacity,) * shape.ranks
+        return {"flat": HopSplits(each, each)}
+    on_rail, on_node = shape.rooms
+    assert on_rail is not None
+    assert on_node is not None
+    rail, node = (on_rail,) * shape.nodes, (shape.nodes * on_node,) * shape.per_node
+    return {"rail": HopSplits(rail, rail), "node": HopSplits(node, node)}

@@ -1,0 +1,243 @@
+"""Makes the trees of a route by index arithmetic on the device, from a rank's own rows and everyone's counts.
+
+    flat      leaves: (token, expert) by expert, token     sums: by rank, by node, by token
+    fan       leaves: (target, row) by target, row         sums: by row, targets upwards
+    landing   leaves: (expert, source rank, token)         sums: by row, experts upwards
+
+Lists have lengths that are known: exact ones from the joined sizes, or those of the capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, offsets, taken
+from schedc_runtime.moe.counts import Choices, Counts, Shape, group_sizes, owners, run_starts
+
+
+class Trees(NamedTuple):
+    """The trees of rows and of gate weights."""
+
+    rows: Tree
+    gates: Tree
+
+
+def inverse(order: Tensor) -> Tensor:
+    """[entries] the place of each entry in ``order`` [entries], a permutation."""
+    return torch.empty_like(order).scatter_(0, order, arange(len(order), order))
+
+
+def set_entries(mask: Tensor, room: int) -> Tensor:
+    """[room] the flat indices of the set entries of a mask, in order; -1 behind the last one."""
+    return torch.nonzero_static(mask.reshape(-1), size=room, fill_value=-1).flatten()
+
+
+def counted_up(mask: Tensor) -> Tensor:
+    """[...] the number of each set entry of a mask, counted in order."""
+    return mask.reshape(-1).cumsum(0).sub_(1).view(mask.shape)
+
+
+def arange(count: int, like: Tensor) -> Tensor:
+    """[count] whole numbers from 0 on the device of ``like`` [...]."""
+    return torch.arange(count, device=like.device)
+
+
+class Runs(NamedTuple):
+    """Neighbouring choices of a token that one rank or node holds.
+
+    starts: [levels][N, k] which choices begin a run. bags: [levels] number of runs.
+    """
+
+    starts: tuple[Tensor, ...]
+    bags: tuple[Tensor, ...]
+
+
+def runs(choices: Choices, shape: Shape) -> Runs:
+    """The runs of a rank's choices, by each of `group_sizes`."""
+    starts = tuple(
+        run_starts(owners(choices.ids, shape.experts, size), shape.experts // size) for size in group_sizes(shape)
+    )
+    return Runs(starts, tuple(start.sum() for start in starts))
+
+
+def flat_packing(choices: Choices, counts: Counts, own: Runs, bags: Sequence[int]) -> Trees:
+    """The copies of tokens that a flat dispatch sends. bags: number of sums of each level."""
+    shape, (tokens, top) = counts.shape, choices.ids.shape
+    entries = tokens * top
+    order = choices.ids.flatten().argsort(stable=True)
+    slots = (arange(tokens, choices.ids)[:, None] * top + choices.slots).flatten()
+    place = inverse(order)
+    if shape.capacity is None:
+        levels = flat_levels(place, None, own, bags, (tokens, top))
+        gate = slots.index_select(0, order)
+        back = inverse(gate)
+        return Trees(Copies(order.div(top, rounding_mode="floor"), levels), Moves(gate, back))
+    layout = Blocks(counts.rows[shape.rank], shape.capacity)
+    sorted_at, blank = layout.sources(entries)
+    chosen = taken(order, sorted_at, None)
+    kept = (choices.ids < shape.experts).flatten()
+    leaf = layout.leaves(place, choices.ids.flatten().long())
+    at = taken(leaf, set_entries(kept, entries).clamp_(min=0), None)
+    levels = flat_levels(at, kept, own, bags, (tokens, top))
+    back = torch.empty_like(leaf).scatter_(0, slots, leaf)
+    absent = torch.empty_like(kept).scatter_(0, slots, ~kept)
+    return Trees(
+        Copies(chosen.div(top, rounding_mode="floor"), levels, blank),
+        Moves(taken(slots, chosen, None), back, blank, absent),
+    )
+
+
+def reordered(slots: Tensor) -> Moves:
+    """The gate weights [N * k] of a rank in the order of its choices. slots: [N, k] see `Choices`."""
+    tokens, top = slots.shape
+    direct = (arange(tokens, slots)[:, None] * top + slots).flatten()
+    return Moves(direct, inverse(direct))
+
+
+class Blocks:
+    """Sorted entries in blocks that are padded to one capacity. counts: [blocks] entries of each."""
+
+    def __init__(self, counts: Tensor, capacity: int) -> None:
+        self.counts, self.capacity = counts.clamp(max=capacity), capacity
+        self.first = counts.cumsum(0) - counts
+
+    def sources(self, entries: int) -> tuple[Tensor, Tensor]:
+        """([leaves], [leaves]) the sorted entry of each leaf, and which leaves are padding."""
+        place = arange(self.capacity, self.counts)
+        blank = place >= self.counts[:, None]
+        return (self.first[:, None] + place).clamp_(max=max(0, entries - 1)).flatten(), blank.flatten()
+
+    def leaves(self, places: Tensor, blocks: Tensor) -> Tensor:
+        """[entries] the leaf of each entry: ``places`` among the sorted ones, and its block; any for no block."""
+        block = blocks.clamp(max=len(self.first) - 1)
+        within = (places - self.first.index_select(0, block)).clamp_(0, self.capacity - 1)
+        return block * self.capacity + within
+
+
+def flat_levels(
+    at: Tensor, kept: Tensor | None, own: Runs, bags: Sequence[int], shape: tuple[int, int]
+) -> tuple[Bags, ...]:
+    """The sums of a flat combine.
+
+    at: [entries] the leaf of each kept choice, by token and expert. kept: [entries] which choices those are; None: all.
+    shape: (N, k).
+    """
+    tokens, top = shape
+    levels: list[Bags] = []
+    places = arange(tokens * top, at) if kept is None else counted_up(kept)
+    last = torch.full((), tokens * top, device=at.device) if kept is None else kept.sum()
+    of_token = kept.view(tokens, top).sum(1) if kept is not None else None
+    for start, room in zip(own.starts, bags, strict=True):
+        bag = counted_up(start)
+        table = last.expand(room + 2).clone()
+        table.scatter_(0, torch.where(start, bag, room + 1).flatten(), places.flatten())
+        levels.append(Bags(at, table[: room + 1]))
+        at, places, of_token = arange(room, at), bag, start.sum(1)
+        last = of_token.sum()
+    ends = offsets(of_token) if of_token is not None else arange(tokens + 1, at) * top
+    return (*levels, Bags(at, ends))
+
+
+def flat_landing(counts: Counts, rows: int) -> Trees:
+    """The rows that a flat dispatch brings, sorted by source and expert, to those of the experts.
+
+    rows: their number.
+    """
+    shape = counts.shape
+    if shape.capacity is not None:
+        block = torch.arange(rows, device=counts.table.device).view(shape.ranks, shape.local, shape.capacity)
+        direct = block.transpose(0, 1).reshape(-1)
+        moves = Moves(direct, inverse(direct))
+        return Trees(moves, moves)
+    sizes = counts.mine.long()  # [R, local]
+    first = offsets(sizes.flatten())[:-1].view_as(sizes)  # where blocks begin as they come
+    grouped = offsets(sizes.t().flatten())[:-1].view(shape.local, shape.ranks).t()  # and by expert
+    there = (grouped - first).flatten().repeat_interleave(sizes.flatten(), output_size=rows)
+    here = (first - grouped).t().flatten().repeat_interleave(sizes.t().flatten(), output_size=rows)
+    number = arange(rows, sizes)
+    moves = Moves(number + here, number + there)
+    return Trees(moves, moves)
+
+
+def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int) -> Copies:
+    """Copies of rows to several targets, one to each that holds one of a row's experts.
+
+    owner: [rows, k] the target of each choice, ascending; ``targets`` for none. blocks: equal parts of the rows; each
+    target gets them one after the other. room: rows to which a block is padded on its way; None: no padding. length:
+    number of copies, padding included.
+    """
+    rows, top = owner.shape
+    starts = run_starts(owner, targets)
+    entry = set_entries(starts, length)
+    chosen = entry.clamp(min=0)
+    row, key = chosen.div(top, rounding_mode="floor"), taken(owner.reshape(-1), chosen, None)
+    ends = offsets(starts.sum(1))
+    if room is None:
+        order = key.argsort(stable=True)
+        return Copies(row.index_select(0, order), (Bags(inverse(order), ends),))
+    key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
+    layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
+    direct, blank = layout.sources(length)
+    return Copies(row.index_select(0, order.index_select(0, direct)), (Bags(leaf, ends),), blank)
+
+
+def in_blocks(key: Tensor, blocks: int, capacity: int) -> tuple[Blocks, Tensor, Tensor]:
+    """Entries sorted by ``key`` [entries] into padded blocks: (layout, order, leaf of each entry); ``blocks``: none."""
+    order = key.argsort(stable=True)
+    counts = torch.zeros(blocks + 1, dtype=torch.int64, device=key.device)
+    counts.scatter_add_(0, key, torch.ones((), dtype=torch.int64, device=key.device).expand(key.shape))
+    layout = Blocks(counts[:blocks], capacity)
+    return layout, order, layout.leaves(inverse(order), key)
+
+
+def fan_to_all(targets: int, rows: int, like: Tensor) -> Copies:
+    """A copy of each row for every target. like: [...] a tensor of the device."""
+    number = arange(rows, like)
+    at = (number[:, None] + arange(targets, like) * rows).flatten()
+    return Copies(number.repeat(targets), (Bags(at, arange(rows + 1, like) * targets),))
+
+
+def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Trees:
+    """The rows that came over the last of two hops, to those of the experts.
+
+    ids: [received, k] experts of each row, ascending. room: padded rows of a block from one source; None: no padding.
+    rows: number of the experts' rows.
+    """
+    shape, (received, top) = counts.shape, ids.shape
+    expert = ids - shape.rank * shape.local
+    held = (expert >= 0) & (expert < shape.local)
+    pair = set_entries(held, rows)
+    chosen = pair.clamp(min=0)
+    row, groups = chosen.div(top, rounding_mode="floor"), shape.local * shape.ranks
+    source = taken(_sources(counts, room, received), row, None)
+    key = taken(expert.reshape(-1), chosen, None).long() * shape.ranks + source
+    blank, sums = None, offsets(held.sum(1))
+    if shape.capacity is None:
+        order = key.to(torch.int16 if groups < 2**15 else torch.int64).argsort(stable=True)
+        leaf, direct = inverse(order), order
+    else:
+        layout, order, leaf = in_blocks(torch.where(pair < 0, groups, key), groups, shape.capacity)
+        at, blank = layout.sources(rows)
+        direct = order.index_select(0, at)
+    where = torch.where(pair < 0, received * top, pair)
+    back = torch.zeros(received * top + 1, dtype=torch.int64, device=ids.device).scatter_(0, where, leaf)[:-1]
+    return Trees(
+        Copies(row.index_select(0, direct), (Bags(leaf, sums),), blank),
+        Moves(chosen.index_select(0, direct), back, blank, ~held.flatten()),
+    )
+
+
+def _sources(counts: Counts, room: int | None, received: int) -> Tensor:
+    """[received] int32 the rank that each row comes from: rows lie in blocks by the rank that passed them, and node."""
+    shape = counts.shape
+    node = torch.arange(shape.nodes, device=counts.table.device, dtype=torch.int32)
+    passer = torch.arange(shape.per_node, device=counts.table.device, dtype=torch.int32)
+    ranks = (node * shape.per_node + passer[:, None]).flatten()  # [ranks of the node, nodes]
+    if room is not None:
+        return ranks[:, None].expand(-1, room).reshape(-1)
+    sizes = counts.of_ranks[:, shape.rank].view(shape.nodes, shape.per_node).t().flatten()
+    return ranks.repeat_interleave(sizes.long(), output_size=received)
