@@ -30,6 +30,7 @@ from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.report import report
 from schedc_runtime.pipeline.router_bias import update_biases
+from schedc_runtime.pipeline.routing_record import RoutingRecord
 from schedc_runtime.pipeline.scaler import unscale
 from schedc_runtime.pipeline.state import gather_state, load_state
 from schedc_runtime.pipeline.step import PipelineCall, StepRunner
@@ -322,6 +323,13 @@ class Pipeline:
         Under autocast another dtype runs, and with it perhaps another provider.
         """
         return report(self.modules, self.plan)
+
+    def record_routing(self) -> RoutingRecord:
+        """Records the rows of each rank's experts in the steps that run inside ``with``, for predictions.
+
+        ``with pipe.record_routing() as record: pipe.step(...)``, then ``record.save("routing.json")`` on all ranks.
+        """
+        return RoutingRecord(self._assembly, self.program)
 
     def trace(self) -> dict[int, list[Interval]]:
         """When each instruction of the last traced step ran, in ns of one clock, by rank. A collective.
