@@ -83,11 +83,12 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
     for cell in directives.plan.cells:
         if cell.kind not in present:
             pairs = [" & ".join(kind) for kind in ("FB", "FI") if kind in present]
+            none = "a W in a pair fills gaps" if paired.size else "it has no pairs"
             yield Diagnostic(
                 "S147",
                 f"an order for pairs {' & '.join(cell.kind)}, and the schedule has none",
                 Label(directives.span(f"cell {cell.kind}")),
-                help=f"its pairs are {' and '.join(pairs)}" if pairs else "it has no pairs: leave the order out",
+                help=f"its pairs are {' and '.join(pairs)}" if pairs else f"{none}: leave the order out",
                 source=directives.tree.source,
             )
 

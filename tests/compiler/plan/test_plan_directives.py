@@ -260,6 +260,7 @@ def test_what_is_wrong_and_where(tmp_path: Path, lines: str, expected: list[tupl
         ("frobnicate 7\n  tokens", ("S144", 3, 3), "a plan says layers, layout"),
         ("tokens 8\n  overlp auto", ("S144", 4, 3), "did you mean `overlap`?"),
         ("experts 8\n    widht 3 top 2", ("S144", 4, 5), "did you mean `width`?"),
+        ("cell F & W auto", ("S147", 3, 12), "a W in a pair fills gaps"),
         ("cell F & B { }", ("S147", 3, 3), "`cell F & B auto`"),
         ("cell F & B { compute comm F.dispatch }", ("S147", 3, 3), "name steps"),
         ("cell F & B { compute W.attn B.attn.I.W F.dispatch }", ("S147", 3, 24), "F.role, B.role.I"),
