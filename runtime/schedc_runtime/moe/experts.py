@@ -81,7 +81,7 @@ class Experts(nn.Module):
         groups = groups_of(counts)
         if slots and groups.counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
-            mine, borrowed = RowGroups(groups.counts[:own]), RowGroups(groups.counts[own : own + lent])
+            mine, borrowed = groups.part(0, own), groups.part(own, lent)
             if lent:
                 first = sum(groups.counts[:own])
                 gate_up, down = slots

@@ -30,6 +30,7 @@ from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
 from schedc_runtime.moe.planner import Counter, Planner
+from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.router import Router
 from schedc_runtime.moe.routes import Route
 from schedc_runtime.ranks.exchange import Exchange
@@ -311,15 +312,15 @@ class _Relay(nn.Module):
 
 
 class _Arrive(nn.Module):
-    """Also returns the rows of each local expert; None if they are padded, hence as many for all."""
+    """Also returns which rows belong to which local expert, as the host and the device know it."""
 
-    def forward(
-        self, route: Route, rows: Tensor, gates: Tensor, *ids: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
+    def forward(self, route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> tuple[Tensor, Tensor, RowGroups]:
         for numbers in ids:
             routes.land(route, numbers)
         rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)
-        return rows, gates, route.sizes.counts if route.shape.capacity is None else None
+        if route.shape.capacity is not None:
+            return rows, gates, RowGroups()
+        return rows, gates, RowGroups(route.sizes.counts, route.counts.mine.sum(0).cumsum(0, dtype=torch.int32))
 
 
 class _Depart(nn.Module):

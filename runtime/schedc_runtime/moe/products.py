@@ -42,6 +42,14 @@ class RowGroups(NamedTuple):
     def padded(self) -> bool:
         return self.counts is None and self.ends is None
 
+    def part(self, first: int, count: int) -> RowGroups:
+        """The groups of ``count`` experts from ``first`` on, whose rows are narrowed likewise. The host knows them."""
+        assert self.counts is not None
+        ends = None if self.ends is None else self.ends[first : first + count]
+        if ends is not None and first:
+            ends = ends - sum(self.counts[:first])
+        return RowGroups(self.counts[first : first + count], ends)
+
     def on_host(self, rows: int, experts: int) -> tuple[int, ...]:
         """[E] rows of each expert. Waits for the device where only that knows them."""
         if self.counts is not None:

@@ -111,6 +111,22 @@ def test_rows_of_nobody_do_not_stop_a_search_for_nan() -> None:
     assert longer.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("lent", [0, 2])
+@pytest.mark.parametrize("device_too", [False, True])
+def test_borrowed_experts_behind_the_own(lent: int, device_too: bool) -> None:
+    counts = [3, 0, 5, *[2, 4][:lent]]
+    experts, rows, gates = case(counts, torch.float32)
+    expected = experts(rows, counts, gates).detach()
+    borrowed = [weight.detach()[3:].clone().requires_grad_() for weight in experts.parameters()]
+    experts.keep(0, 3)
+    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32) if device_too else None
+    output = experts(rows, RowGroups(tuple(counts), ends), gates, *borrowed)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert experts.down.grad is not None
+    assert all((slot.grad is not None) == bool(lent) for slot in borrowed)
+
+
 @pytest.mark.parametrize("name", ["loop", "bmm", "grouped"])
 def test_padded_rows(name: str) -> None:
     experts, rows, gates = case([4, 4, 4], torch.float32)

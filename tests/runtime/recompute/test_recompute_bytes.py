@@ -10,6 +10,7 @@ from schedc.attachments.recompute_bytes import saving
 from schedc.attachments.values import Level, Recompute
 from schedc_runtime.measure.held_bytes import held
 from support.recompute_cases import (
+    EXPERTS,
     SIZES,
     TOKENS,
     TOP,
@@ -34,8 +35,8 @@ STATISTICS = 2 * 2 * 4
 """Bytes per token and layer of two norms' means and deviations, which closed forms leave out."""
 WEIGHTS = TOP * 4 + 4 + TOP * 8
 """And of the router's weights before they are divided by their sum, of the sum, and of the choice."""
-GATES = TOP * 4 - TOP * 2
-"""And of the gates; less the choice of all."""
+GATES = TOP * 4 - 4 * (EXPERTS + 2) / TOKENS
+"""And of the gates; less the counts of all: rows by expert, tokens, flags."""
 BESIDE = {
     Level.NORM: STATISTICS, Level.ACT: STATISTICS, Level.LIGHT: STATISTICS + WEIGHTS,
     Level.MEDIUM: STATISTICS + WEIGHTS, Level.FULL: STATISTICS + WEIGHTS + GATES,
