@@ -14,10 +14,11 @@ from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import StageShape
-from schedc.cell.group import GroupTasks, play_group, task_times
+from schedc.cell.group import GroupTasks, play_group, play_ranks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram
 from schedc.cell.serial import serial
+from schedc.cell.simulate import Played
 from schedc.diagnostics import CompilerBug
 from schedc.ir.arrays import Floats, Int64
 
@@ -75,7 +76,7 @@ class GroupPricing:
     timelines differ by expert rank: ``timeline`` is that of ``rank``, whose step ends last.
     ends: [ranks] when each of them ends. compute: [cells, ranks] time of segments.
     carried, exposed, waiting: [lanes, cells, ranks] as in `schedc.cell.group.GroupPlayed`.
-    rows: [ranks] mean factor of each rank.
+    rows: [ranks] mean factor of each rank. among: who exchanges with whom; None: all with all.
     """
 
     timeline: Timeline
@@ -86,6 +87,11 @@ class GroupPricing:
     exposed: Floats
     waiting: Floats
     rows: Floats
+    among: ExpertRanks | None = None
+
+    def inside(self, kind: KindOfCell, costs: CellCosts) -> list[Played]:
+        """[ranks] a cell of one kind at the mean rows of each rank, which all ranks begin together."""
+        return play_ranks(GroupTasks.of(*kind, costs, self.among), self.rows.reshape(1, 1, -1))
 
     @cached_property
     def by_rank(self) -> dict[str, Floats]:
@@ -139,7 +145,8 @@ def price_group(
     end, reached = there[0, :-1, last], arrival[:, :, last]
     timeline = timeline_of(dependencies, busy, end, reached + (end - busy - reached.max(axis=0)))
     carried, exposed, waiting = lanes
-    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, group.factors.mean(axis=(0, 1)))
+    rows = group.factors.mean(axis=(0, 1))
+    return GroupPricing(timeline, last, ends, compute, carried, exposed, waiting, rows, group.ranks)
 
 
 class _TaskTimes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from schedc.cell.costs import OF_ROWS, CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, QUEUES, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
 from schedc.cell.program import Action, CellProgram, Edge, Half, graph_of
+from schedc.cell.simulate import Played, StepSpan
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.ir.arrays import Floats
 
@@ -91,16 +93,19 @@ def play_group(cell: GroupTasks, times: Sequence[Floats], arrivals: Floats) -> G
     messages of the forward and the backward arrive.
     """
     run = _GroupRun(cell, times, arrivals)
-    for part in cell.program.parts:
-        if isinstance(part, Edge):
-            run.meet_message(part)
-        elif part.action is Action.RUN:
-            run.compute_segment(run.index(part.half, part.node))
-        elif part.action is Action.START:
-            run.start(run.index(part.half, part.node))
-        else:
-            run.wait(run.index(part.half, part.node))
+    run.finish()
     return run.played()
+
+
+def play_ranks(cell: GroupTasks, factors: Floats) -> list[Played]:
+    """[ranks] one cell that all ranks begin at time 0, as `schedc.cell.simulate.play` gives it.
+
+    factors: [1, 1, ranks] rows of each rank over the mean.
+    """
+    times = task_times(cell, factors, factors)
+    run = _GroupRun(cell, times, np.zeros((3, 1, factors.shape[2])))
+    run.finish()
+    return [run.on_rank(rank) for rank in range(factors.shape[2])]
 
 
 def task_times(cell: GroupTasks, forward: Floats, backward: Floats) -> list[Floats]:
@@ -129,6 +134,9 @@ def _last(values: Floats, members: tuple[tuple[int, ...], ...] | None) -> Floats
     return last
 
 
+_Spent = Literal["task", "exposed", "waiting"]
+
+
 class _GroupRun:
     """The clocks of all ranks, and when each of their queues is free."""
 
@@ -143,6 +151,16 @@ class _GroupRun:
         self.begun: dict[int, tuple[Floats, Floats, Floats]] = {}
         self.complete: dict[Half, Floats] = {}
         self.task_of = {(task.half, task.node): index for index, task in enumerate(cell.tasks.all)}
+        self.spans: list[tuple[_Spent, int, Floats, Floats]] = []
+
+    def finish(self) -> None:
+        """Run the whole program."""
+        act = {Action.RUN: self.compute_segment, Action.START: self.start, Action.WAIT: self.wait}
+        for part in self.cell.program.parts:
+            if isinstance(part, Edge):
+                self.meet_message(part)
+            else:
+                act[part.action](self.index(part.half, part.node))
 
     def index(self, half: Half, node: int) -> int:
         return self.task_of[half, node]
@@ -154,6 +172,7 @@ class _GroupRun:
             self.complete[edge.half] = self.clock
 
     def compute_segment(self, index: int) -> None:
+        self.spans.append(("task", index, self.clock, self.clock + self.times[index]))
         self.clock = self.clock + self.times[index]
         self.computed = self.computed + self.times[index]
 
@@ -163,6 +182,7 @@ class _GroupRun:
         begin = _last(own, self.cell.members[index])
         self.free[queue] = begin + self.times[index]
         self.begun[index] = own, begin, self.free[queue]
+        self.spans.append(("task", index, begin, self.free[queue]))
         self.lanes[self.cell.tasks.all[index].lane][0] += self.times[index]
 
     def wait(self, index: int) -> None:
@@ -172,7 +192,28 @@ class _GroupRun:
         spent = self.lanes[self.cell.tasks.all[index].lane]
         spent[1] += blocked - waiting
         spent[2] += waiting
+        start = np.maximum(self.clock, own)  # before it, an earlier exchange of the queue is carried
+        self.spans.append(("exposed", index, self.clock, np.minimum(start, end)))
+        self.spans.append(("waiting", index, start, start + waiting))
+        self.spans.append(("exposed", index, start + waiting, end))
         self.clock = np.maximum(self.clock, end)
+
+    def on_rank(self, rank: int) -> Played:
+        """The first cell of the batch on one rank."""
+
+        def spans(spent: _Spent) -> tuple[StepSpan, ...]:
+            ranks = ((self.cell.tasks.all[i], b[0, rank], e[0, rank]) for what, i, b, e in self.spans if what == spent)
+            return tuple(
+                StepSpan(task, float(begin), float(end)) for task, begin, end in ranks if spent == "task" or end > begin
+            )
+
+        complete = (self.complete.get(half) for half in (Half.FORWARD, Half.BACKWARD))
+        activation_at, gradient_at = (None if time is None else float(time[0, rank]) for time in complete)
+        costs = tuple(float(time[0, rank]) for time in self.times)
+        return Played(
+            self.cell.tasks, costs, spans("task"), spans("exposed"), float(self.clock[0, rank]), activation_at,
+            gradient_at, spans("waiting"),
+        )  # fmt: skip
 
     def played(self) -> GroupPlayed:
         outs = [self.clock, *(self.complete.get(half, self.clock) for half in (Half.FORWARD, Half.BACKWARD))]

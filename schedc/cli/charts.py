@@ -57,4 +57,4 @@ def cell_at(
         examples = ", ".join(f"{k.kind} on {' & '.join(map(str, dict.fromkeys(k.stages)))}" for k in pricing.kinds)
         where = f" on stages {stages[0]} & {stages[1]}" if stages else ""
         raise click.UsageError(f"{schedule.name} has no cell {kind}{where}; it has for example {examples}")
-    return CellChart.of(schedule.name, cell, stages or cell.stages, pricing.costs)
+    return CellChart.of(schedule.name, cell, stages or cell.stages, pricing.costs, pricing.group)

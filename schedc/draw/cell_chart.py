@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedc.analysis.cell_pricing import CellKind
+from schedc.analysis.group_pricing import GroupPricing, KindOfCell
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import EXCHANGE_LANES, Lane
 from schedc.cell.program import Half
@@ -47,16 +48,27 @@ class Panel:
 
 @dataclass(frozen=True)
 class CellChart:
-    """A kind of cell on the stages of its forward and of its backward; a cell of one op has the same stage twice."""
+    """A kind of cell on the stages of its forward and of its backward; a cell of one op has the same stage twice.
+
+    group: the orders of ranks with different rows, the fullest and the emptiest; empty where all have as many.
+    """
 
     schedule: str
     kind: CellKind
     stages: tuple[int, int]
     overlapped: Panel
     serial: Panel
+    group: tuple[Panel, ...] = ()
 
     @classmethod
-    def of(cls, schedule: str, kind: CellKind, stages: tuple[int, int], costs: CellCosts) -> CellChart:
+    def of(
+        cls,
+        schedule: str,
+        kind: CellKind,
+        stages: tuple[int, int],
+        costs: CellCosts,
+        group: GroupPricing | None = None,
+    ) -> CellChart:
         halves = kind.forward, kind.backward
         return cls(
             schedule,
@@ -64,11 +76,12 @@ class CellChart:
             stages,
             Panel("overlapped", play(kind.program, *halves, costs)),
             Panel("serial", play(serial(kind.kind, *halves), *halves, costs)),
+            () if group is None else _panels(group, KindOfCell(kind.program, *halves), costs),
         )
 
     @property
-    def panels(self) -> tuple[Panel, Panel]:
-        return self.overlapped, self.serial
+    def panels(self) -> tuple[Panel, ...]:
+        return self.overlapped, *self.group, self.serial
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
@@ -108,6 +121,13 @@ class CellChart:
             f"hidden {100 * prediction.hidden:.1f} %",
             f"bound by {bound}",
         ]
+
+
+def _panels(group: GroupPricing, kind: KindOfCell, costs: CellCosts) -> tuple[Panel, ...]:
+    """The fullest and the emptiest rank of a group."""
+    played = group.inside(kind, costs)
+    ranks = dict.fromkeys((int(group.rows.argmax()), int(group.rows.argmin())))
+    return tuple(Panel(f"rank {rank} with {group.rows[rank]:.3g} of the mean rows", played[rank]) for rank in ranks)
 
 
 def hover(span: StepSpan) -> str:

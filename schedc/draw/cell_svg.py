@@ -61,6 +61,7 @@ def _panel(chart: CellChart, panel: Panel, scale: float, top: float) -> list[str
         parts += [_task(span, left, y, scale) for span in panel.spans(lane)]
         if lane is Lane.COMPUTE:
             parts += [_wait(span, left, y, scale) for span in panel.played.waits]
+            parts += [_wait(span, left, y, scale, standing=True) for span in panel.played.standing]
     for row, (name, time) in enumerate(panel.marks):
         x, y = left + time * scale, top - 22 + 12 * row
         parts.append(line(x, y, x, bottom, "leaves"))
@@ -81,11 +82,12 @@ def _task(span: StepSpan, left: float, y: float, scale: float) -> str:
     return f'<g class="task">{parts}</g>'
 
 
-def _wait(span: StepSpan, left: float, y: float, scale: float) -> str:
-    """Draws time in which compute waits for an exchange: hatched, under a thick line."""
+def _wait(span: StepSpan, left: float, y: float, scale: float, standing: bool = False) -> str:
+    """Draws time in which compute waits for an exchange: hatched, under a thick line while the exchange is carried."""
     x, width = left + span.begin * scale, span.time * scale
-    title = content(f"compute waits for {node_name(span)} ({span.task.lane}), {interval(span)}")
-    parts = box(x, y, width, _LANE, "idle") + box(x, y + _LANE - 3, width, 3, "exposed")
+    what = "a fuller rank to start " if standing else ""
+    title = content(f"compute waits for {what}{node_name(span)} ({span.task.lane}), {interval(span)}")
+    parts = box(x, y, width, _LANE, "idle") + box(x, y + _LANE - 3, width, 3, "exposed") * (not standing)
     text = quantity(span.time)
     if text_width(text, _TEXT) + 4 <= width:
         parts += label(x + width / 2, y + _LANE / 2 + 3, text, "n", font_size=number(_TEXT))
@@ -117,6 +119,9 @@ def _legend(chart: CellChart, top: float, width: float) -> tuple[list[str], floa
              Half.WEIGHT: "weight gradient"}  # fmt: skip
     items = [_half_item(half, names[half]) for half in names if half in halves]
     items.append(frame.LegendItem(2 * _SWATCH, _wait_swatch, "compute waits for an exchange: exposed"))
+    if chart.group:
+        swatch = frame.LegendItem(2 * _SWATCH, _standing_swatch, "compute waits for a fuller rank to start one")
+        items.append(swatch)
     if any(layer_of(span) for span in chart.overlapped.played.spans):
         items.append(frame.LegendItem(0, lambda x, y: "", "odd layers: deep shade"))
     parts, x = [], MARGIN
@@ -140,3 +145,7 @@ def _half_item(half: Half, name: str) -> frame.LegendItem:
 
 def _wait_swatch(x: float, y: float) -> str:
     return box(x, y, 2 * _SWATCH, _SWATCH, "idle") + box(x, y + _SWATCH - 3, 2 * _SWATCH, 3, "exposed")
+
+
+def _standing_swatch(x: float, y: float) -> str:
+    return box(x, y, 2 * _SWATCH, _SWATCH, "idle")

@@ -19,14 +19,14 @@ _FAINT, _BOLD = Style(faint=True), Style(bold=True)
 _NARROWEST = 20
 _WANTED = 8
 """Columns of a step of usual length."""
-_WAIT = "x"
+_WAIT, _STANDING = "x", "."
 
 
 def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
     """The two orders on one time axis, in lines of at most ``width`` characters (from 32).
 
-    The axis is as long as the names need, and wraps. A column shows the step that runs in the middle of it; ``x`` means
-    that compute waits for an exchange.
+    The axis is as long as the names need, and wraps. A column shows the step that runs in the middle of it. ``x`` means
+    that compute waits for an exchange, ``.`` that it waits for a fuller rank to start one.
     """
     left = max(len(lane.value) for lane in chart.lanes) + 1
     columns = max(_NARROWEST, width - left)
@@ -51,7 +51,8 @@ def draw_cell(chart: CellChart, width: int, *, colours: int = PLAIN) -> str:
 
 def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> list[StyledText]:
     """[columns] styled characters of one lane."""
-    spans = [*panel.spans(lane), *(panel.played.waits if lane is Lane.COMPUTE else ())]
+    standing = {id(span) for span in panel.played.standing}
+    spans = [*panel.spans(lane), *((*panel.played.waits, *panel.played.standing) if lane is Lane.COMPUTE else ())]
     drawn: list[StepSpan | None] = [None] * columns
     for span in spans:
         for column in range(max(0, round(span.begin * scale)), min(columns, round(span.end * scale))):
@@ -61,6 +62,7 @@ def _row(panel: Panel, lane: Lane, columns: int, scale: float, colours: int) -> 
         columns_of_span = list(run)
         count = len(columns_of_span)
         part = _part(columns_of_span[0], count, lane, colours) if number >= 0 else StyledText(" " * count)
+        part = StyledText(_STANDING * count, _FAINT) if number in standing else part
         texts += [StyledText(character, part.style) for character in part.characters]
     return texts
 
@@ -96,4 +98,7 @@ def _legend(chart: CellChart, colours: int) -> list[StyledText]:
             items += [StyledText("  ", Style(fill=fills[0]))] * bool(colours) + [
                 StyledText(f" {kind.name} {FACTS[kind].name}  ")
             ]
-    return [*items, StyledText(_WAIT, _FAINT), StyledText(" compute waits for an exchange", NORMAL)]
+    items += [StyledText(_WAIT, _FAINT), StyledText(" compute waits for an exchange", NORMAL)]
+    if chart.group:
+        items += [StyledText(f"  {_STANDING}", _FAINT), StyledText(" or for a fuller rank to start it", NORMAL)]
+    return items

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schedc.analysis.cell_pricing import CellPricing
 from schedc.cell import CellCosts, SegmentTimes, StageShape, cell_program, stage_shape
-from schedc.cell.group import GroupTasks, play_group, task_times
+from schedc.cell.group import GroupTasks, play_group, play_ranks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import KINDS
 from schedc.cell.simulate import ArrivalTimes, play
@@ -97,6 +97,23 @@ def test_ranks_wait_within_their_communicators_alone() -> None:
     assert waiting[0] == 0
     assert waiting[1] > 0
     assert waiting[2] > 0
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(KINDS), graphs(), graphs(), st.tuples(TIMES, TIMES, TIMES))
+def test_spans_of_a_rank_are_its_sums(
+    kind: str, forward: StageShape, backward: StageShape, rows: tuple[float, ...]
+) -> None:
+    shapes = shapes_of(kind, forward, backward)
+    costs = CellCosts.of({"experts": SegmentTimes(3, 4, 5), "attention": SegmentTimes(2, 2, 1)}, {"dispatch.rail": 6})
+    tasks = GroupTasks.of(cell_program(kind, *shapes, costs), *shapes, costs)
+    played = play_group(tasks, task_times(tasks, factors(*rows), factors(*rows)), np.zeros((3, 1, 3)))
+    for rank, alone in enumerate(play_ranks(tasks, factors(*rows))):
+        assert alone.duration == played.outs[0, 0, rank]
+        assert np.isclose(sum(span.time for span in alone.waits), played.exposed[:, 0, rank].sum())
+        assert np.isclose(sum(span.time for span in alone.standing), played.waiting[:, 0, rank].sum())
+        computed = sum(span.time for span in alone.spans if not span.task.exchange)
+        assert np.isclose(computed, played.compute[0, rank])
 
 
 # A schedule.
@@ -261,3 +278,19 @@ def test_the_report_tells_waiting_apart_from_exposed(tmp_path: Path) -> None:
     assert np.isclose(sum(facts["shares"].values()), 1)
     assert facts["shares"]["waiting"] > 0
     assert "waiting for a fuller rank" in CliRunner().invoke(main, arguments).output
+
+
+def test_a_drawing_of_a_cell_shows_the_fullest_and_the_emptiest_rank(tmp_path: Path) -> None:
+    file = tmp_path / "costs.toml"
+    arguments = ["show", "zbh1", "-D", "P=2", "-D", "M=4", "--cell", "F", "--cost-file", str(file)]
+    texts = {}
+    for rows in ("", "[cell.rows]\nper_rank = [1.0, 1.5, 0.5]\n"):
+        file.write_text(CELLS + rows)
+        svg = tmp_path / "cell.svg"
+        assert CliRunner().invoke(main, [*arguments, "-o", str(svg)]).exit_code == 0
+        texts[bool(rows)] = CliRunner().invoke(main, [*arguments, "--format", "term"]).output, svg.read_text()
+    for text in texts[True]:
+        assert "rank 1 with 1.5 of the mean rows" in text
+        assert "rank 2 with 0.5 of the mean rows" in text
+    assert "compute waits for a fuller rank to start 0.combine.rail" in texts[True][1]
+    assert not any("fuller" in text or "mean rows" in text for text in texts[False])
