@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -41,12 +41,12 @@ class Recomputation:
         self.counted = MicrobatchRecorder(self)
         return self.counted
 
-    @contextmanager
-    def forwarding(self) -> Iterator[MicrobatchRecorder | None]:
+    def forwarding(self) -> AbstractContextManager[MicrobatchRecorder | None]:
         """Wraps the forward of a microbatch through a stage that runs as a whole."""
-        if not self.active:
-            yield None
-            return
+        return self._recorded() if self.active else nullcontext()
+
+    @contextmanager
+    def _recorded(self) -> Iterator[MicrobatchRecorder | None]:
         recorder = self.recorder()
         with recorder.forwarding():
             yield recorder

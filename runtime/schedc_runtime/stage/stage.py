@@ -169,7 +169,7 @@ class Stage:
                 result = self._call(leaves)
             loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
-        differentiable = tuple(outputs[i] for i in self._output.differentiable)
+        differentiable = tuple([outputs[i] for i in self._output.differentiable])
         if self.loss_fn is not None:
             loss = check_loss(loss)
             self.losses[microbatch] = loss.detach()
