@@ -148,12 +148,16 @@ def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path:
     assert len(state["blocks.1.mlp.experts.down"].flatten(1).unique(dim=0)) == 8
 
 
-def test_the_lines_of_the_document_run() -> None:
+def test_the_lines_of_the_document_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guide" / "experts.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    training, recording = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(training, names)
     assert torch.isfinite(names["loss"])
+    names |= {"batch": names["tokens"][:, :-1], "targets": names["tokens"][:, 1:]}
+    exec(recording, names)
+    assert (tmp_path / "routing.json").is_file()
     state = names["pipe"].full_state_dict()
     assert state["blocks.1.mlp.experts.down"].shape == (32, 16, 64)
     names["pipe"].close()
