@@ -162,8 +162,17 @@ def owners(ids: Tensor, experts: int, size: int, first: int = 0, parts: int | No
 
 def run_starts(owner: Tensor, parts: int) -> Tensor:
     """[..., k] which choices are the first of their token with this owner; ``parts`` is no owner."""
-    kept = owner < parts
-    return torch.cat([kept[..., :1], kept[..., 1:] & (owner[..., 1:] != owner[..., :-1])], -1)
+    return (owner < parts) & ~_repeats(owner)
+
+
+def _repeats(numbers: Tensor) -> Tensor:
+    """[..., k] which of ``numbers`` [..., k] are equal to the one before in their row."""
+    flat = numbers.reshape(-1)
+    same = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
+    torch.eq(flat[1:], flat[:-1], out=same[1:])
+    same = same.view(numbers.shape)
+    same[..., 0].zero_()
+    return same
 
 
 def _distinct(ids: Tensor, experts: int, parts: int) -> Tensor:
@@ -182,18 +191,23 @@ def _tally(ids: Tensor, experts: int) -> Tensor:
 
 def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: Tensor | None) -> Tensor:
     """[...] int32 sum of `Flag`s."""
-    ids, every = choices.ids, (-2, -1)
+    ids = choices.ids
     wrong = {
-        Flag.RANGE: (index >= shape.experts).any(every[1]).any(-1),
-        Flag.TWICE: ((ids[..., 1:] == ids[..., :-1]) & (ids[..., 1:] < shape.experts)).any(-1).any(-1),
+        Flag.RANGE: _anywhere(index >= shape.experts),
+        Flag.TWICE: _anywhere(_repeats(ids) & (ids < shape.experts)),
     }
     if weight is not None:
-        wrong[Flag.NAN] = weight.isnan().any(-1).any(-1)
+        wrong[Flag.NAN] = weight.sum((-2, -1)).isnan()
     else:
-        wrong[Flag.NAN] = (index == torch.iinfo(index.dtype).min).any(-1).any(-1)
+        wrong[Flag.NAN] = _anywhere(index == torch.iinfo(index.dtype).min)
     if shape.capacity is not None:
         wrong[Flag.ROOM] = (rows > shape.capacity).any(-1)
     return sum((flag.value * mask.to(torch.int32) for flag, mask in wrong.items()), torch.zeros_like(rows[..., 0]))
+
+
+def _anywhere(mask: Tensor) -> Tensor:
+    """[...] whether any entry of each [N, k] is set."""
+    return mask.reshape(*mask.shape[:-2], -1).any(-1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, offsets, taken
 from schedc_runtime.moe.counts import Choices, Counts, Shape, group_sizes, owners, run_starts
@@ -130,16 +131,17 @@ def flat_levels(
     levels: list[Bags] = []
     places = arange(tokens * top, at) if kept is None else counted_up(kept)
     last = torch.full((), tokens * top, device=at.device) if kept is None else kept.sum()
-    of_token = kept.view(tokens, top).sum(1) if kept is not None else None
+    ends = None if kept is None else kept.view(tokens, top).sum(1).cumsum(0)
     for start, room in zip(own.starts, bags, strict=True):
         bag = counted_up(start)
         table = last.expand(room + 2).clone()
         table.scatter_(0, torch.where(start, bag, room + 1).flatten(), places.flatten())
         levels.append(Bags(at, table[: room + 1]))
-        at, places, of_token = arange(room, at), bag, start.sum(1)
-        last = of_token.sum()
-    ends = offsets(of_token) if of_token is not None else arange(tokens + 1, at) * top
-    return (*levels, Bags(at, ends))
+        at, places, ends = arange(room, at), bag, bag[:, -1] + 1
+        last = ends[-1:].sum()
+    if ends is None:
+        return (*levels, Bags(at, arange(tokens + 1, at) * top))
+    return (*levels, Bags(at, functional.pad(ends, (1, 0))))
 
 
 def flat_landing(counts: Counts, rows: int) -> Trees:

@@ -1,0 +1,160 @@
+"""Counts what a MoE layer asks the host for: values of tensors, and copies of indexes from the host.
+
+    python benchmarks/host_asks.py [--json]
+
+Instrument: a dispatch mode and wrapped tensor methods count every operation that needs a value on the host, in forward
+and backward of one layer on four ranks of one process, by all methods. Operations are those whose result has a size
+that values decide, and conversions to Python. Uploads are tensors of whole numbers made from host data. A second
+instrument runs the whole layer on the meta device, where asking for a value is an error.
+
+Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact
+with adaptive recomputation). `bounded` is not there yet. `uploads_per_layer`, and `runs_on_meta` for `padded`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schedc.attachments.values import By, Drop, Level, Recompute
+from schedc_runtime.moe.capacity import ExpertCapacity
+from schedc_runtime.moe.counts import Method
+from schedc_runtime.moe.experts import Experts
+from schedc_runtime.moe.layer import METHODS, MoELayer
+from schedc_runtime.moe.router import Router, RouterConfig
+from schedc_runtime.ranks.expert_group import ExpertGroup
+from schedc_runtime.recompute.levels import Recomputation
+
+ASKING = (
+    "_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique", "_unique2", "unique_dim",
+    "unique_consecutive", "is_nonzero", "equal",
+)  # fmt: skip
+"""Operations whose result needs values on the host."""
+METHODS_OF_TENSORS = ("tolist", "numpy", "cpu", "item", "__int__", "__bool__", "__float__", "__array__", "__index__")
+
+
+class Asks(TorchDispatchMode):
+    """Counts operations that ask for values, and whole numbers that come from the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asks: Counter[str] = Counter()
+        self.uploads = 0
+        self.inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if not self.inside:
+            masks = name in ("index", "index_put", "index_put_") and any(
+                x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
+            )
+            sizeless = name == "repeat_interleave" and kwargs.get("output_size") is None
+            if name in ASKING or masks or sizeless:
+                self.asks[name] += 1
+            # A number alone becomes an argument of a kernel, and is not copied.
+            self.uploads += name == "lift_fresh" and not args[0].is_floating_point() and args[0].dim() > 0
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def counting() -> Iterator[Asks]:
+    """Counts what runs inside."""
+    mode = Asks()
+    before = {name: getattr(Tensor, name) for name in METHODS_OF_TENSORS}
+    from_numpy = torch.from_numpy
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if mode.inside:
+                return method(*args, **options)
+            mode.asks[name] += 1
+            mode.inside = True  # a method that asks through others asks once
+            try:
+                return method(*args, **options)
+            finally:
+                mode.inside = False
+
+        return call
+
+    def uploaded(*args: Any) -> Any:
+        mode.uploads += 1
+        return from_numpy(*args)
+
+    for name, method in before.items():
+        setattr(Tensor, name, counted(name, method))
+    torch.from_numpy = uploaded
+    try:
+        with mode:
+            yield mode
+    finally:
+        torch.from_numpy = from_numpy
+        for name, method in before.items():
+            setattr(Tensor, name, method)
+
+
+def layer_of(method: Method, padded: bool, device: str = "cpu") -> MoELayer:
+    """A layer of 8 experts, top 2, on a group of one rank."""
+    torch.manual_seed(0)
+    layer = MoELayer(Router(16, RouterConfig(8, 2)), Experts(8, 16, 12)).to(device)
+    capacity = ExpertCapacity(1.25, Drop.PROBS) if padded else None
+    layer.attach(ExpertGroup.solo(), method, capacity)
+    return layer
+
+
+def run(layer: MoELayer, device: str = "cpu", recomputation: Recomputation | None = None) -> None:
+    """One forward and backward of 32 tokens."""
+    x = torch.randn(32, 16, device=device, requires_grad=True)
+    if recomputation is None:
+        layer(x).sum().backward()
+        return
+    with recomputation.forwarding() as recorder:
+        assert recorder is not None
+        recorder.layer = 0
+        y = layer(x)
+    y.sum().backward()
+
+
+def asks(method: Method, mode: str) -> tuple[int, int]:
+    """(asks, uploads) of one layer and microbatch."""
+    layer = layer_of(method, mode == "padded")
+    plan = Recompute(Level.LIGHT, adaptive=1.5, by=By.RANK)
+    recomputation = Recomputation(plan, None, False) if mode == "adaptive" else None
+    run(layer, recomputation=recomputation)
+    with counting() as counted:
+        run(layer, recomputation=recomputation)
+    return sum(counted.asks.values()), counted.uploads
+
+
+def on_meta(method: Method) -> bool:
+    """Whether the padded layer runs on the meta device, forward and backward."""
+    try:
+        run(layer_of(method, True, "meta"), "meta")
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    figures = {mode: [asks(method, mode) for method in METHODS] for mode in ("exact", "padded", "adaptive")}
+    results = {
+        "asks_per_layer": {mode: max(ask for ask, _ in each) for mode, each in figures.items()},
+        "uploads_per_layer": max(upload for each in figures.values() for _, upload in each),
+        "runs_on_meta": {"padded": all(on_meta(method) for method in METHODS)},
+    }
+    print(json.dumps(results) if args.json else json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
