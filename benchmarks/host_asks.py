@@ -2,13 +2,13 @@
 
     python benchmarks/host_asks.py [--json]
 
-Instrument: a dispatch mode and wrapped tensor methods count every operation that needs a value on the host, in forward
-and backward of one layer on four ranks of one process, by all methods. Operations are those whose result has a size
-that values decide, and conversions to Python. Uploads are tensors of whole numbers made from host data. A second
-instrument runs the whole layer on the meta device, where asking for a value is an error.
+Instrument: a dispatch mode and wrapped tensor methods count every operation that needs a value on the host. They watch
+the forward and the backward of one layer on one rank, by all methods. Operations are those whose result has a size that
+values decide, and conversions to Python. Uploads are tensors of whole numbers made from host data. A second instrument
+runs the whole layer on the meta device, where asking for a value is an error.
 
-Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact
-with adaptive recomputation). `bounded` is not there yet. `uploads_per_layer`, and `runs_on_meta` for `padded`.
+Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact with
+adaptive recomputation). `bounded` is not there yet. `uploads_per_layer`, and `runs_on_meta` for `padded`.
 """
 
 from __future__ import annotations

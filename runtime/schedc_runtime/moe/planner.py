@@ -61,6 +61,8 @@ class Planner(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.name = ""
+        """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
         self.rows: Tensor | int = 0
         self.padded_rows: Tensor | int = 0
@@ -79,8 +81,12 @@ class Planner(nn.Module):
     def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
         choices, shape = choosing
         if self.chooser is None:
-            return routes.plan_route(choices, Counts(everyone, shape))
-        return _lent_route(self.chooser, everyone, choosing, counting)
+            return routes.plan_route(choices, Counts(everyone, shape), self._where)
+        return replace(_lent_route(self.chooser, everyone, choosing, counting), where=self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"the MoE layer `{self.name}`" if self.name else "a MoE layer"
 
     def end_step(self) -> None:
         """Clear the counts."""

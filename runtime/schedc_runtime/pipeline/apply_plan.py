@@ -70,6 +70,8 @@ def attach(
         layers = [layer for _, layer in moe_layers(module)]
         if not layers:
             continue
+        for name, layer in moe_layers(module):
+            layer.planner.name = name
         wanted = method_for(plan, layers[0], mesh)
         method = next(method for method in METHODS if method == wanted)
         if group.size > 1:
