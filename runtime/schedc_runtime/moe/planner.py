@@ -64,6 +64,8 @@ class Planner(nn.Module):
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
+        self.flags: Tensor | None = None
+        """[ranks] flags that no copy of sizes has brought to the host yet, because there is none with a capacity."""
         self.rows: Tensor | int = 0
         self.padded_rows: Tensor | int = 0
 
@@ -73,6 +75,8 @@ class Planner(nn.Module):
         if (current := recorder()) is not None:
             top = choosing.choices.ids.shape[1]
             current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
+        if route.shape.capacity is not None:
+            self.flags = route.counts.flags if self.flags is None else self.flags | route.counts.flags
         if counting:
             self.rows = self.rows + route.received
             self.padded_rows = self.padded_rows + (route.received if route.shape.capacity is None else route.sizes.rows)
@@ -81,11 +85,12 @@ class Planner(nn.Module):
     def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
         choices, shape = choosing
         if self.chooser is None:
-            return routes.plan_route(choices, Counts(everyone, shape), self._where)
-        return replace(_lent_route(self.chooser, everyone, choosing, counting), where=self._where)
+            return routes.plan_route(choices, Counts(everyone, shape), self.where)
+        return replace(_lent_route(self.chooser, everyone, choosing, counting), where=self.where)
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The layer, for messages."""
         return f"the MoE layer `{self.name}`" if self.name else "a MoE layer"
 
     def end_step(self) -> None:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
+from schedc_runtime.moe.sizes import check_flags
 from schedc_runtime.pipeline.batch import BatchRefused
 from schedc_runtime.pipeline.loss_function import Formed
 from schedc_runtime.ranks.control import ControlPlane
@@ -85,17 +86,22 @@ def share(
     *,
     check_finite: bool,
     count: float | None = None,
+    flags: Sequence[tuple[str, Tensor | None]] = (),
 ) -> Shared:
     """The losses of all ranks; the same bits on every rank.
 
     formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. executors: those of this
-    process, of the step that ends. count: number of targets that the gradients were weighed with, if any.
+    process, of the step that ends. count: number of targets that the gradients were weighed with, if any. flags: of
+    each MoE layer here its name and [ranks of its expert group] `Flag`s that are still on the device.
 
-    Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank formed a loss, and
+    Raises, on every rank, `RoutingFault` for a flag, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank formed a loss, and
     `CountRefused` for another count than ``count``.
     """
     program = executors[0].program
-    everyone = control.gather("the end of the step, to share the loss", _on_host(formed))
+    everyone = control.gather("the end of the step, to share the loss", _on_host(formed, flags))
+    for part in everyone:
+        for where, marks in part["flags"]:
+            check_flags(marks, where)
     values = {int(number): value for part in everyone for number, value in part["formed"].items()}
     dtype = next((part["dtype"] for part in everyone if part["dtype"]), "")
     if not dtype:
@@ -109,11 +115,12 @@ def share(
     return shared
 
 
-def _on_host(formed: Mapping[int, Formed]) -> dict[str, Any]:
+def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor | None]]) -> dict[str, Any]:
     """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host."""
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
-    tensors = [value for value in flat if isinstance(value, Tensor)]
-    copied = iter(torch.stack([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
+    tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
+    tensors += [marks for _, marks in flags if marks is not None]
+    copied = iter(torch.cat([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
     plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
     return {
         "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
@@ -121,6 +128,9 @@ def _on_host(formed: Mapping[int, Formed]) -> dict[str, Any]:
             number: [next(plain), next(plain), {name: next(plain) for name in each.metrics}, each.counted]
             for number, each in formed.items()
         },
+        "flags": [
+            (where, [int(next(copied)) for _ in range(len(marks))]) for where, marks in flags if marks is not None
+        ],
     }
 
 

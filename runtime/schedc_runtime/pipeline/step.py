@@ -117,6 +117,7 @@ class StepRunner:
             shared = share(
                 self.control, formed, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
+                flags=[(layer.planner.where, layer.planner.flags) for layer in self._experts],
             )  # fmt: skip
         if accumulation is not None:
             self._finish(accumulation, shared)
@@ -144,6 +145,7 @@ class StepRunner:
         loss_scale = call.scale / (microbatches * call.accumulate)
         for layer in self._experts:
             layer.loss_scale = loss_scale
+            layer.planner.flags = None
         for place, executor in executors.items():
             inputs, expected = parts[place.replica - self._replica]
             executor.start(
