@@ -29,7 +29,8 @@ def symbols_of(dependencies: Dependencies, named: set[str]) -> tuple[str, ...]:
     schedule = dependencies.schedule
     kinds = {OpKind(kind).name for kind in np.unique(schedule.kind)}
     free = {"F"} | (named & set(SYMBOLS)) | (kinds & {"R"})
-    free |= {"FB"} if dependencies.pairs.any() else set()
+    backward = np.isin(schedule.kind[dependencies.second], (OpKind.B, OpKind.I))
+    free |= {"FB"} if (dependencies.pairs & backward).any() else set()  # a pair with a W takes the time of both
     free = (free | {"I", "W"}) - {"B"} if "I" in kinds else free | {"B"}
     return tuple(s for s in SYMBOLS if s in free)
 
@@ -106,10 +107,9 @@ class Grid:
             whole = self.metric("makespan", None) * self.ranks
             return quotient(whole - work, whole)
         if name == "span_bubble_ratio":
-            span, busy = self.outcomes.span, self.outcomes.busy
-            longest = span.max(axis=0)
-            least = np.where(span == longest, busy, np.inf).min(axis=0)
-            return quotient(self._exact(longest - least), self._exact(longest))
+            work = sum(self._exact(row) for row in self.outcomes.busy)
+            whole = self._exact(self.outcomes.span.max(axis=0)) * self.ranks
+            return quotient(whole - work, whole)
         if name in ("bubble", "span_bubble"):
             rows = (self.outcomes.makespan if name == "bubble" else self.outcomes.span) - self.outcomes.busy
             return self._exact(rows.max(axis=0) if rank is None else rows[rank])

@@ -151,6 +151,8 @@ class Pieces:
             return {OpKind(kind[self.dependencies.first[cell]]).name: Fraction(1)}
         if kind[second] == OpKind.B:
             return {"FB": Fraction(1)}
+        if kind[second] == OpKind.W:
+            return {OpKind(kind[self.dependencies.first[cell]]).name: Fraction(1), "W": Fraction(1)}
         terms: list[Form] = [{"FB": Fraction(1), "W": Fraction(-1)}, {"F": Fraction(1)}, {"I": Fraction(1)}]
         return max(terms, key=lambda form: sum(c * self.costs[s] for s, c in form.items()))
 

@@ -94,8 +94,8 @@ def share(
     process, of the step that ends. count: number of targets that the gradients were weighed with, if any. flags: of
     each MoE layer here its name and [ranks of its expert group] `Flag`s that are still on the device.
 
-    Raises, on every rank, `RoutingFault` for a flag, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank formed a loss, and
-    `CountRefused` for another count than ``count``.
+    Raises, on every rank, `RoutingFault` for a flag, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
+    formed a loss, and `CountRefused` for another count than ``count``.
     """
     program = executors[0].program
     everyone = control.gather("the end of the step, to share the loss", _on_host(formed, flags))
