@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from schedc.cell.rows import SCHEMA
 from schedc.ir.program import InstructionKind, Program
@@ -19,8 +19,8 @@ from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.assemble import Assembly
 from schedc_runtime.recompute.regions import replaying
 
-Rows = dict[tuple[int, int, int], list[Any]]
-"""By stage, layer in the stage and replica: rows of the microbatches, in the order in which their F ran."""
+Rows = dict[tuple[int, int, int], list[Tensor]]
+"""By stage, layer in the stage and replica: rows [1] of the microbatches, in the order in which their F ran."""
 
 
 class RoutingRecord:
@@ -56,8 +56,10 @@ class RoutingRecord:
             for place, stages in self._assembly.stages.items()
             for stage in stages
         }
+        counted = [rows for received in self._rows.values() for rows in received]
+        copied = iter(torch.cat(counted).tolist() if counted else ())
         mine = [
-            [*key, orders[key[0], key[2]], [int(rows) for rows in received]] for key, received in self._rows.items()
+            [*key, orders[key[0], key[2]], [next(copied) for _ in received]] for key, received in self._rows.items()
         ]
         everyone = self._assembly.guard.control.gather("collecting the routing", mine)
         table: dict[tuple[int, int], dict[tuple[int, int, int], int]] = {}
@@ -85,7 +87,7 @@ class RoutingRecord:
             Path(path).write_text(text, encoding="utf-8")
 
 
-def _hook(received: list[Any]) -> Any:
+def _hook(received: list[Tensor]) -> Any:
     def note(_module: nn.Module, _arguments: Any, route: Any) -> None:
         if torch.is_grad_enabled() and not replaying():
             received.append(route.received)
