@@ -95,8 +95,8 @@ def tasks_of(
 ) -> Tasks:
     """The tasks of a cell of one of `KINDS`.
 
-    recomputed: nodes of the backward to recompute, in addition to those that the graph marks. The weight gradients
-    come after the input gradients of the same op, and of another op at any time.
+    recomputed: nodes to recompute, of the graph whose backward runs, in addition to those that it marks. The weight
+    gradients come after the input gradients of the same op, and of another op at any time.
     """
     if kind not in KINDS:
         raise CompilerBug("cells", f"no cell of kind {kind}")

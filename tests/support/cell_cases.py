@@ -14,7 +14,7 @@ from schedc.cell import (
     cell_program,
 )
 from schedc.cell.predict import Prediction, predict
-from schedc.cell.program import HALVES, KINDS
+from schedc.cell.program import HALVES, KINDS, Half
 
 REFERENCE = {
     "attention": SegmentTimes(20, 20, 18),
@@ -89,5 +89,8 @@ def cells(draw: st.DrawFn) -> tuple[str, StageShape, StageShape, CellCosts, tupl
     roles = ("attention", "experts", "shared")
     segments = {role: SegmentTimes(draw(times), draw(times), draw(times)) for role in roles}
     exchanges = {f"{role}.{lane}": draw(times) for role in (*roles, "dispatch") for lane in (Lane.RAIL, Lane.NODE)}
-    again = draw(st.sets(st.sampled_from(range(len(backward))), max_size=3))
-    return draw(st.sampled_from(KINDS)), forward, backward, CellCosts.of(segments, exchanges), tuple(sorted(again))
+    kind = draw(st.sampled_from(KINDS))
+    on_first, on_second = HALVES[kind]
+    recomputing = forward if Half.RECOMPUTE in on_first else backward if Half.RECOMPUTE in on_second else None
+    again = draw(st.sets(st.sampled_from(range(len(recomputing))), max_size=3)) if recomputing else ()
+    return kind, forward, backward, CellCosts.of(segments, exchanges), tuple(sorted(again))
