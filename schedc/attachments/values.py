@@ -56,15 +56,17 @@ class Capacity:
     drop: Drop = Drop.PROBS
 
 
-PRODUCTS = ("auto", "loop", "bmm", "grouped")
-"""Who may multiply rows by the matrices of their experts; ``auto``: the best that can serve a layer."""
+PRODUCTS = ("auto", "loop", "bmm", "grouped", "scaled_grouped", "quantized")
+"""Who may multiply rows by the matrices of their experts; ``auto``: the best that can serve a layer, in its dtype."""
+PRECISIONS = {"fp8": "scaled_grouped"}
+"""The provider of each precision of products."""
 
 
 @dataclass(frozen=True)
 class Products:
     """Who multiplies rows by the matrices of their experts.
 
-    name: one of `PRODUCTS`. or_fallback: where the named one cannot serve a layer, as ``auto``.
+    name: one of `PRODUCTS`. or_fallback: where the named one cannot serve a layer, its fallback, or else as ``auto``.
     """
 
     name: str = "auto"

@@ -244,9 +244,11 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         text, end = unit or ("", span_of(limit))
         return p.MemoryLine(float(_number(limit)), span_of(word).to(end), text)
 
-    def experts(self, word: Token, count: Token, *options: p.GivenValue) -> p.ExpertsLine:
-        end = options[-1].span if options else span_of(count)
-        return p.ExpertsLine(int(_number(count)), options, span_of(word).to(end))
+    def experts(self, word: Token, count: Token, *rest: Any) -> p.ExpertsLine:
+        *options, name, value, _, way_out = rest
+        said = _words((name, value, way_out))
+        end = said[-1].span if said else options[-1].span if options else span_of(count)
+        return p.ExpertsLine(int(_number(count)), tuple(options), said, span_of(word).to(end))
 
     def topology(
         self, word: Token, nodes: Token, n: Token, by: Token, per: Token, *links: p.GivenValue

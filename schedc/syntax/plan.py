@@ -73,11 +73,12 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLine:
-    """``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``."""
+    """``experts 256 top 8 width 2048 hidden 7168 precision fp8 or fallback``. words: ``precision`` and those behind."""
 
     word: ClassVar[str] = "experts"
     count: int
     options: tuple[GivenValue, ...]
+    words: tuple[Word, ...]
     span: Span
 
 

@@ -82,8 +82,8 @@ PLAN_WORDS = (
         "experts",
         "EXPERTS",
         "experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168",
-        "the experts of a MoE layer, how many a token takes, and their sizes",
-        ("top", "groups", "limit", "shared", "width", "hidden"),
+        "the experts of a MoE layer, how many a token takes, their sizes, and precision fp8 of their products",
+        ("top", "groups", "limit", "shared", "width", "hidden", "precision", "fp8", "fallback"),
     ),
     PlanWord(
         "topology",
@@ -124,8 +124,9 @@ PLAN_WORDS = (
         "products",
         "PRODUCTS",
         "products grouped or fallback",
-        "who multiplies rows by experts: auto, loop, bmm or grouped; or fallback: another, where that one cannot",
-        ("auto", "loop", "bmm", "grouped", "fallback"),
+        "who multiplies rows by experts: auto, loop, bmm, grouped, in fp8 scaled_grouped or quantized;"
+        " or fallback: another, where that one cannot",
+        ("auto", "loop", "bmm", "grouped", "scaled_grouped", "quantized", "fallback"),
     ),
     PlanWord(
         "hot",

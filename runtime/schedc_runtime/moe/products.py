@@ -5,9 +5,13 @@ Every provider computes two products of stacked matrices:
     rows [R, in] x weights [E, in, out]     to [R, out]        the rows of expert e times ``weights[e]``
     rows [R, in] x gradients [R, out]       to [E, in, out]    for each expert its rows, transposed, times its gradients
 
-    loop      a product per expert; every dtype, device and size
-    bmm       one batched product; rows that are padded to as many for every expert
-    grouped   one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
+    loop             a product per expert; every dtype, device and size
+    bmm              one batched product; rows that are padded to as many for every expert
+    grouped          one launch for all experts (`torch.nn.functional.grouped_mm`), whose row numbers stay on the device
+    scaled_grouped   the same in fp8 with a scale per row, for rows times weights; see `fp8_products`
+    quantized        its numbers everywhere: both sides are rounded to fp8 and multiplied in their own dtype
+
+The last two round, so that only a plan that names them gets them.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from schedc.attachments.values import Products
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.fp8 import as_fp8, fp8_products
 
 
 class RowGroups(NamedTuple):
@@ -108,13 +113,16 @@ class Provider:
     """A way to multiply.
 
     why_not: the reason why it cannot serve a case; empty where it can. adds_alike: whether it adds each product in the
-    order of the loop on a device, so that results have the loop's bits.
+    order of the loop on a device, so that results have the loop's bits. rounds: what it rounds the operands to; empty
+    for one that takes them as they are. fallback: who takes its place first where a plan says ``or fallback``.
     """
 
     name: str
     why_not: Callable[[Case], str]
     multiply: Multiply
     adds_alike: Callable[[torch.device], bool] = lambda device: True
+    rounds: str = ""
+    fallback: str = ""
 
     def available(self, case: Case) -> bool:
         return not self.why_not(case)
@@ -197,15 +205,47 @@ _GROUPED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
 """Dtypes by type of device. Elsewhere torch runs its own loop, which waits for the ends."""
 
 
+_SCALED_COLUMNS = 16
+"""Columns of which operands in fp8 have multiples."""
+
+
+def _not_scaled(case: Case) -> str:
+    if case.device.type != "cuda" or case.dtype is not torch.bfloat16:
+        here = f"{str(case.dtype).removeprefix('torch.')} on {case.device.type}"
+        return f"{here}: fp8 products take bfloat16 rows on a GPU of compute capability 9 or 10"
+    if (major := torch.cuda.get_device_capability(case.device)[0]) not in (9, 10):
+        return f"a GPU of compute capability {major}: fp8 products need 9 or 10"
+    if odd := [count for count in case.columns if count % _SCALED_COLUMNS]:
+        return f"{odd[0]} columns: fp8 products take multiples of {_SCALED_COLUMNS}"
+    return ""
+
+
+def _scaled(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    if right.dim() == 2:
+        return _grouped(left, right, groups, weight)
+    return fp8_products(left, right, groups.on_device(left, len(weight)))
+
+
+def _quantized(left: Tensor, right: Tensor, groups: RowGroups, weight: Tensor) -> Tensor:
+    case = Case(left.device, left.dtype, (*left.shape[1:], *right.shape[-1:]), groups.padded)
+    multiply = _loop if _not_grouped(case) else _grouped
+    if right.dim() == 2:
+        return multiply(left, right, groups, weight)
+    rounded = right.transpose(1, 2)
+    return multiply(as_fp8(left), as_fp8(rounded).transpose(1, 2), groups, weight)
+
+
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider("bmm", _not_bmm, _bmm),
         Provider("grouped", _not_grouped, _grouped, lambda device: device.type == "cpu"),
         Provider("loop", lambda case: "", _loop),
+        Provider("scaled_grouped", _not_scaled, _scaled, lambda device: False, "fp8", "quantized"),
+        Provider("quantized", lambda case: "", _quantized, lambda device: False, "fp8"),
     )
 }
-"""By name, best first."""
+"""By name, best first; those that round are taken by name alone."""
 
 
 @cache
@@ -218,8 +258,21 @@ def provider_for(products: Products, case: Case) -> Provider:
         if not (reason := named.why_not(case)):
             return named
         if not products.or_fallback:
-            raise RuntimeFault(f"products {named.name}: {reason}", f"write `products {named.name} or fallback`")
-    return next(provider for provider in PROVIDERS.values() if provider.available(case))
+            short = f", or `precision {named.rounds} or fallback` behind the experts" if named.fallback else ""
+            raise RuntimeFault(f"products {named.name}: {reason}", f"write `products {named.name} or fallback`{short}")
+        if named.fallback and PROVIDERS[named.fallback].available(case):
+            return PROVIDERS[named.fallback]
+    return next(provider for provider in PROVIDERS.values() if provider.available(case) and not provider.rounds)
+
+
+def passed_over(products: Products, case: Case) -> dict[str, str]:
+    """Why better providers than the one of `provider_for` do not serve a case, by name."""
+    chosen = provider_for(products, case).name
+    better = {products.name} & PROVIDERS.keys() - {chosen}
+    if not PROVIDERS[chosen].rounds and products.name != chosen:
+        names = [name for name, provider in PROVIDERS.items() if not provider.rounds]
+        better.update(names[: names.index(chosen)])
+    return {name: reason for name in PROVIDERS if name in better and (reason := PROVIDERS[name].why_not(case))}
 
 
 def compared_bitwise(products: Products, device: torch.device) -> Products:
@@ -229,10 +282,12 @@ def compared_bitwise(products: Products, device: torch.device) -> Products:
     """
     alike = [name for name, provider in PROVIDERS.items() if provider.adds_alike(device)]
     if products.name == "auto":
-        return products if len(alike) == len(PROVIDERS) else Products("loop")
+        return products if all(each.rounds or each.name in alike for each in PROVIDERS.values()) else Products("loop")
     if products.name not in alike:
+        rounds = PROVIDERS[products.name].rounds
+        why = f"it rounds to {rounds}" if rounds else f"it adds in an order of its own on {device.type}"
         raise RuntimeFault(
-            f"products {products.name}: it adds in an order of its own on {device.type}, and bits are to be compared",
+            f"products {products.name}: {why}, and bits are to be compared",
             f"write `products {' or `products '.join(f'{name}`' for name in alike)}, or leave `--check bitwise` out",
         )
     return products

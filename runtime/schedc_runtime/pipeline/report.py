@@ -8,7 +8,7 @@ from torch import nn
 
 from schedc.plan import Attachments
 from schedc_runtime.moe.layer import MoELayer, moe_layers
-from schedc_runtime.moe.products import PROVIDERS
+from schedc_runtime.moe.products import passed_over
 
 
 def report(modules: Iterable[nn.Module], plan: Attachments) -> str:
@@ -21,7 +21,6 @@ def _products(name: str, layer: MoELayer, plan: Attachments) -> str:
     experts, padded = layer.experts, plan.capacity is not None
     case = experts.case(padded)
     chosen = experts.provider(padded)
-    better = list(PROVIDERS.values())[: list(PROVIDERS).index(chosen.name)]
-    reasons = "".join(f"; not {each.name}: {reason}" for each in better if (reason := each.why_not(case)))
+    reasons = "".join(f"; not {better}: {reason}" for better, reason in passed_over(experts.products, case).items())
     dtype = str(case.dtype).removeprefix("torch.")
     return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}"

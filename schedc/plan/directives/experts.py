@@ -1,17 +1,20 @@
-"""``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``: the experts of a MoE layer."""
+"""``experts 256 top 8 groups 8 limit 4 shared 1 width 2048 hidden 7168``: the experts of a MoE layer.
+
+``precision fp8`` behind them names the provider of their products, as `products` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.values import Attachments, ExpertSizes
+from schedc.attachments.values import PRECISIONS, Attachments, ExpertSizes, Products
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout, PartKind
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
 from schedc.syntax.plan import ExpertsLine, Word
-from schedc.syntax.plan_words import NAMES
 
+SIZES = ("top", "groups", "limit", "shared", "width", "hidden")
 MOST_EXPERTS = 65_536
 MOST_GROUPS = 1_024
 
@@ -19,7 +22,7 @@ MOST_GROUPS = 1_024
 def _read(reading: Reading, line: ExpertsLine) -> None:
     values: dict[str, int] = {}
     for option in line.options:
-        if not reading.word(Word(option.name, option.span), NAMES["experts"], "fact of the experts"):
+        if not reading.word(Word(option.name, option.span), SIZES, "fact of the experts"):
             continue
         if option.name in values:
             reading.fault("S144", f"`{option.name}` is said twice", option.span, "keep one of the two")
@@ -31,12 +34,20 @@ def _read(reading: Reading, line: ExpertsLine) -> None:
     if "limit" in values and "groups" not in values:
         reading.fault("S145", "a limit of groups, and no groups", line.span, "write `groups 8 limit 4`")
         return
+    _read_precision(reading, line.words)
     values.setdefault("limit", values.get("groups", 1))
     experts = ExpertSizes(line.count, **values)
     if (problem := _misfit(experts, values)) is None:
         reading.give(experts=experts)
     else:
         reading.fault("S145", problem[0], line.span, problem[1])
+
+
+def _read_precision(reading: Reading, words: tuple[Word, ...]) -> None:
+    known = (("precision",), PRECISIONS, ("fallback",))
+    what = ("fact of the experts", "precision of products", "way out")
+    if words and all(reading.word(*each) for each in zip(words, known, what, strict=False)):
+        reading.give(products=Products(PRECISIONS[words[1].text], len(words) > 2))
 
 
 def _misfit(experts: ExpertSizes, written: dict[str, int]) -> tuple[str, str] | None:

@@ -16,7 +16,12 @@ def _read(reading: Reading, line: ProductsLine) -> None:
         return
     if line.otherwise is not None and not reading.word(line.otherwise, ("fallback",), "way out"):
         return
-    reading.give(products=Products(line.value.text, line.otherwise is not None))
+    wanted = Products(line.value.text, line.otherwise is not None)
+    if reading.plan.products not in (Products(), wanted):
+        help = "leave one of the two out: `precision fp8` is `products scaled_grouped`"
+        reading.fault("S144", "products beside experts with a `precision`", line.span, help)
+        return
+    reading.give(products=wanted)
 
 
 def _write(plan: Attachments) -> Iterator[str]:

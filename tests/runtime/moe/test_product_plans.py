@@ -17,7 +17,11 @@ SIZES = {"P": 1, "M": 2}
 
 
 def pipeline(lines: str, dtype: torch.dtype) -> Pipeline:
-    program = compiled("1f1b", SIZES, TWO_NODES + lines)
+    return precise(TWO_NODES + lines, dtype)
+
+
+def precise(lines: str, dtype: torch.dtype = torch.float32) -> Pipeline:
+    program = compiled("1f1b", SIZES, lines)
     example, _ = batch_of(program, 1)
     return Pipeline(model().to(dtype), program, loss_fn=next_token_loss, in_process=True, example=example)
 
@@ -43,3 +47,19 @@ def test_a_provider_that_cannot_serve_the_model_is_refused_when_the_pipeline_is_
     said = build("  products grouped or fallback\n").report()
     assert said.count("products loop (float64 on cpu); not bmm: experts have different numbers of rows") == 3
     assert said.count("; not grouped: float64 on cpu") == 3
+
+
+def test_precision_of_a_plan() -> None:
+    line = "  experts 8 top 2 precision fp8{}\n  topology nodes 2 x 1\n"
+    with pytest.raises(
+        RuntimeFault, match="mlp`: products scaled_grouped: float32 on cpu: fp8 products take"
+    ) as caught:
+        precise(line.format(""))
+    assert "`precision fp8 or fallback` behind the experts" in str(caught.value)
+    pipe = precise(line.format(" or fallback"))
+    said = pipe.report()
+    assert said.count("mlp: products quantized (float32 on cpu); not scaled_grouped: float32 on cpu") == 3
+    exact = precise(TWO_NODES)
+    losses = [float(each.step(*batch_of(each.program, each.mesh.replicas))) for each in (pipe, exact)]
+    assert 1e-6 < abs(losses[0] - losses[1]) < 0.05
+    pipe.close(), exact.close()

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from schedc.attachments.values import PRODUCTS, Products
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.experts import Experts, gated
+from schedc_runtime.moe.fp8 import as_fp8, fp8_products
 from schedc_runtime.moe.products import PROVIDERS, Case, RowGroups, compared_bitwise, provider_for
 from schedc_runtime.moe.stacked_linear import stacked_linear, weighted_linear
 from schedc_runtime.stage.split import SplitBackward
@@ -256,6 +257,12 @@ def test_the_choice(setting: Case, wanted: str, provider: str) -> None:
         (Case(CPU, torch.bfloat16, (24, 20, 10), False), "grouped", "20 columns of 2 bytes", "loop"),
         (Case(CPU, torch.float32, COLUMNS, False), "bmm", "different numbers of rows", "grouped"),
         (Case(torch.device("mps"), torch.float32, COLUMNS, False), "grouped", "float32 on mps", "loop"),
+        (
+            Case(CPU, torch.bfloat16, COLUMNS, False),
+            "scaled_grouped",
+            "bfloat16 on cpu: fp8 products take",
+            "quantized",
+        ),
     ],
 )
 def test_a_provider_that_is_not_there(setting: Case, wanted: str, reason: str, fallback: str) -> None:
@@ -273,10 +280,50 @@ def test_a_name_that_is_none() -> None:
 
 def test_who_may_be_compared_bit_by_bit() -> None:
     gpu = torch.device("cuda")
-    for name in PRODUCTS:
+    for name in ("auto", "loop", "bmm", "grouped"):
         assert compared_bitwise(Products(name), CPU) == Products(name)
     assert compared_bitwise(Products(), gpu) == Products("loop")
     assert compared_bitwise(Products("bmm", True), gpu) == Products("bmm", True)
+    for name in ("scaled_grouped", "quantized"):
+        with pytest.raises(RuntimeFault, match=f"products {name}: it rounds to fp8, and bits are to be compared"):
+            compared_bitwise(Products(name, or_fallback=True), CPU)
     with pytest.raises(RuntimeFault, match="products grouped: it adds in an order of its own on cuda") as caught:
         compared_bitwise(Products("grouped"), gpu)
     assert "write `products bmm` or `products loop`, or leave `--check bitwise` out" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("split", [False, True])
+def test_products_in_fp8_are_rounded_and_their_weight_gradients_are_not(dtype: torch.dtype, split: bool) -> None:
+    counts = [33, 0, 7, 21]
+    experts, rows, gates = case(counts, dtype)
+    experts.products = Products("loop")
+    expected = run(experts, rows, gates, counts)
+    experts.products = Products("scaled_grouped", or_fallback=True)
+    results = run(experts, rows, gates, counts, split)
+    for result, exact in zip(results, expected, strict=True):
+        error = (result.double() - exact.double()).norm() / exact.double().norm()
+        assert 0.001 < error < 0.1  # fp8 has three bits behind the first
+    nobody = torch.full((3, rows.shape[1]), float("nan"), dtype=dtype)
+    if dtype is not torch.float64:
+        output, *_ = run(experts, torch.cat([rows, nobody]), torch.ones(len(rows) + 3), torch.tensor(counts))
+        assert output[: len(rows)].isfinite().all()
+
+
+def test_rounding_to_fp8_keeps_the_largest_number_of_each_row() -> None:
+    matrix = torch.randn(2, 5, 16) * torch.logspace(-20, 8, 5)[:, None]
+    matrix[1, 3] = 0
+    result = as_fp8(matrix)
+    largest = matrix.abs().argmax(-1, keepdim=True)
+    torch.testing.assert_close(result.gather(-1, largest), matrix.gather(-1, largest), rtol=1e-6, atol=0)
+    assert (result - matrix).abs().le(matrix.abs() / 16 + matrix.abs().amax(-1, keepdim=True) / 448 / 2).all()
+    assert torch.equal(as_fp8(result), result)
+
+
+def test_the_call_for_fp8_products_fits_what_torch_checks() -> None:
+    """The meta device checks dtypes, strides and shapes of scales as a GPU does."""
+    rows = torch.empty(40, 32, device="meta", dtype=torch.bfloat16)
+    weights = torch.empty(4, 48, 32, device="meta", dtype=torch.bfloat16)
+    ends = torch.empty(4, device="meta", dtype=torch.int32)
+    assert fp8_products(rows, weights.transpose(1, 2), ends).shape == (40, 48)
+    assert fp8_products(rows, torch.empty(4, 32, 48, device="meta"), ends).dtype is torch.bfloat16
