@@ -38,7 +38,7 @@ def fp8_products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """[R, in] rows times [E, in, out] weights to [R, out] in the rows' dtype. ends: [E] int32, as of `RowGroups`."""
     numbers, scale = rounded(rows)
     columns, column_scale = rounded(weights.transpose(1, 2))
-    product: Tensor = torch._scaled_grouped_mm(  # type: ignore[attr-defined]
+    product: Tensor = torch._scaled_grouped_mm(
         numbers, columns.transpose(1, 2), scale, column_scale, offs=ends, out_dtype=rows.dtype, use_fast_accum=False
     )
     return product
