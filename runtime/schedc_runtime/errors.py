@@ -18,6 +18,10 @@ class PartitionError(RuntimeFault):
     """The model cannot be cut into the stages asked for."""
 
 
+class PlanMismatch(RuntimeFault):
+    """The plan says other sizes than the model or its first batch has. Every rank raises the same."""
+
+
 class BoundaryError(RuntimeFault):
     """The tensors between two stages cannot be inferred in advance, or differ from the inferred ones."""
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedc.attachments.values import BYTES, By, ExpertSizes, Level, Recompute
+from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
 
 _SCORE = 4
 """Bytes of a score: routers compute in fp32."""
@@ -79,7 +79,7 @@ def held_bytes(
     arrived = experts.hidden if Level.LIGHT in _up_to(of_rows) and of_rows is not Level.FULL else 0
     numbers = _left(_OF_TOKENS, experts, level) + rows.experts * _left(_OF_ROWS, experts, of_rows)
     scores = _SCORE * experts.count * (Level.LIGHT not in _up_to(level))
-    return BYTES[dtype] * (numbers + rows.arrive * arrived) + scores
+    return bytes_per_number(dtype) * (numbers + rows.arrive * arrived) + scores
 
 
 def _up_to(level: Level) -> tuple[Level, ...]:
@@ -112,13 +112,13 @@ def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: Rows
 
 def whole_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
     """Bytes per token of a MoE layer with ``most`` rows that holds everything: in its backward, or after its R."""
-    arrived = BYTES[dtype] * experts.hidden * most.arrive
+    arrived = bytes_per_number(dtype) * experts.hidden * most.arrive
     return held_bytes(experts, dtype, Level.NONE, Level.NONE, most) + arrived + _BESIDE * most.experts
 
 
 def output_gradient_bytes(experts: ExpertSizes, dtype: str, rows: float) -> float:
     """Bytes per token of the gradients of ``rows`` outputs of experts, which W needs."""
-    return BYTES[dtype] * experts.hidden * rows
+    return bytes_per_number(dtype) * experts.hidden * rows
 
 
 def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float:
@@ -129,7 +129,7 @@ def passing_bytes(experts: ExpertSizes, dtype: str, most: RowsPerToken) -> float
     latter.
     """
     H, F = experts.hidden, experts.width
-    return BYTES[dtype] * (most.arrive * H + most.experts * (3 * H + 5 * F))
+    return bytes_per_number(dtype) * (most.arrive * H + most.experts * (3 * H + 5 * F))
 
 
 _PRODUCTS = {Level.MEDIUM: (4, 4), Level.FULL: (4, 4)}
@@ -170,4 +170,4 @@ def recomputed_share(role: str, level: Level) -> float:
 
 def slot_bytes(experts: ExpertSizes, dtype: str) -> int:
     """Bytes of a hot expert's three matrices in its slot. Their gradients take as many."""
-    return 3 * experts.hidden * experts.width * BYTES[dtype]
+    return 3 * experts.hidden * experts.width * bytes_per_number(dtype)

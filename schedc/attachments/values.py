@@ -9,6 +9,13 @@ from schedc.cost.exchange import Topology
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes per number, by the name of its type."""
+DEFAULT_DTYPE = "bf16"
+"""The type of numbers that a plan counts with where it says none."""
+
+
+def bytes_per_number(dtype: str) -> int:
+    """Bytes of a number of type ``dtype``; those of `DEFAULT_DTYPE` for ""."""
+    return BYTES[dtype or DEFAULT_DTYPE]
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,8 @@ class Attachments:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
-    weights, a key of `BYTES`. tied: whether head and predictions use the table of the embedding.
+    weights, a key of `BYTES`; "" where the plan does not say it. tied: whether head and
+    predictions use the table of the embedding.
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order.
     recompute: [stages] levels; empty where no stage recomputes.
     """
@@ -165,7 +173,7 @@ class Attachments:
     experts: ExpertSizes | None = None
     topology: Topology | None = None
     tokens: int = 0
-    dtype: str = "bf16"
+    dtype: str = ""
     method: Method = Method.FLAT
     tied: bool = False
     overlap: bool = False
@@ -182,4 +190,4 @@ class Attachments:
     @property
     def row_bytes(self) -> int:
         """Bytes of a token's row; 0 where the plan does not say its columns."""
-        return self.experts.hidden * BYTES[self.dtype] if self.experts else 0
+        return self.experts.hidden * bytes_per_number(self.dtype) if self.experts else 0

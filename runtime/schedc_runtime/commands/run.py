@@ -37,7 +37,7 @@ from schedc_runtime.commands.options import (
     report_failure,
     with_overrides,
 )
-from schedc_runtime.commands.toy_models import Subject, counted, toy_model
+from schedc_runtime.commands.toy_models import Subject, counted, toy_model, toy_plan
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Deadlock, InstructionError
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs, provenance
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         program = program_of(options)
         costs = load_costs(options.cost_file) if options.cost_file else Costs()
-        plan = with_overrides(plan_of(program), options)
+        plan = with_overrides(toy_plan(plan_of(program)), options)
         mesh = mesh_here(plan, program)
         if not launched() and mesh.size > 1 and not options.in_process:
             check_processes(mesh.size)

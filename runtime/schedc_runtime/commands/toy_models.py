@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,12 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
         dense = min(options.dense, blocks)
         model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
     return Subject(model, next_token_loss, *counted(options.rows, options.tokens, options.seed))
+
+
+def toy_plan(plan: Attachments) -> Attachments:
+    """The plan without its model's sizes, which a toy model does not have: columns, tokens and type of numbers."""
+    experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
+    return replace(plan, experts=experts, tokens=0, dtype="")
 
 
 def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

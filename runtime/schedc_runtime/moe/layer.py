@@ -117,6 +117,8 @@ class MoELayer(nn.Module):
         self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
         self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
         self.lend = Lend()
+        self.outlined = 0
+        """Tokens of the last forward on fake tensors; 0 before any."""
         self.attach(ExpertGroup.solo())
 
     def attach(
@@ -212,6 +214,7 @@ class MoELayer(nn.Module):
 
     def _outline(self, x: Tensor) -> Tensor:
         """The result for fake tensors, which have no values to route by: right shape, dtype and dependence."""
+        self.outlined = x.shape[:-1].numel()
         return x + self.router.weight.sum().to(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:

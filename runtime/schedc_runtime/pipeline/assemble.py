@@ -38,6 +38,7 @@ from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
+from schedc_runtime.pipeline.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.stages import (
     StagesByIndex,
@@ -85,8 +86,9 @@ class Assembly:
     program: that of the settings; from `tie_weights` on with the sums of tied weights.
     construction: where the values of each of the model's tensors come from. has_values: whether all tensors here were
     seen off the meta device.
-    names: shape and dtype of each entry of the model's state. shards: shards of the dense parts, where these are
-    sharded. tied: the parameters of which several ranks need a copy. weights: the copies that are here.
+    first_batch: compares the plan's tokens with it. names: shape and dtype of each entry of the model's state.
+    shards: shards of the dense parts, where these are sharded. tied: the parameters of which several ranks need a copy.
+    weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
@@ -101,6 +103,7 @@ class Assembly:
     network: Network = field(init=False)
     program: Program = field(init=False)
     partition: Partition = field(init=False)
+    first_batch: FirstBatch = field(init=False)
     tied: tuple[SharedParameter, ...] = field(init=False)
     weights: TiedWeights = field(init=False)
     names: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
@@ -162,14 +165,15 @@ def connect(assembly: Assembly) -> None:
 
 
 def check_attachments(assembly: Assembly) -> None:
-    """A plan made in Python goes through the checks of a plan's lines."""
+    """A plan made in Python goes through the checks of a plan's lines. The model has the plan's sizes."""
     check_contradictions(assembly.plan, assembly.program, assembly.mesh)
+    check_model(assembly.settings.model, assembly.plan)
     check_way(assembly.settings.rng, assembly.settings.seed)
     assembly.compile = compile_settings(assembly.settings.compile)
 
 
 def cut_model(assembly: Assembly) -> None:
-    """The stages' modules, and the names that the whole model's state has."""
+    """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
     assembly.partition = partition(
         model,
@@ -182,6 +186,7 @@ def cut_model(assembly: Assembly) -> None:
         placement=program.placement,
         example=one_microbatch(assembly.settings.example, program.microbatches),
     )
+    assembly.first_batch = FirstBatch(model, assembly.plan)
     assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
 
 

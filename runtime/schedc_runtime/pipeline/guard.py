@@ -11,6 +11,7 @@ from schedc_runtime.errors import (
     MaterializeError,
     PartitionError,
     PeerFailure,
+    PlanMismatch,
     RuntimeFault,
     StepTimeout,
 )
@@ -25,7 +26,7 @@ from schedc_runtime.ranks.progress import Position
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import TransportError
 
-_AGREED = (BatchRefused, BoundaryError, MaterializeError, PartitionError, NonFiniteLoss)
+_AGREED = (BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, NonFiniteLoss)
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 
 

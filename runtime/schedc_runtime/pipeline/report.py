@@ -1,4 +1,4 @@
-"""Tells in lines for people what a pipeline has chosen by itself: who multiplies in each MoE layer, and why."""
+"""Tells in lines for people what a pipeline has chosen by itself, and which sizes its plan leaves open."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from torch import nn
 from schedc.plan import Attachments
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
+from schedc_runtime.pipeline.plan_fit import unsaid
 
 
 def report(modules: Iterable[nn.Module], plan: Attachments) -> str:
-    """One line for each MoE layer of these stage modules, without repetitions; empty where there is none."""
-    lines = [_products(name, layer, plan) for module in modules for name, layer in moe_layers(module)]
+    """One line for each MoE layer of these stage modules, and one for each size that the plan does not say.
+
+    Lines are not repeated. The text is empty where there is no MoE layer.
+    """
+    layers = [pair for module in modules for pair in moe_layers(module)]
+    lines = [*(_products(name, layer, plan) for name, layer in layers), *unsaid(plan, layers)]
     return "\n".join(dict.fromkeys(lines))
 
 

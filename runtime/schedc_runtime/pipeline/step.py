@@ -92,9 +92,12 @@ class StepRunner:
         with guard(f"starting {number}"):
             agreed = self._agree(call, batch, targets)
             accumulation = self.accumulation.with_call(call.accumulate, agreed.total) if call.training else None
+            assembly.first_batch.begin()
             executors = assembly.bound_code.executors(
                 call.program, call.name, agreed.signature, assembly.network.transports, assembly.network.peer_groups
             )
+            if call.training:
+                assembly.first_batch.check()
             self._check_form(call, agreed, targets)
             parts = self._split(call.program, agreed, batch, targets)
         if accumulation is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedc.attachments.recompute_bytes import slot_bytes
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import BYTES, Attachments, Hot
+from schedc.attachments.values import Attachments, Hot, bytes_per_number
 from schedc.cost.exchange import hot_break_even
 from schedc.layout.parts import Layout
 from schedc.plan.directives.base import Contradiction, Directive, Reading
@@ -57,12 +57,13 @@ def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     most = plan.hot.most
     if most is None and experts is not None and plan.topology is not None:
         most = experts.count // plan.topology.ranks
+    number = bytes_per_number(plan.dtype)
     facts = {
         "most": most,
         "auto": plan.hot.most is None,
         "until_imbalance_below": plan.hot.below,
         "off": "with a capacity all ranks have equally many rows" if plan.capacity else None,
-        "break_even_rows": hot_break_even(experts.width, *2 * (BYTES[plan.dtype],)) if experts and sized else None,
+        "break_even_rows": hot_break_even(experts.width, number, number) if experts and sized else None,
         "slot_bytes": most * slot_bytes(experts, plan.dtype) if most and experts and sized else None,
     }
     return {"hot": facts}

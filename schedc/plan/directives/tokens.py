@@ -22,7 +22,7 @@ def _read(reading: Reading, line: TokensLine) -> None:
 
 def _write(plan: Attachments) -> Iterator[str]:
     if plan.tokens:
-        yield f"tokens {plan.tokens} dtype {plan.dtype}"
+        yield f"tokens {plan.tokens}" + (f" dtype {plan.dtype}" if plan.dtype else "")
 
 
 DIRECTIVE = Directive("tokens", _read, _write)

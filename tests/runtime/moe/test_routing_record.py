@@ -14,9 +14,9 @@ from schedc_runtime.errors import RuntimeFault
 from support.expert_cases import batch_of, compiled, model
 from support.runtime_cases import next_token_loss
 
-LINES = """  experts 8 top 2 width 8 hidden 16
+LINES = """  experts 8 top 2 width 4 hidden 8
   topology nodes 1 x 2
-  tokens 8"""
+  tokens 6"""
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "recompute all full"), ("dualpipev", "")])

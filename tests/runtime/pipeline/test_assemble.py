@@ -36,7 +36,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "choose_mesh": {"plan", "mesh"},
         "connect": {"network"},
         "check_attachments": {"compile"},
-        "cut_model": {"partition", "names"},
+        "cut_model": {"partition", "first_batch", "names"},
         "tie_weights": {"tied"},
         "make_stages": {"head", "stages", "copied", "weights"},
         "compile_units": set(),
