@@ -320,7 +320,8 @@ class Pipeline:
     def report(self) -> str:
         """What the pipeline has chosen by itself, for the stages held here: who multiplies in each MoE layer, and why.
 
-        Under autocast another dtype runs, and with it perhaps another provider.
+        Under autocast another dtype runs, and with it perhaps another provider. Where a plan has experts, a line for
+        each size that it does not say, with the model's own.
         """
         return report(self.modules, self.plan)
 

@@ -32,7 +32,7 @@ def test_products_of_a_plan_change_no_bit_and_are_reported() -> None:
         pipe = pipeline(f"  products {line}\n", torch.float32)
         loss = pipe.step(*batch_of(pipe.program, pipe.mesh.replicas))
         results.append([loss, *(parameter.grad for parameter in pipe.parameters() if parameter.grad is not None)])
-        said = pipe.report().splitlines()
+        said = [line for line in pipe.report().splitlines() if "products" in line]
         assert len(said) == 3  # one for each MoE layer, whatever the number of ranks
         assert all(f"mlp: products {name} (float32 on cpu)" in each for each in said)
         pipe.close()
