@@ -24,7 +24,7 @@ from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 from support.expert_cases import batch_of, compiled, train
 from support.random_schedules import with_recomputation
-from support.runtime_cases import check_parity, gradients, next_token_loss, small_gpt, tokens
+from support.runtime_cases import check_parity, gradients, model_for, next_token_loss, tokens
 from support.segmented_cases import small_moe
 
 
@@ -113,8 +113,9 @@ def ahead_parity(
     differing = []
     for schedule, sizes, overlap in dense:
         program = with_rs(compile_schedule(schedule, **sizes))
-        pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, timeout=30, cut=Cut(segmented=overlap))
-        check_parity(pipe, small_gpt(), program.microbatches)
+        model = model_for(program)
+        pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=30, cut=Cut(segmented=overlap))
+        check_parity(pipe, model, program.microbatches)
         pipe.close()
         states = [noisy_grads(tried, cut=Cut(segmented=overlap)) for tried in (program, without_recomputation(program))]
         differing.append(unequal(*states))
@@ -127,7 +128,9 @@ def ahead_parity(
 def noisy_grads(program: Program, **options: Any) -> dict[str, Tensor]:
     """Loss, gradients and the random number after a step of a GPT with dropout, on the ranks of this process."""
     batch, targets = tokens(program.microbatches)
-    pipe = Pipeline(small_gpt(dropout=0.3), program, loss_fn=next_token_loss, timeout=30, example=batch, **options)
+    pipe = Pipeline(
+        model_for(program, dropout=0.3), program, loss_fn=next_token_loss, timeout=30, example=batch, **options
+    )
     torch.manual_seed(7)
     loss = pipe.step(batch, targets)
     results = {"loss": loss, "random": torch.rand(2), **gradients(pipe)}

@@ -19,10 +19,15 @@ CPU = torch.device("cpu")
 VOCAB = 32
 
 
-def small_gpt(blocks: int = 8, **config: Any) -> GPT:
+def small_gpt(blocks: int = 4, **config: Any) -> GPT:
     """The same weights on every rank, in float64."""
     torch.manual_seed(0)
     return GPT(GPTConfig(width=16, heads=2, blocks=blocks, vocab=VOCAB, **config)).double()
+
+
+def model_for(program: Program, **config: Any) -> GPT:
+    """`small_gpt` with a block for every stage."""
+    return small_gpt(max(4, program.stages), **config)
 
 
 def tokens(rows: int, length: int = 6, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -98,7 +103,7 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int]]], 
     names = []
     for schedule, sizes in cases:
         program = compile_schedule(schedule, **sizes)
-        model = small_gpt(tied=tied)
+        model = model_for(program, tied=tied)
         rows = 2 * program.microbatches
         pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=30, example=tokens(rows)[0])
         names.append(check_parity(pipe, model, rows))

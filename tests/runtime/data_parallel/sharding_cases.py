@@ -26,7 +26,7 @@ def parity(rank: int, world_size: int, schedule: str, kind: str, experts: int, d
     batch, targets = batch_of(mesh, program.microbatches)
     results = []
     for shard in (False, True):
-        model = small_moe() if kind == "moe" else small_gpt(tied=kind == "tied")
+        model = small_moe(2, 2) if kind == "moe" else small_gpt(tied=kind == "tied")
         names = list(model.state_dict())
         pipe = Pipeline(
             model,
@@ -61,7 +61,7 @@ FACTS = ("held", "sharded", "experts", "names", "loaded")
 
 
 def model_state(kind: str) -> dict[str, Tensor]:
-    return (small_moe() if kind == "moe" else small_gpt(tied=kind == "tied")).state_dict()
+    return (small_moe(2, 2) if kind == "moe" else small_gpt(tied=kind == "tied")).state_dict()
 
 
 def _trained(pipe: Pipeline, batch: Tensor, targets: Tensor) -> dict[str, Any]:

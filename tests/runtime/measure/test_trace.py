@@ -94,7 +94,7 @@ def test_standing_for_a_message_inside_a_cell_is_no_time_of_the_cell() -> None:
 
 def test_a_trace_has_every_instruction_once_and_its_messages() -> None:
     program = schedc.compile("dualpipev", P=4, M=8)
-    pipe = Pipeline(small_gpt(), program, loss_fn=next_token_loss, in_process=True)
+    pipe = Pipeline(small_gpt(8), program, loss_fn=next_token_loss, in_process=True)
     pipe.step(*tokens(8), trace=True)
     intervals = pipe.trace()
     seen = [row for spans in intervals.values() for x in spans for row in range(x.row, x.row + x.rows)]

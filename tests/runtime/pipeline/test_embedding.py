@@ -21,7 +21,7 @@ BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
 
 def embed(rank: int, world_size: int, code: str) -> list[Any]:
     """Runs ``code`` with the names that a trainer defines; returns the rank and the last loss."""
-    model = small_gpt(tied=True)
+    model = small_gpt(8, tied=True)
     names: dict[str, Any] = {"torch": torch, "model": model, "loss_fn": next_token_loss, "loader": BATCHES}
     names["batch"], names["targets"] = BATCHES[0]
     exec(code, names)
@@ -34,7 +34,7 @@ def embed(rank: int, world_size: int, code: str) -> list[Any]:
 
 def train_plainly(steps: int) -> float:
     """The last loss of as many steps of one process, by autograd alone."""
-    model = small_gpt(tied=True)
+    model = small_gpt(8, tied=True)
     optimizer = torch.optim.AdamW(model.parameters())
     for batch, targets in BATCHES[:steps]:
         optimizer.zero_grad()

@@ -255,7 +255,7 @@ def test_without_a_loss_function_there_are_outputs_alone() -> None:
         pipeline(small_gpt(), loss_fn=lambda x, y: Loss(x.sum(), y)).step(*tokens(8))
 
 
-SCHEDULES = [("1f1b", 1), ("zbv", 4), ("dualpipev", 2)]
+SCHEDULES = [("1f1b", 1), ("zbh1", 4), ("dualpipev", 2)]
 
 
 @pytest.mark.slow

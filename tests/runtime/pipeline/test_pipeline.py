@@ -190,7 +190,7 @@ def test_after_an_error_a_pipeline_in_one_process_goes_on() -> None:
         if not isinstance(output, FakeTensor) and next(calls) == 3:
             raise ZeroDivisionError("injected")
 
-    model.blocks[4].register_forward_hook(fail)
+    model.blocks[2].register_forward_hook(fail)
     batch, targets = tokens(8)
     with pytest.raises(InstructionError, match=r"rank 1 failed at 2F3|rank 1 failed at \(2F3;") as caught:
         pipe.step(batch, targets)
