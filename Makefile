@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Tests start many processes. Without files of bytecode each of them would compile both packages anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser pictures trainers demo test test-fast sweep check docs dist bench figures clean
+.PHONY: setup browser pictures trainers demo test test-fast sweep check docs dist bench gpu figures clean
 
 setup: $(READY)
 
@@ -63,7 +63,11 @@ dist: setup  ## source distribution and wheel, built from it as a user's pip doe
 	$(BIN)/python -m twine check --strict dist/*
 
 bench: setup  ## every benchmark, one after the other; run it when nothing else runs
-	@for name in compile timeline claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step products; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in compile timeline claims cold_start executor split_backward overlap alltoall batch_gemm recompute hot_experts moe_step products routes host_asks imbalance policies dropout tune; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in compiled deferral dropout families large loop shapes split-cost tied; do $(BIN)/python benchmarks/trainers.py $$name || exit 1; done
+
+gpu: setup  ## what only a GPU can tell, a JSON object per section; without a GPU each says that it is skipped
+	@$(BIN)/python benchmarks/gpu.py
 
 figures: setup  ## the drawings of the README and the docs
 	$(BIN)/schedc show dualpipev -D P=4 -D M=10 -o docs/figures/dualpipev.svg

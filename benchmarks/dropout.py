@@ -1,7 +1,7 @@
 """Trains one model with dropout in many ways, and compares the losses of a step bit by bit.
 
     python benchmarks/dropout.py [--json] [--nodes N] [--per-node N] [--experts E] [--top K] [--blocks N]
-                                 [--levels none,full]
+                                 [--levels none,light,full]
 
 The model is a transformer with experts and dropout. The ranks of an expert group are replicas, all in this process. The
 cases are all combinations of
@@ -9,7 +9,7 @@ cases are all combinations of
     schedule     1f1b and dualpipev, on P = 1 and 2 ranks
     method       of the exchange of rows: flat, hierarchical, allgather
     overlap      off, auto
-    recompute    none, light, full; `--levels` takes others
+    recompute    none, full; `--levels` takes others
     hot          off, and idle: experts may be lent, and the imbalance never is large enough
 
 The serial twin runs the whole model without a pipeline, microbatch by microbatch, under `named_random`. An expert
@@ -54,7 +54,7 @@ CHOICES = {
     "P": (1, 2),
     "method": ("flat", "hierarchical", "allgather"),
     "overlap": ("off", "auto"),
-    "recompute": ("none", "light", "full"),
+    "recompute": ("none", "full"),
     "hot": ("off", "idle"),
 }
 IDLE = "hot 2 until imbalance < 1000"
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--per-node", type=int, default=2)
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--top", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--levels", type=lambda text: text.split(","), default=CHOICES["recompute"])
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,0 +1,37 @@
+"""Section `sync_debug`: operations of a step that wait for the device, by torch's debug mode."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from gpu.setting import Setting, Skipped
+from gpu.step import modes, pipeline, stepping
+
+WAITS = "called a synchronizing"
+"""Part of the message that torch's debug mode has for every operation that waits."""
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    counts = {name: waits(setting, capacity) for name, capacity in modes(setting).items()}
+    if not setting.gpu:
+        raise Skipped("torch's debug mode watches CUDA alone; the steps have run. benchmarks/host_asks.py counts here")
+    return {"sync_debug_errors": len(counts["padded"]), "sync_debug": {name: each[:8] for name, each in counts.items()}}
+
+
+def waits(setting: Setting, capacity: float | None) -> list[str]:
+    """What waited in the second of two steps: the first lines of torch's messages."""
+    step = stepping(setting, pipeline(setting, capacity=capacity))
+    step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if setting.gpu:
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            if setting.gpu:
+                torch.cuda.set_sync_debug_mode("default")
+    return [f"{each.filename}:{each.lineno}" for each in caught if WAITS in str(each.message)]
