@@ -8,7 +8,8 @@ values decide, and conversions to Python. Uploads are tensors of whole numbers m
 runs the whole layer on the meta device, where asking for a value is an error.
 
 Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact with
-adaptive recomputation). `bounded` is not there yet. `uploads_per_layer`, and `runs_on_meta` for `padded`.
+adaptive recomputation), `bounded` (buffers of 1.5 times the mean rows). `uploads_per_layer`, and `runs_on_meta` for
+`padded` and `bounded`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ASKING = (
     "unique_consecutive", "is_nonzero", "equal",
 )  # fmt: skip
 """Operations whose result needs values on the host."""
+MODES = ("exact", "padded", "bounded", "adaptive")
 METHODS_OF_TENSORS = ("tolist", "numpy", "cpu", "item", "__int__", "__bool__", "__float__", "__array__", "__index__")
 
 
@@ -101,12 +103,12 @@ def counting() -> Iterator[Asks]:
             setattr(Tensor, name, method)
 
 
-def layer_of(method: Method, padded: bool, device: str = "cpu") -> MoELayer:
+def layer_of(method: Method, mode: str, device: str = "cpu") -> MoELayer:
     """A layer of 8 experts, top 2, on a group of one rank."""
     torch.manual_seed(0)
     layer = MoELayer(Router(16, RouterConfig(8, 2)), Experts(8, 16, 12)).to(device)
-    capacity = ExpertCapacity(1.25, Drop.PROBS) if padded else None
-    layer.attach(ExpertGroup.solo(), method, capacity)
+    capacity = ExpertCapacity(1.25, Drop.PROBS) if mode == "padded" else None
+    layer.attach(ExpertGroup.solo(), method, capacity, bound=1.5 if mode == "bounded" else None)
     return layer
 
 
@@ -125,7 +127,7 @@ def run(layer: MoELayer, device: str = "cpu", recomputation: Recomputation | Non
 
 def asks(method: Method, mode: str) -> tuple[int, int]:
     """(asks, uploads) of one layer and microbatch."""
-    layer = layer_of(method, mode == "padded")
+    layer = layer_of(method, mode)
     plan = Recompute(Level.LIGHT, adaptive=1.5, by=By.RANK)
     recomputation = Recomputation(plan, None, False) if mode == "adaptive" else None
     run(layer, recomputation=recomputation)
@@ -134,10 +136,10 @@ def asks(method: Method, mode: str) -> tuple[int, int]:
     return sum(counted.asks.values()), counted.uploads
 
 
-def on_meta(method: Method) -> bool:
-    """Whether the padded layer runs on the meta device, forward and backward."""
+def on_meta(method: Method, mode: str) -> bool:
+    """Whether the layer runs on the meta device, forward and backward."""
     try:
-        run(layer_of(method, True, "meta"), "meta")
+        run(layer_of(method, mode, "meta"), "meta")
     except (RuntimeError, NotImplementedError):
         return False
     return True
@@ -147,11 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    figures = {mode: [asks(method, mode) for method in METHODS] for mode in ("exact", "padded", "adaptive")}
+    figures = {mode: [asks(method, mode) for method in METHODS] for mode in MODES}
     results = {
         "asks_per_layer": {mode: max(ask for ask, _ in each) for mode, each in figures.items()},
         "uploads_per_layer": max(upload for each in figures.values() for _, upload in each),
-        "runs_on_meta": {"padded": all(on_meta(method) for method in METHODS)},
+        "runs_on_meta": {mode: all(on_meta(method, mode) for method in METHODS) for mode in ("padded", "bounded")},
     }
     print(json.dumps(results) if args.json else json.dumps(results, indent=2))
 

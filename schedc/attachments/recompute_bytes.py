@@ -92,9 +92,13 @@ def _left(
     return sum(numbers(experts) for gone, numbers in parts if gone not in _up_to(level))
 
 
-def layer_bytes(experts: ExpertSizes, dtype: str) -> float:
-    """Bytes that a MoE layer holds per token without recomputation."""
-    return held_bytes(experts, dtype)
+def layer_bytes(experts: ExpertSizes, dtype: str, filled: float = 1.0) -> float:
+    """Bytes that a MoE layer holds per token without recomputation.
+
+    filled: rows of buffers over those of balanced ranks, as in all functions here.
+    """
+    rows = experts.top * filled
+    return held_bytes(experts, dtype, rows=RowsPerToken(rows, rows))
 
 
 def adaptive_bytes(experts: ExpertSizes, dtype: str, plan: Recompute, most: RowsPerToken) -> float:
@@ -141,25 +145,27 @@ _FORWARD = 6
 """FLOPs of a forward, in the same unit."""
 
 
-def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None = None) -> Saving:
+def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None = None, filled: float = 1.0) -> Saving:
     """The bytes that a level saves per token and MoE layer, and its FLOPs.
 
     arrive: rows that a rank gets per token of its own (`schedc.cost.exchange.arrivals`); by default ``top``.
     """
-    rows = RowsPerToken(experts.top, experts.top if arrive is None else arrive)
-    saved = layer_bytes(experts, dtype) - held_bytes(experts, dtype, level, rows=rows)
+    rows = RowsPerToken(experts.top * filled, (experts.top if arrive is None else arrive) * filled)
+    saved = layer_bytes(experts, dtype, filled) - held_bytes(experts, dtype, level, rows=rows)
     routed = Level.LIGHT in _up_to(level)
     per_row, per_shared = _PRODUCTS.get(level, (0, 0))
-    products = per_row * experts.top + per_shared * experts.shared
+    products = per_row * experts.top * filled + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
-    return Saving(saved, flops)
+    return Saving(saved, round(flops))
 
 
-def level_share(experts: ExpertSizes | None, dtype: str, level: Level, arrive: float | None = None) -> float:
+def level_share(
+    experts: ExpertSizes | None, dtype: str, level: Level, arrive: float | None = None, filled: float = 1.0
+) -> float:
     """Share of a MoE layer's activations that a level holds; 1 where the sizes of experts are not known."""
     if experts is None or not experts.hidden or not experts.width:
         return 1.0
-    return 1 - saving(experts, dtype, level, arrive).bytes / layer_bytes(experts, dtype)
+    return 1 - saving(experts, dtype, level, arrive, filled).bytes / layer_bytes(experts, dtype, filled)
 
 
 def recomputed_share(role: str, level: Level) -> float:

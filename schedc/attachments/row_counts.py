@@ -35,12 +35,17 @@ def arriving_rows(plan: Attachments) -> float | None:
     return arrivals(plan.method, routing_of(plan.experts), plan.topology)
 
 
+def filled(plan: Attachments) -> float:
+    """Rows that a rank's buffers hold over the mean number: those of bounded sizes, else 1."""
+    return plan.bound or 1.0
+
+
 def worst_case_rows(plan: Attachments) -> RowsPerToken | None:
     """The most rows that can come to a rank, per token of its own; None where the plan says too little.
 
     Without a capacity, all tokens of the group may come, each with as many rows as the rank has experts for. Hot
     experts keep the rank's own rows with it; rows of other ranks may come on top. With a capacity the number of rows is
-    fixed, with padding, for every routing.
+    fixed, with padding, for every routing. With bounded sizes as many may come as without, in a step that runs again.
     """
     if plan.experts is None or plan.topology is None:
         return None

@@ -166,7 +166,8 @@ class Attachments:
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
     weights, a key of `BYTES`; "" where the plan does not say it. tied: whether head and
     predictions use the table of the embedding.
-    overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order.
+    overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
+    their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
     """
 
@@ -179,6 +180,7 @@ class Attachments:
     overlap: bool = False
     cells: tuple[CellPlan, ...] = ()
     capacity: Capacity | None = None
+    bound: float | None = None
     products: Products = Products()
     hot: Hot | None = None
     recompute: tuple[Recompute, ...] = field(default=())

@@ -84,9 +84,10 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
     ),
     _code(
         "S152",
-        "a capacity below one token",
+        "a capacity below one token, or buffers below the mean",
         "An expert takes tokens * top / experts * factor rows from each rank. Less than one row would drop nearly all "
-        "tokens; rounding it up to one would hide the mistake.",
+        "tokens; rounding it up to one would hide the mistake. Buffers of `sizes bounded C` are at least of the mean "
+        "number of rows: C is a number from 1 on.",
         f"{_MOE}   tokens 4   capacity 1.25 drop probs",
         f"{_MOE}   tokens 64   capacity 1.25 drop probs",
     ),

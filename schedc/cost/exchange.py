@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, comb, prod
+from typing import NamedTuple
 
 MARGIN = 0.05
 """A simpler method is taken where it is within this of the least time: fewer hops, or equal splits."""
@@ -207,3 +208,31 @@ def hot_break_even(width: int, bytes_of: int, bytes_of_gradient: int = 4) -> int
 def capacity_rows(tokens: int, routing: Routing, factor: float) -> int:
     """Rows that an expert takes from one rank: ceil(T k / E * factor), at most all tokens; the factor as written."""
     return min(tokens, ceil(Fraction(str(factor)) * tokens * routing.top / routing.experts))
+
+
+class BoundedRows(NamedTuple):
+    """Rows of the buffers that a bound gives, each for one source rank.
+
+    pair: rows of the experts of a rank. rail: tokens that a node gets. node: tokens that a rank gets.
+    """
+
+    pair: int
+    rail: int
+    node: int
+
+
+def bounded_rows(tokens: int, routing: Routing, topology: Topology, factor: float) -> BoundedRows:
+    """Buffers of ``factor`` times the mean rows of ``tokens`` of a rank, at most as many rows as there can be.
+
+    Where no exact form of a mean is known, a token counts once for each of its experts.
+    """
+    own = max(1, routing.experts // topology.ranks)
+    pair = min(tokens * min(routing.top, own), ceil(Fraction(str(factor)) * tokens * routing.top / topology.ranks))
+    return BoundedRows(pair, *(_room(tokens, routing, parts, factor) for parts in (topology.nodes, topology.ranks)))
+
+
+def _room(tokens: int, routing: Routing, parts: int, factor: float) -> int:
+    """``factor`` times the mean number of tokens that have an expert in one of ``parts`` equal parts."""
+    missed = untouched(routing, parts)
+    share = min(1.0, routing.top / parts) if missed is None else 1 - missed
+    return min(tokens, ceil(factor * tokens * share))

@@ -15,7 +15,7 @@ from schedc.attachments.recompute_bytes import (
     passing_bytes,
     whole_bytes,
 )
-from schedc.attachments.row_counts import arriving_rows, worst_case_rows
+from schedc.attachments.row_counts import arriving_rows, filled, worst_case_rows
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.ir.arrays import Floats
 from schedc.layout.parts import WORK, Layout, PartKind
@@ -29,7 +29,7 @@ def activation_bytes(plan: Attachments) -> float | None:
     experts = plan.experts
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return None
-    return plan.tokens * layer_bytes(experts, plan.dtype)
+    return plan.tokens * layer_bytes(experts, plan.dtype, filled(plan))
 
 
 def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
@@ -46,13 +46,12 @@ def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ..
 
 def _level_held(plan: Attachments, level: Recompute) -> float:
     if level.adaptive is None or not is_sized(plan):
-        return level_share(
-            plan.experts, plan.dtype, level.level if level.adaptive is None else Level.NONE, arriving_rows(plan)
-        )
+        taken = level.level if level.adaptive is None else Level.NONE
+        return level_share(plan.experts, plan.dtype, taken, arriving_rows(plan), filled(plan))
     assert plan.experts is not None
     up_to = level.adaptive * plan.experts.top
     most = worst_case_rows(plan) or RowsPerToken(up_to, up_to)
-    return adaptive_bytes(plan.experts, plan.dtype, level, most) / layer_bytes(plan.experts, plan.dtype)
+    return adaptive_bytes(plan.experts, plan.dtype, level, most) / layer_bytes(plan.experts, plan.dtype, filled(plan))
 
 
 def is_sized(plan: Attachments) -> bool:
@@ -92,8 +91,9 @@ def _output_gradients(plan: Attachments, held: Floats) -> Floats:
         assert plan.experts is not None
         top, most = plan.experts.top, worst_case_rows(plan)
         levels = [plan.recompute_of(stage) for stage in range(len(held))]
-        rows = np.array([most.experts if most and level.adaptive is not None else top for level in levels])
-        row = output_gradient_bytes(plan.experts, plan.dtype, 1) / layer_bytes(plan.experts, plan.dtype)
+        mean = top * filled(plan)
+        rows = np.array([most.experts if most and level.adaptive is not None else mean for level in levels])
+        row = output_gradient_bytes(plan.experts, plan.dtype, 1) / layer_bytes(plan.experts, plan.dtype, filled(plan))
         gradients[:, MOE] = held[:, MOE] * rows[:, np.newaxis] * row
     return gradients
 
@@ -124,7 +124,7 @@ def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, .
     if most is None or not adaptive or not is_sized(plan):
         return WorstRouting(waiting, passing)
     assert plan.experts is not None
-    whole = layer_bytes(plan.experts, plan.dtype)
+    whole = layer_bytes(plan.experts, plan.dtype, filled(plan))
     for kind in MOE:
         waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(plan.experts, plan.dtype, most) / whole - 1)
         layer = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)

@@ -274,6 +274,10 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         end = span_of(value if last is None else last)
         return p.ProductsLine(_word(value), None if last is None else _word(last), span_of(word).to(end))
 
+    def buffers(self, word: Token, way: Token, factor: Token | None = None) -> p.SizesLine:
+        value = None if factor is None else float(_number(factor))
+        return p.SizesLine(_word(way), value, span_of(word).to(span_of(factor or way)))
+
     def hot(self, word: Token, count: Token, *until: Token | None) -> p.HotLine:
         *words, below = until
         value = _word(count) if count.type == "NAME" else int(_number(count))

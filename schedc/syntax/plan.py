@@ -134,6 +134,16 @@ class ProductsLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SizesLine:
+    """``sizes bounded 1.25`` or ``sizes exact``. factor: the number behind the word; None without it."""
+
+    word: ClassVar[str] = "sizes"
+    value: Word
+    factor: float | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class HotLine:
     """``hot 3 until imbalance < 1.2`` or ``hot auto``.
 
@@ -201,6 +211,7 @@ PlanLine = (
     | SettingLine
     | FactorLine
     | ProductsLine
+    | SizesLine
     | HotLine
     | RecomputeLine
     | CellLine

@@ -129,6 +129,13 @@ PLAN_WORDS = (
         ("auto", "loop", "bmm", "grouped", "scaled_grouped", "quantized", "fallback"),
     ),
     PlanWord(
+        "sizes",
+        "SIZES",
+        "sizes bounded 1.25",
+        "sizes of exchanges: exact, which the host copies, or bounded: buffers of so many times the mean rows",
+        ("exact", "bounded"),
+    ),
+    PlanWord(
         "hot",
         "HOT",
         "hot 3 until imbalance < 1.2",

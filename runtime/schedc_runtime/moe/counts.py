@@ -18,6 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from schedc.cost.exchange import BoundedRows
+
 Method = Literal["flat", "hierarchical", "allgather"]
 
 DROPPED, ABSENT = -1, -2
@@ -31,6 +33,7 @@ class Flag(IntFlag):
     NAN = 2
     TWICE = 4
     ROOM = 8
+    OVERFLOW = 16
 
 
 TROUBLES = {
@@ -39,7 +42,7 @@ TROUBLES = {
     Flag.TWICE: ("chooses an expert twice for one token", "the choices of a token are different experts"),
     Flag.ROOM: ("gives an expert more rows than its capacity", "drop choices before they are counted"),
 }
-"""By flag: what the rank does, and what helps."""
+"""By flag that is an error: what the rank does, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Shape:
     """The sizes that all microbatches share.
 
     experts: number of experts of all ranks. nodes, per_node: of the group; rank = node * per_node + position. rank:
-    this rank. capacity: rows of one expert from one rank, to which blocks are padded; None: exact counts. tokens: the
-    most that a rank has; needed with a capacity alone.
+    this rank. capacity: rows of one expert from one rank, to which blocks are padded. bounds: rows of each block, where
+    every choice is kept; without both, counts are exact. tokens: the most that a rank has; exact counts do not need it.
     """
 
     experts: int
@@ -58,6 +61,12 @@ class Shape:
     method: Method = "flat"
     capacity: int | None = None
     tokens: int = 0
+    bounds: BoundedRows | None = None
+
+    @property
+    def padded(self) -> bool:
+        """Whether blocks of rows have sizes that do not follow the routing."""
+        return self.capacity is not None or self.bounds is not None
 
     @property
     def ranks(self) -> int:
@@ -90,11 +99,21 @@ class Shape:
 
     @property
     def rooms(self) -> tuple[int, int] | tuple[None, None]:
-        """Padded rows of a block from one rank, on the rail and in the node; None without a capacity."""
+        """Padded rows of a block from one rank, on the rail and in the node; None where counts are exact."""
+        if self.bounds is not None:
+            return self.tokens if self.method == "allgather" else self.bounds.rail, self.bounds.node
         if self.capacity is None:
             return None, None
         of_rank, of_node = self.local * self.capacity, self.per_node * self.local * self.capacity
         return self.tokens if self.method == "allgather" else min(self.tokens, of_node), min(self.tokens, of_rank)
+
+    @property
+    def block(self) -> int:
+        """Padded rows from one rank for all experts of another."""
+        if self.bounds is not None:
+            return self.bounds.pair
+        assert self.capacity is not None
+        return self.local * self.capacity
 
 
 def group_sizes(shape: Shape) -> tuple[int, ...]:
@@ -258,6 +277,28 @@ class Counts:
         """[R, experts of a rank] rows of this rank's experts by source rank."""
         first = self.shape.rank * self.shape.local
         return self.rows[:, first : first + self.shape.local]
+
+    @property
+    def by_rank(self) -> Tensor:
+        """[R, R] rows by source rank and rank of their experts."""
+        return self.rows.reshape(self.shape.ranks, self.shape.ranks, self.shape.local).sum(2)
+
+    @property
+    def all_flags(self) -> Tensor:
+        """[R] int32: flags of each rank, with `Flag.OVERFLOW` where it has more rows than a block of `Shape.bounds`."""
+        if self.shape.bounds is None:
+            return self.flags
+        by_rank, (rail, node) = self.by_rank, self.shape.rooms
+        if not self.shape.two_hops:
+            over = by_rank > self.shape.block
+        else:
+            assert rail is not None
+            assert node is not None
+            beyond = by_rank.sum(0) > self.shape.ranks * self.shape.block
+            over = (self.of_ranks > node) | (beyond & (by_rank > 0))
+            if self.shape.method == "hierarchical":
+                over = torch.cat((over, self.of_nodes > rail), 1)
+        return self.flags | over.any(1) * Flag.OVERFLOW.value
 
 
 def counts_of(everyone: Tensor, shape: Shape) -> Counts:

@@ -12,6 +12,7 @@ one exchange each (``flat``), or two: between nodes and inside a node (``hierarc
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,8 @@ class Statistics:
     throughput counts. padded_rows: the same with padding. balance_loss: auxiliary loss of all replicas, mean over
     microbatches. hot_experts: number of times an expert was lent. hot_rows: rows of this rank that stayed for this
     reason. hot_bytes_sent: bytes of lent weights and their gradients that this rank sent. hot_bytes_saved: bytes that
-    these rows would have taken.
+    these rows would have taken. overflowed: steps that were run again because a rank of the group had more rows here
+    than bounded buffers hold.
     """
 
     choices: int
@@ -63,6 +65,7 @@ class Statistics:
     hot_rows: int = 0
     hot_bytes_sent: int = 0
     hot_bytes_saved: int = 0
+    overflowed: int = 0
 
     @property
     def drop_fraction(self) -> float:
@@ -109,7 +112,7 @@ class MoELayer(nn.Module):
         if isinstance(shared, GatedMLP):
             shared.recomputed_from = Level.MEDIUM
         self.dropper = Dropper(router.routing.experts)
-        self.counter = Counter(router.routing.experts)
+        self.counter = Counter(router.routing)
         self.routing = CountsExchange()
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), Balance(router.routing)
@@ -128,17 +131,26 @@ class MoELayer(nn.Module):
         capacity: ExpertCapacity | None = None,
         hot: HotPolicy | None = None,
         replicas: Communicator | None = None,
+        *,
+        bound: float | None = None,
+        tokens: int | None = None,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
         capacity: drop and pad to this capacity. hot: when to lend experts to all ranks; none are lent with a capacity,
         because every rank then has the same number of rows. replicas: all ranks with this layer, whose tokens share one
-        auxiliary loss; None: the ranks of ``group``. Raises `RuntimeFault` if the experts here are not this rank's.
+        auxiliary loss; None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
+        host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
+        most of a rank, needed with a capacity or bound where ranks have different numbers.
+
+        Raises `RuntimeFault` if the experts here are not this rank's.
         """
         if method not in METHODS:
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
         _check_shard(self.experts, group)
+        check_bound(bound, capacity)
         self.dropper.capacity = self.counter.capacity = capacity
+        self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
         self.counter.group, self.counter.method = group, method
         self.dispatch_flat = _exchange("dispatch", "flat", method)
@@ -147,7 +159,7 @@ class MoELayer(nn.Module):
         self.combine_node = _exchange("combine", "node", method)
         self.combine_rail = _exchange("combine", "rail", method)
         self.combine_flat = _exchange("combine", "flat", method)
-        self.planner.chooser = None if capacity else self._chooser(group, hot)
+        self.planner.chooser = None if capacity or bound else self._chooser(group, hot)
         self.hot = None if self.planner.chooser is None else HotExchange()
         self.counter.whole = self.hot is not None
         everyone = replicas or group.expert
@@ -243,6 +255,7 @@ class MoELayer(nn.Module):
             hot_rows=hot.kept if hot else 0,
             hot_bytes_sent=hot.sent if hot else 0,
             hot_bytes_saved=hot.saved if hot else 0,
+            overflowed=planner.overflowed,
         )
 
     @torch.no_grad()
@@ -288,6 +301,14 @@ def update_biases(model: nn.Module, reduce: Callable[[Tensor], Tensor] | None = 
         layer.update_bias(reduce)
 
 
+def check_bound(bound: float | None, capacity: ExpertCapacity | None = None) -> None:
+    """Raise `RuntimeFault` unless ``bound`` is such as `MoELayer.attach` takes."""
+    if bound is not None and not 1 <= bound < math.inf:
+        raise RuntimeFault(f"a bound of {bound}", "from 1 on: 1 is the mean number of rows, 1.25 a quarter more")
+    if bound is not None and capacity is not None:
+        raise RuntimeFault("a capacity and a bound: a capacity drops choices, a bound keeps all", "give one of them")
+
+
 def _check_shard(experts: Experts, group: ExpertGroup) -> None:
     local = len(experts.gate_up)
     if (local * group.size, local * group.rank) != (experts.total, experts.first):
@@ -315,7 +336,10 @@ class _Relay(nn.Module):
 
 
 class _Arrive(nn.Module):
-    """Also returns which rows belong to which local expert, as the host and the device know it."""
+    """Also returns which rows belong to which local expert, as the host and the device know it.
+
+    With bounds only the device knows it, and rows behind the last expert's are padding.
+    """
 
     def forward(self, route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> tuple[Tensor, Tensor, RowGroups]:
         for numbers in ids:
@@ -323,7 +347,10 @@ class _Arrive(nn.Module):
         rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)
         if route.shape.capacity is not None:
             return rows, gates, RowGroups()
-        return rows, gates, RowGroups(route.sizes.counts, route.counts.mine.sum(0).cumsum(0, dtype=torch.int32))
+        ends = route.counts.mine.sum(0).cumsum(0, dtype=torch.int32)
+        if route.shape.bounds is not None:
+            return rows, gates, RowGroups(ends=ends.clamp(max=len(rows)))
+        return rows, gates, RowGroups(route.sizes.counts, ends)
 
 
 class _Depart(nn.Module):

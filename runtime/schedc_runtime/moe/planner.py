@@ -5,41 +5,52 @@ index, weight --Counter--> counts --[routing]--> everyone's --Planner--> route
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from schedc.cost.exchange import Topology, bounded_rows
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe import routes
 from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted, counts_of, gathered
 from schedc_runtime.moe.hot import HotChooser
+from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.recompute.regions import keep, recorder
+from schedc_runtime.recompute.regions import keep, recorder, replaying
 
 
 class Counter(nn.Module):
     """Counts this rank's choices: index and weight [N, k] to (what `Planner` takes, what all ranks gather)."""
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, config: RouterConfig) -> None:
         super().__init__()
-        self.experts = experts
+        self.experts, self.config = config.experts, config
         self.group = ExpertGroup.solo()
         self.method: Method = "flat"
         self.capacity: ExpertCapacity | None = None
+        self.bound: float | None = None
+        """Rows of buffers over their mean; None: as many as there are, or those of the capacity."""
         self.whole = False
         """Whether all ranks gather the choices themselves, because experts may be hot."""
         self.tokens: int | None = None
-        """The most tokens of a rank; None: every rank has as many."""
+        """The most tokens of a rank; None: every rank has as many. Exact sizes do not need it."""
 
     def shape(self, tokens: int, top: int) -> Shape:
         """The sizes of a microbatch of N ``tokens`` with ``top`` choices each."""
         group, most = self.group, self.tokens or tokens
+        if tokens > most:
+            raise RuntimeFault(f"{tokens} tokens on a rank, of which `tokens={most}` is the most", "attach with more")
         slots = self.capacity.slots(most, top, self.experts) if self.capacity else None
-        return Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots, most)
+        bounds = None
+        if self.bound is not None:
+            bounds = bounded_rows(most, self.config, Topology(group.nodes, group.per_node), self.bound)
+        return Shape(self.experts, group.nodes, group.per_node, group.rank, self.method, slots, most, bounds)
 
     def forward(self, index: Tensor, weight: Tensor) -> tuple[Choosing, Tensor]:
         shape = self.shape(*index.shape)
@@ -64,8 +75,16 @@ class Planner(nn.Module):
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
-        self.flags: Tensor | None = None
-        """[ranks] flags that no copy of sizes has brought to the host yet, because there is none with a capacity."""
+        self.flags: dict[str, Tensor] = {}
+        """[ranks] flags by `where`, which no copy of sizes brings to the host because all sizes are constant."""
+        self.microbatches: Sequence[int] = ()
+        """Microbatches of a pipeline's call, in the order of their forwards; empty outside of one."""
+        self.forwards = 0
+        """Forwards since `begin_call`, without those of recomputation."""
+        self.repeating = False
+        """Whether the step runs again with exact sizes."""
+        self.overflowed = 0
+        """Steps since `end_step` that ran again because a rank had more rows than bounded buffers hold."""
         self.rows: Tensor | int = 0
         self.padded_rows: Tensor | int = 0
 
@@ -75,12 +94,18 @@ class Planner(nn.Module):
         if (current := recorder()) is not None:
             top = choosing.choices.ids.shape[1]
             current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
-        if route.shape.capacity is not None:
-            self.flags = route.counts.flags if self.flags is None else self.flags | route.counts.flags
+        if not replaying():
+            self._note(route)
         if counting:
             self.rows = self.rows + route.received
-            self.padded_rows = self.padded_rows + (route.received if route.shape.capacity is None else route.sizes.rows)
+            self.padded_rows = self.padded_rows + (route.sizes.rows if route.shape.padded else route.received)
         return route
+
+    def _note(self, route: Route) -> None:
+        self.forwards += 1
+        if route.shape.padded:
+            flags, earlier = route.counts.all_flags, self.flags.get(route.where)
+            self.flags[route.where] = flags if earlier is None else earlier | flags
 
     def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
         choices, shape = choosing
@@ -90,12 +115,20 @@ class Planner(nn.Module):
 
     @property
     def where(self) -> str:
-        """The layer, for messages."""
-        return f"the MoE layer `{self.name}`" if self.name else "a MoE layer"
+        """The layer and the microbatch that runs, for messages."""
+        layer = f"the MoE layer `{self.name}`" if self.name else "a MoE layer"
+        if self.forwards < len(self.microbatches):
+            return f"{layer}, microbatch {self.microbatches[self.forwards]}"
+        return layer
+
+    def begin_call(self, microbatches: Sequence[int]) -> None:
+        """A call of a pipeline begins. microbatches: in the order in which their forwards run here."""
+        several = self.forwards > len(self.microbatches) > 0  # a layer that a microbatch meets more than once
+        self.microbatches, self.forwards, self.flags = () if several else microbatches, 0, {}
 
     def end_step(self) -> None:
         """Clear the counts."""
-        self.rows = self.padded_rows = 0
+        self.rows = self.padded_rows = self.overflowed = 0
         if self.chooser is not None:
             self.chooser.end_step()
 

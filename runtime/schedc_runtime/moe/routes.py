@@ -89,7 +89,7 @@ def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", len
     """
     shape, (tokens, top) = counts.shape, choices.ids.shape
     own = trees.Runs((), ()) if shape.two_hops else trees.runs(choices, shape)
-    if shape.capacity is None:
+    if not shape.padded:
         return Route(choices, counts, own, CopiedSizes(counts, own.bags), where, lending)
     return Route(choices, counts, own, ConstantSizes(shape, tokens, top), where, lending)
 
@@ -139,7 +139,8 @@ def land(route: Route, ids: Tensor) -> None:
 def arrive(route: Route, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, H] and weights that came over the last hop, to the rows of the local experts: [P, H] and [P].
 
-    Each expert has ``route.sizes.counts`` rows, sorted by source rank and token. Padding is zero, its weight too.
+    Each expert has ``route.sizes.counts`` rows, sorted by source rank and token. Padding is zero, its weight too. With
+    bounds it lies behind the rows of the last expert.
     """
     landing = _landing(route)
     return spread(landing.rows, rows), spread(landing.gates, weights.reshape(-1))

@@ -24,12 +24,15 @@ def shard_experts(
     capacity: ExpertCapacity | None = None,
     hot: HotPolicy | None = None,
     replicas: Communicator | None = None,
+    *,
+    bound: float | None = None,
+    tokens: int | None = None,
 ) -> None:
     """Keep this rank's experts in every `MoELayer` of ``model``, and attach the layers to ``group``.
 
     The model must be whole and equal on all ranks. Rank r keeps the r-th equal part of the experts, in new parameters:
     make the optimizer afterwards. These parameters are marked ``expert_parallel``, because they are not replicas of
-    each other when gradients are reduced. method, capacity, hot, replicas: see `MoELayer.attach`.
+    each other when gradients are reduced. method and the settings behind it: see `MoELayer.attach`.
     Raises `RuntimeFault` if the ranks do not divide the experts.
     """
     for name, layer in moe_layers(model):
@@ -42,7 +45,7 @@ def shard_experts(
                 f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
             )
         experts.keep(local * group.rank, local)
-        layer.attach(group, method, capacity, hot, replicas)
+        layer.attach(group, method, capacity, hot, replicas, bound=bound, tokens=tokens)
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

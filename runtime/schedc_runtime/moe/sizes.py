@@ -3,7 +3,7 @@
     START   the vector of sizes on the device, its copy to pinned memory, an event behind it
     WAIT    the event; the numbers, by name; an error where a rank has flagged its choices
 
-With a capacity every size is constant, and nothing is copied.
+With a capacity or bounds every size is constant, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import TROUBLES, Counts, Shape, group_sizes
+from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, group_sizes
 
 
 class HopSplits(NamedTuple):
@@ -30,7 +30,8 @@ class HopSplits(NamedTuple):
 class Sizes:
     """Numbers of rows.
 
-    counts: [experts of this rank] rows of each expert after `arrive`, padding included. hops: splits by hop. ranks: [R]
+    counts: [experts of this rank] rows of each expert after `arrive`, padding included; (rows of the rank,) with
+    bounds, under which the device alone knows those of each expert. hops: splits by hop. ranks: [R]
     rows that reach each rank's experts, padding included. tokens: [R] tokens of each rank. bags: sums of each level at
     the source of a flat combine, see `trees.flat_levels`.
     """
@@ -82,6 +83,15 @@ class CopiedSizes:
         return self._sizes
 
 
+Marks = list[tuple[str, list[int]]]
+"""Layer and microbatch, for messages, and [ranks of the expert group] flags; without those that are all zero."""
+
+
+def overflowed(marks: Marks) -> bool:
+    """Whether any rank had more rows than bounded buffers hold."""
+    return any(value & Flag.OVERFLOW for _, flags in marks for value in flags)
+
+
 def check_flags(flags: Sequence[int], where: str) -> None:
     """Raise `RoutingFault` if any of ``flags`` [R] is set: the same error on all ranks of the group."""
     for flag, (trouble, help) in TROUBLES.items():
@@ -94,7 +104,7 @@ def _parts(counts: Counts, bags: Sequence[Tensor]) -> dict[str, Tensor]:
     """[numbers] on the device, by name."""
     shape = counts.shape
     (node, position), nodes, per_node = shape.place, shape.nodes, shape.per_node
-    by_rank = counts.rows.reshape(shape.ranks, shape.ranks, shape.local).sum(2)
+    by_rank = counts.by_rank
     parts = {
         "flags": counts.flags,
         "tokens": counts.tokens,
@@ -121,14 +131,13 @@ def _sizes(named: dict[str, tuple[int, ...]], shape: Shape) -> Sizes:
 
 
 class ConstantSizes:
-    """The sizes with a capacity: those of every microbatch of as many tokens, so that there is nothing to wait for."""
+    """The sizes of padded blocks: those of every microbatch of as many tokens, so that there is nothing to wait for."""
 
     def __init__(self, shape: Shape, tokens: int, top: int) -> None:
-        assert shape.capacity is not None
-        rows = shape.local * shape.capacity
-        counts = (shape.ranks * shape.capacity,) * shape.local
+        rows = shape.ranks * shape.block
+        counts = (rows,) if shape.capacity is None else (shape.ranks * shape.capacity,) * shape.local
         self._sizes = Sizes(
-            counts, _constant_splits(shape), (rows * shape.ranks,) * shape.ranks, (tokens,) * shape.ranks,
+            counts, _constant_splits(shape), (rows,) * shape.ranks, (tokens,) * shape.ranks,
             tuple(tokens * min(top, shape.experts // size) for size in group_sizes(shape)),
         )  # fmt: skip
 
@@ -139,8 +148,7 @@ class ConstantSizes:
 
 def _constant_splits(shape: Shape) -> dict[str, HopSplits]:
     if not shape.two_hops:
-        assert shape.capacity is not None
-        each = (shape.local * shape.capacity,) * shape.ranks
+        each = (shape.block,) * shape.ranks
         return {"flat": HopSplits(each, each)}
     on_rail, on_node = shape.rooms
     assert on_rail is not None

@@ -4,7 +4,7 @@
     fan       leaves: (target, row) by target, row         sums: by row, targets upwards
     landing   leaves: (expert, source rank, token)         sums: by row, experts upwards
 
-Lists have lengths that are known: exact ones from the joined sizes, or those of the capacity.
+Lists have lengths that are known: exact ones from the joined sizes, or those of padded blocks.
 """
 
 from __future__ import annotations
@@ -72,16 +72,20 @@ def flat_packing(choices: Choices, counts: Counts, own: Runs, bags: Sequence[int
     order = choices.ids.flatten().argsort(stable=True)
     slots = (arange(tokens, choices.ids)[:, None] * top + choices.slots).flatten()
     place = inverse(order)
-    if shape.capacity is None:
+    if not shape.padded:
         levels = flat_levels(place, None, own, bags, (tokens, top))
         gate = slots.index_select(0, order)
         back = inverse(gate)
         return Trees(Copies(order.div(top, rounding_mode="floor"), levels), Moves(gate, back))
-    layout = Blocks(counts.rows[shape.rank], shape.capacity)
+    ids = choices.ids.flatten().long()
+    if shape.capacity is not None:
+        layout, block = Blocks(counts.rows[shape.rank], shape.capacity), ids
+    else:
+        layout, block = Blocks(counts.by_rank[shape.rank], shape.block), ids.div(shape.local, rounding_mode="floor")
     sorted_at, blank = layout.sources(entries)
     chosen = taken(order, sorted_at, None)
     kept = (choices.ids < shape.experts).flatten()
-    leaf = layout.leaves(place, choices.ids.flatten().long())
+    leaf = layout.leaves(place, block)
     at = taken(leaf, set_entries(kept, entries).clamp_(min=0), None)
     levels = flat_levels(at, kept, own, bags, (tokens, top))
     back = torch.empty_like(leaf).scatter_(0, slots, leaf)
@@ -155,6 +159,8 @@ def flat_landing(counts: Counts, rows: int) -> Trees:
         direct = block.transpose(0, 1).reshape(-1)
         moves = Moves(direct, inverse(direct))
         return Trees(moves, moves)
+    if shape.bounds is not None:
+        return bounded_landing(counts, rows)
     sizes = counts.mine.long()  # [R, local]
     first = offsets(sizes.flatten())[:-1].view_as(sizes)  # where blocks begin as they come
     grouped = offsets(sizes.t().flatten())[:-1].view(shape.local, shape.ranks).t()  # and by expert
@@ -162,6 +168,28 @@ def flat_landing(counts: Counts, rows: int) -> Trees:
     here = (first - grouped).t().flatten().repeat_interleave(sizes.t().flatten(), output_size=rows)
     number = arange(rows, sizes)
     moves = Moves(number + here, number + there)
+    return Trees(moves, moves)
+
+
+def bounded_landing(counts: Counts, rows: int) -> Trees:
+    """As `flat_landing`, from blocks of one size whose filled parts the device alone knows; padding comes last.
+
+    Rows beyond a block are left out, so that every index is one of a row.
+    """
+    shape, number = counts.shape, torch.arange(rows, device=counts.table.device)
+    block = torch.arange(shape.ranks, device=number.device)[:, None] * shape.block
+    ends = counts.mine.cumsum(1).clamp_(max=shape.block)  # [R, local] ends of experts inside each block
+    sizes = ends.diff(dim=1, prepend=torch.zeros_like(ends[:, :1]))
+    grouped_ends = sizes.t().flatten().cumsum(0)
+    shift = (block + ends - sizes).t().flatten() - (grouped_ends - sizes.t().flatten())  # by expert and source
+    last = max(0, rows - 1)
+    run = torch.searchsorted(grouped_ends, number, right=True).clamp_(max=len(shift) - 1)
+    direct = (number + shift.index_select(0, run)).clamp_(0, last)
+    back_shift = shift.view(shape.local, shape.ranks).t().flatten()
+    run = torch.searchsorted((block + ends).flatten(), number, right=True).clamp_(max=len(shift) - 1)
+    back = (number - back_shift.index_select(0, run)).clamp_(0, last)
+    absent = (torch.arange(shape.block, device=number.device) >= ends[:, -1:]).flatten()
+    moves = Moves(direct, back, number >= grouped_ends[-1], absent)
     return Trees(moves, moves)
 
 
@@ -184,6 +212,7 @@ def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int)
     key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
+    ends = ends.clamp(max=length)
     return Copies(row.index_select(0, order.index_select(0, direct)), (Bags(leaf, ends),), blank)
 
 
@@ -219,8 +248,12 @@ def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Tre
     key = taken(expert.reshape(-1), chosen, None).long() * shape.ranks + source
     blank, sums = None, offsets(held.sum(1))
     if shape.capacity is None:
-        order = key.to(torch.int16 if groups < 2**15 else torch.int64).argsort(stable=True)
+        if shape.bounds is not None:
+            key, sums = torch.where(pair < 0, groups, key), sums.clamp(max=rows)
+        order = key.to(torch.int16 if groups < 2**15 - 1 else torch.int64).argsort(stable=True)
         leaf, direct = inverse(order), order
+        if shape.bounds is not None:
+            blank = pair.index_select(0, order) < 0
     else:
         layout, order, leaf = in_blocks(torch.where(pair < 0, groups, key), groups, shape.capacity)
         at, blank = layout.sources(rows)

@@ -74,10 +74,10 @@ def attach(
         wanted = method_for(plan, layers[0], mesh)
         method = next(method for method in METHODS if method == wanted)
         if group.size > 1:
-            shard_experts(module, group, method, capacity, hot, replicas)
+            shard_experts(module, group, method, capacity, hot, replicas, bound=plan.bound)
         else:
             for layer in layers:
-                layer.attach(group, method, capacity, replicas=replicas)
+                layer.attach(group, method, capacity, replicas=replicas, bound=plan.bound)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.executor import Executor
-from schedc_runtime.moe.sizes import check_flags
+from schedc_runtime.moe.sizes import Marks, check_flags
 from schedc_runtime.pipeline.batch import BatchRefused
 from schedc_runtime.pipeline.loss_function import Formed
 from schedc_runtime.ranks.control import ControlPlane
@@ -80,28 +80,22 @@ class Shared(NamedTuple):
 
 def share(
     control: ControlPlane,
-    formed: Mapping[int, Formed],
+    everyone: Sequence[Any],
     executors: Sequence[Executor],
     replicas: int,
     *,
     check_finite: bool,
     count: float | None = None,
-    flags: Sequence[tuple[str, Tensor | None]] = (),
 ) -> Shared:
     """The losses of all ranks; the same bits on every rank.
 
-    formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. executors: those of this
-    process, of the step that ends. count: number of targets that the gradients were weighed with, if any. flags: of
-    each MoE layer here its name and [ranks of its expert group] `Flag`s that are still on the device.
+    everyone: what `gathered` gave. executors: those of this process, of the step that ends. count: number of targets
+    that the gradients were weighed with, if any.
 
-    Raises, on every rank, `RoutingFault` for a flag, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
+    Raises, on every rank, `NonFiniteLoss` if ``check_finite``, `BatchRefused` where no rank
     formed a loss, and `CountRefused` for another count than ``count``.
     """
     program = executors[0].program
-    everyone = control.gather("the end of the step, to share the loss", _on_host(formed, flags))
-    for part in everyone:
-        for where, marks in part["flags"]:
-            check_flags(marks, where)
     values = {int(number): value for part in everyone for number, value in part["formed"].items()}
     dtype = next((part["dtype"] for part in everyone if part["dtype"]), "")
     if not dtype:
@@ -115,23 +109,38 @@ def share(
     return shared
 
 
-def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor | None]]) -> dict[str, Any]:
+def gathered(
+    control: ControlPlane, formed: Mapping[int, Formed], flags: Iterable[tuple[str, Tensor]]
+) -> tuple[list[Any], Marks]:
+    """What every rank formed, and the flags of all MoE layers. A collective; the device is waited for once.
+
+    formed: by number of the microbatch; those of replica r from ``r * microbatches`` on. flags: layer and microbatch,
+    and [ranks of its expert group] `Flag`s that are still on the device. Raises `RoutingFault`, on every rank, for a
+    flag that is an error.
+    """
+    everyone = control.gather("the end of the step, to share the loss", _on_host(formed, list(flags)))
+    marks = [(where, values) for part in everyone for where, values in part["flags"]]
+    for where, values in marks:
+        check_flags(values, where)
+    return everyone, marks
+
+
+def _on_host(formed: Mapping[int, Formed], flags: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
     """What was formed here as JSON, which holds a float of any of torch's dtypes exactly. One copy to the host."""
     flat = [value for each in formed.values() for value in (each.sum, each.targets, *each.metrics.values())]
     tensors = [value.reshape(1) for value in flat if isinstance(value, Tensor)]
-    tensors += [marks for _, marks in flags if marks is not None]
+    tensors += [values for _, values in flags]
     copied = iter(torch.cat([tensor.to(torch.float64) for tensor in tensors]).tolist() if tensors else ())
     plain = iter([next(copied) if isinstance(value, Tensor) else float(value) for value in flat])
-    return {
+    facts = {
         "dtype": str(next(iter(formed.values())).sum.dtype).removeprefix("torch.") if formed else "",
         "formed": {
             number: [next(plain), next(plain), {name: next(plain) for name in each.metrics}, each.counted]
             for number, each in formed.items()
         },
-        "flags": [
-            (where, [int(next(copied)) for _ in range(len(marks))]) for where, marks in flags if marks is not None
-        ],
     }
+    marks = [(where, [int(next(copied)) for _ in range(len(values))]) for where, values in flags]
+    return facts | {"flags": [(where, values) for where, values in marks if any(values)]}
 
 
 def _joined(values: Sequence[Any], dtype: torch.dtype, agreed: float | None) -> Shared:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schedc.cell.rows import SCHEMA
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.program import Program
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.assemble import Assembly
+from schedc_runtime.pipeline.routing_flags import forward_order
 from schedc_runtime.recompute.regions import replaying
 
 Rows = dict[tuple[int, int, int], list[Tensor]]
@@ -39,7 +39,8 @@ class RoutingRecord:
             for stage in stages.values():
                 for number, (_, layer) in enumerate(moe_layers(stage.module)):
                     received = self._rows.setdefault((stage.index, number, place.replica), [])
-                    hook = layer.planner.register_forward_hook(_hook(received))
+                    forwards = len(forward_order(self._program, place.pipeline, stage.index))
+                    hook = layer.planner.register_forward_hook(_hook(received, forwards))
                     self._hooks.callback(hook.remove)
         return self
 
@@ -52,7 +53,7 @@ class RoutingRecord:
         layers: those with experts, in the order of the model. Raises `RuntimeFault` where no step was recorded.
         """
         orders = {
-            (stage, place.replica): _order(self._program, place.pipeline, stage)
+            (stage, place.replica): forward_order(self._program, place.pipeline, stage)
             for place, stages in self._assembly.stages.items()
             for stage in stages
         }
@@ -87,19 +88,16 @@ class RoutingRecord:
             Path(path).write_text(text, encoding="utf-8")
 
 
-def _hook(received: list[Tensor]) -> Any:
-    def note(_module: nn.Module, _arguments: Any, route: Any) -> None:
+def _hook(received: list[Tensor], forwards: int) -> Any:
+    """A hook of a `Planner` that notes its rows. forwards: those of a step."""
+    repeated = False
+
+    def note(planner: Any, _arguments: Any, route: Any) -> None:
+        nonlocal repeated
         if torch.is_grad_enabled() and not replaying():
+            if planner.repeating and not repeated:
+                del received[-forwards:]  # the step that is run again was not applied
+            repeated = planner.repeating
             received.append(route.received)
 
     return note
-
-
-def _order(program: Program, rank: int, stage: int) -> list[int]:
-    """Microbatches in the order in which a rank runs their F on a stage."""
-    return [item.microbatch for item in _forwards(program, rank) if item.stage == stage]
-
-
-def _forwards(program: Program, rank: int) -> Iterator[Any]:
-    with_forward = (InstructionKind.F, InstructionKind.CELL)
-    return (item for item in program.instructions(rank) if item.kind in with_forward)

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from schedc.ir.program import Program
 from schedc_runtime.execute.executor import Executor, Interval, run_together
-from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.sizes import Marks, overflowed
+from schedc_runtime.pipeline import routing_flags
 from schedc_runtime.pipeline.assemble import Assembly
 from schedc_runtime.pipeline.batch import (
     SCALAR,
@@ -29,10 +30,11 @@ from schedc_runtime.pipeline.batch import (
 from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
 from schedc_runtime.pipeline.loss_function import Expected, Loss
-from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, joined_outputs, share
+from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
 from schedc_runtime.pipeline.random_steps import random_numbers
+from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
 from schedc_runtime.pipeline.tied import check_copies
 from schedc_runtime.random_numbers.numbering import StepKey
@@ -74,7 +76,10 @@ class StepRunner:
         self.accumulation = Accumulation()
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
-        self._experts = [layer for stage in assembly.held() for _, layer in moe_layers(stage.module)]
+        self._held_layers = routing_flags.held_layers(assembly)
+        self._experts = [held.layer for held in self._held_layers]
+        modules = [stage.module for stage in assembly.held()]
+        self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica = assembly.places[0].replica
@@ -102,25 +107,16 @@ class StepRunner:
             parts = self._split(call.program, agreed, batch, targets)
         if accumulation is not None:
             self.accumulation = Accumulation()  # what an error leaves behind
-        key = StepKey(assembly.settings.seed, self.trained, 0, call.name)
-        random = random_numbers(assembly.stages, key, call.program.microbatches)
-        with (
-            guard(f"in {number}", partial=call.training),
-            isolated_gradients(assembly.copied, assembly.weights.parameters()),
-            random,
-        ):
-            self._execute(call, executors, parts, accumulation)
-        with guard(f"at the end of {number}, sharing the loss"):
-            formed, outputs = self.head.take()
+        outputs, everyone = self._run_fitting(call, number, executors, parts, accumulation)
+        with guard(f"at the end of {number}, with the loss"):
             joined = joined_outputs(outputs) if outputs else None
             if not call.training and call.outputs and not agreed.has_targets:
                 nothing = torch.full((), float("nan"), device=assembly.device)
                 self.result = StepResult(nothing, nothing.new_empty(0), 0, {}, joined, tuple(sorted(outputs)))
                 return self.result
             shared = share(
-                self.control, formed, list(executors.values()), assembly.mesh.replicas,
+                self.control, everyone, list(executors.values()), assembly.mesh.replicas,
                 check_finite=self.check_finite, count=agreed.total if call.training else None,
-                flags=[(layer.planner.where, layer.planner.flags) for layer in self._experts],
             )  # fmt: skip
         if accumulation is not None:
             self._finish(accumulation, shared)
@@ -129,6 +125,40 @@ class StepRunner:
         loss, losses = shared.loss.to(assembly.device), shared.losses
         self.result = StepResult(loss, losses, shared.targets, shared.metrics, joined, tuple(sorted(outputs)))
         return self.result
+
+    def _run_fitting(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any]]:
+        """Run the program, and again with exact sizes if any rank had more rows than bounded buffers hold.
+
+        Outputs by microbatch, and what every rank formed. rest: the other arguments of `_execute`.
+        """
+        bounded = self.assembly.plan.bound is not None
+        if bounded:
+            self._undo.begin(call.training)
+        outputs, everyone, marks = self._run_once(call, number, *rest)
+        if overflowed(marks):
+            over = list(layers_over(self._experts, marks))
+            self._undo.undo()
+            with exact_sizes(self._experts):
+                outputs, everyone, _ = self._run_once(call, f"{number}, again with exact sizes", *rest)
+            for layer in over if call.training else ():
+                layer.planner.overflowed += 1
+        if bounded:
+            self._undo.end()
+        return outputs, everyone
+
+    def _run_once(self, call: PipelineCall, number: str, *rest: Any) -> tuple[dict[int, Any], list[Any], Marks]:
+        """Run the program: outputs by microbatch, what every rank formed, and the flags of all layers."""
+        guard, assembly = self.assembly.guard, self.assembly
+        key = StepKey(assembly.settings.seed, self.trained, 0, call.name)
+        with (
+            guard(f"in {number}", partial=call.training),
+            isolated_gradients(assembly.copied, assembly.weights.parameters()),
+            random_numbers(assembly.stages, key, call.program.microbatches),
+        ):
+            self._execute(call, *rest)
+        with guard(f"at the end of {number}, sharing the loss"):
+            formed, outputs = self.head.take()
+            return outputs, *gathered(self.control, formed, routing_flags.collected(self._held_layers))
 
     def _execute(
         self,
@@ -148,7 +178,7 @@ class StepRunner:
         loss_scale = call.scale / (microbatches * call.accumulate)
         for layer in self._experts:
             layer.loss_scale = loss_scale
-            layer.planner.flags = None
+        routing_flags.begin(self._held_layers, call.program)
         for place, executor in executors.items():
             inputs, expected = parts[place.replica - self._replica]
             executor.start(

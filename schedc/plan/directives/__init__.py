@@ -23,13 +23,14 @@ from schedc.plan.directives import (
     overlap,
     products,
     recompute,
+    sizes,
     tied,
     tokens,
     topology,
 )
 from schedc.plan.directives.base import Directive
 
-_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, products, hot, recompute)
+_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, products, sizes, hot, recompute)
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
 """The directives by their word."""

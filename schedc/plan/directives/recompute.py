@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from schedc.attachments.recompute_bytes import layer_bytes, saving
-from schedc.attachments.row_counts import arriving_rows
+from schedc.attachments.row_counts import arriving_rows, filled
 from schedc.attachments.units import digits, shown
 from schedc.attachments.values import Attachments, By, Level, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -206,10 +206,10 @@ def _savings(plan: Attachments, level: Level, layers: int) -> dict[str, float | 
     experts = plan.experts
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
-    per_token, tokens = saving(experts, plan.dtype, level, arriving_rows(plan)), layers * plan.tokens
+    per_token, tokens = saving(experts, plan.dtype, level, arriving_rows(plan), filled(plan)), layers * plan.tokens
     return {
         "bytes_saved": per_token.bytes * tokens,
-        "bytes_without": layer_bytes(experts, plan.dtype) * tokens,
+        "bytes_without": layer_bytes(experts, plan.dtype, filled(plan)) * tokens,
         "extra_flops": per_token.flops * tokens,
     }
 

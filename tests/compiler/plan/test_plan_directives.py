@@ -152,8 +152,9 @@ factors = st.floats(1, 1e4, exclude_min=True)
         products=st.builds(Products, st.sampled_from(PRODUCTS), st.booleans()).filter(lambda x: x != Products("bmm")),
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
         hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
+        bound=st.none() | factors,
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
-    )
+    ).filter(lambda plan: plan.bound is None or (plan.capacity is None and plan.hot is None))
 )
 def test_the_canonical_text_says_the_same(plan: Attachments) -> None:
     text = write_plan(plan)
@@ -206,6 +207,13 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         ("layers 4  experts 8 top 2 precision 8", [("S144", 2, 29)]),
         ("layers 4  experts 8 top 2 precision fp8\n  products grouped", [("S144", 3, 3)]),
         ("layers 4  experts 8 top 2 precision fp8 or fallback\n  products scaled_grouped or fallback", None),
+        (f"{MOE}\n  sizes padded", [("S144", 3, 9)]),
+        (f"{MOE}\n  sizes bounded", [("S144", 3, 3)]),
+        (f"{MOE}\n  sizes exact 2", [("S144", 3, 3)]),
+        (f"{MOE}\n  sizes bounded 0.9", [("S152", 3, 3)]),
+        (f"{MOE}\n  sizes bounded 2  capacity 2", [("S144", 3, 3)]),
+        (f"{MOE}\n  sizes bounded 2  hot auto", [("S144", 3, 3)]),
+        (f"{MOE}\n  sizes exact  capacity 2", None),
         (f"{MOE}\n  recompute all full adaptive(2.0) by rank", [("S150", 3, 3)]),
         (f"{MOE}\n  recompute all full adaptive(0.5)", [("S149", 3, 3)]),
         (f"{MOE}\n  recompute norm adaptive(2.0)", None),
@@ -287,13 +295,18 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
         "layers", "layout", "costs", "parameters", "activations", "memory",
     ]  # fmt: skip
     assert DIRECTIVES.keys() <= FORMS.keys()
-    several = [form for word, form in FORMS.items() if word not in ("layout", "memory", "parameters", "activations")]
+    apart = ("layout", "memory", "parameters", "activations", "sizes")
+    several = [form for word, form in FORMS.items() if word not in apart]
     whole = analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
     silent = [word for word, directive in DIRECTIVES.items() if not any(directive.write(plan_of(whole.schedule)))]
-    assert silent == ["overlap"], "a program loses these directives: give them a writer"  # `cell` implies overlap
+    assert silent == ["overlap", "sizes"], (
+        "a program loses these directives: give them a writer"
+    )  # `cell` implies overlap
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
     analyse(written(tmp_path, "\n  ".join(held).replace("4096", "512"), "dualpipev(P = 8, M = 16)"), {})
     analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
+    bounded = analyse(written(tmp_path, f"layers 5  {FORMS['sizes']}", "1f1b(P = 5, M = 8)"), {})  # no capacity beside
+    assert any(DIRECTIVES["sizes"].write(plan_of(bounded.schedule)))
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schedc.cost.exchange import Routing, Topology, bounded_rows
 from schedc_runtime.moe.counts import DROPPED, Counts, ascending, counted
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.routes import (
@@ -53,6 +54,7 @@ class Case:
     width: int = 8
     routing: str = "random"
     capacity: int | None = None
+    bound: float | None = None
     dtype: torch.dtype = torch.float64
     seed: int = 0
     expert: Callable[[Tensor, Tensor], Tensor] = mixed_rows
@@ -111,7 +113,9 @@ def within(index: Tensor, experts: int, capacity: int) -> Tensor:
 
 def shape_of(case: Case, rank: int, method: Method) -> Shape:
     """The sizes of the case's layer on a rank."""
-    return Shape(case.experts, case.nodes, case.per_node, rank, method, case.capacity, max(case.tokens))
+    tokens, topology = max(case.tokens), Topology(case.nodes, case.per_node)
+    bounds = case.bound and bounded_rows(tokens, Routing(case.experts, case.top), topology, case.bound)
+    return Shape(case.experts, case.nodes, case.per_node, rank, method, case.capacity, tokens, bounds or None)
 
 
 def steps(case: Case, data: Data, group: ExpertGroup, method: Method) -> Iterator[Result | None]:
@@ -184,8 +188,15 @@ def layer(case: Case, method: Method, matrices: Tensor, group: ExpertGroup) -> l
         for numbers in ids:
             land(route, numbers)
         tokens, gate = arrive(route, rows, weights)
-        parts = zip(tokens.split(list(route.sizes.counts)), matrices, strict=True)
-        return depart(route, torch.cat([case.expert(part, matrix) for part, matrix in parts]) * gate[:, None])
+        counts = list(route.sizes.counts)
+        if case.bound is not None:
+            ends = route.counts.mine.sum(0).cumsum(0).clamp(max=len(tokens))
+            counts = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        filled = sum(counts)
+        parts = zip(tokens[:filled].split(counts), matrices, strict=True)
+        outputs = torch.cat([case.expert(part, matrix) for part, matrix in parts]) * gate[:filled, None]
+        rubbish = torch.full_like(tokens[filled:], torch.nan)  # as a product leaves rows behind the last expert's
+        return depart(route, torch.cat((outputs, rubbish)))
 
     middle: list[Callable[..., Any]] = [experts]
     hops = ["flat"] if method == "flat" else ["node", "rail"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import comb
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from runtime.moe.exchange_cases import METHODS, Case, Data, alike, data_of, plain, run_in_process, shape_of
 from runtime.moe.stored_bits import digests, stored
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe.counts import Counts, Shape, ascending, counted, counts_of
+from schedc_runtime.moe.counts import Counts, Flag, Shape, ascending, counted, counts_of
 from schedc_runtime.moe.routes import Method, Route, arrive, collect, pack, plan_route, relay_back
 from schedc_runtime.moe.sizes import check_flags
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
@@ -59,6 +60,36 @@ def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
         for rank, result in enumerate(flat):
             wanted = outputs[rank], xs[rank], weights[rank], matrices.chunk(case.ranks)[rank]
             torch.testing.assert_close(result.tensors, wanted, rtol=1e-11, atol=1e-11)
+
+
+@settings(max_examples=12)
+@given(cases(), st.sampled_from([1.0, 1.5, 3.0, 100.0]))
+def test_bounded_buffers_change_no_bit_and_tell_when_they_are_too_small(case: Case, bound: float) -> None:
+    """Rows behind the last expert's are NaN here, as products may leave them."""
+    exact = replace(case, capacity=None)
+    data = data_of(exact)
+    expected = run_in_process(exact, data, in_process_expert_groups(case.ranks, case.per_node), "flat")
+    for method in METHODS:
+        groups = in_process_expert_groups(case.ranks, case.per_node)
+        results = run_in_process(replace(exact, bound=bound), data, groups, method)
+        flags = [int(flag) for flag in results[0].route.counts.all_flags]
+        if bound == 100:
+            assert not any(flags)
+        for mine, theirs in zip(results, expected, strict=True):
+            assert mine.route.counts.all_flags.tolist() == flags
+            rooms = {room for each in mine.route.sizes.hops.values() for room in each.send}
+            assert len(rooms) <= len(mine.route.sizes.hops)
+            if any(flags):
+                assert set(flags) <= {0, Flag.OVERFLOW}
+            else:
+                assert alike(mine.tensors, theirs.tensors)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_tokens_on_one_expert_overflow_a_bound_of_the_mean(method: Method) -> None:
+    case = Case(2, 2, (5, 5, 0, 5), top=1, routing="one", bound=1.0)
+    (first, *_) = run_in_process(case, data_of(case), in_process_expert_groups(4, 2), method)
+    assert [int(flag) for flag in first.route.counts.all_flags] == [Flag.OVERFLOW, Flag.OVERFLOW, 0, Flag.OVERFLOW]
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 2), (4, 2)])

@@ -23,13 +23,14 @@ def instrument() -> ModuleType:
     return module
 
 
-def test_a_layer_asks_once_and_not_at_all_with_a_capacity() -> None:
+def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
     host_asks = instrument()
     for method in METHODS:
         assert host_asks.asks(method, "exact") == (1, 0)
         assert host_asks.asks(method, "adaptive") == (1, 0)
-        assert host_asks.asks(method, "padded") == (0, 0)
-        assert host_asks.on_meta(method)
+        for mode in ("padded", "bounded"):
+            assert host_asks.asks(method, mode) == (0, 0)
+            assert host_asks.on_meta(method, mode)
 
 
 def test_the_instrument_sees_what_asks() -> None:

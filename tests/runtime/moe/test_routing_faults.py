@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,19 +14,21 @@ from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import small_moe
 
 
-@pytest.mark.parametrize("capacity", [None, Capacity(1.25)])
-def test_a_score_that_is_not_a_number_is_named(capacity: Any) -> None:
-    """Exact sizes bring the flag when they are joined; with a capacity the end of the step does, with the loss."""
+@pytest.mark.parametrize("plan", [Attachments(), Attachments(capacity=Capacity(1.25)), Attachments(bound=2.0)])
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+def test_a_score_that_is_not_a_number_is_named(plan: Attachments, call: str) -> None:
+    """Exact sizes bring the flag when they are joined; with constant sizes the end of the step does, with the loss."""
     program = schedc.compile("1f1b", P=1, M=2)
     batch, targets = tokens(4)
     pipe = Pipeline(
         small_moe(1, 1), program, loss_fn=next_token_loss, in_process=True, mesh=Mesh(1, 2),
-        plan=Attachments(capacity=capacity), example=batch.chunk(2)[0],
+        plan=plan, example=batch.chunk(2)[0],
     )  # fmt: skip
     pipe.step(batch, targets)
     layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]
     with torch.no_grad():
         layers[1].router.weight[0, 0] = float("nan")
+    runs = {"step": lambda: pipe.step(batch, targets), "evaluate": lambda: pipe.evaluate(batch, outputs=True)}
     with pytest.raises(Exception, match="rank 1 of the expert group has a score that is not a number") as caught:
-        pipe.step(batch, targets)
-    assert "the MoE layer `blocks.1.mlp`" in str(caught.value)
+        runs[call]()
+    assert "the MoE layer `blocks.1.mlp`, microbatch 0: rank 1" in str(caught.value)

@@ -1,0 +1,66 @@
+"""``sizes bounded 1.25``: buffers of so many times the mean rows, whose sizes the host knows without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+from schedc.attachments.row_counts import routing_of
+from schedc.attachments.units import digits
+from schedc.attachments.values import Attachments
+from schedc.cost.exchange import bounded_rows
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import Contradiction, Directive, Reading
+from schedc.syntax.plan import SizesLine
+
+
+def _read(reading: Reading, line: SizesLine) -> None:
+    if not reading.word(line.value, ("exact", "bounded"), "way to size exchanges"):
+        return
+    if line.value.text == "exact" and line.factor is not None:
+        reading.fault("S144", "exact sizes, and a number", line.span, "write `sizes exact`")
+    elif line.value.text == "bounded" and line.factor is None:
+        help = "write `sizes bounded 1.25` for buffers of 1.25 times the mean rows"
+        reading.fault("S144", "bounded sizes, and not by how much", line.span, help)
+    else:
+        reading.give(bound=line.factor)
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    if plan.bound is not None:
+        yield f"sizes bounded {digits(plan.bound)}"
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    if plan.bound is None:
+        return
+    if not 1 <= plan.bound < inf:
+        help = "1 is the mean number of rows, 1.25 a quarter more: write a number from 1 on"
+        yield Contradiction("S152", f"buffers of {plan.bound:g} times the mean rows", "sizes", help)
+    if plan.capacity is not None:
+        help = "a capacity has constant sizes already and drops rows; bounded buffers keep all rows: leave one line out"
+        yield Contradiction("S144", "bounded sizes, and a capacity", "sizes", help)
+    if plan.hot is not None:
+        help = "hot experts follow the rows that the host knows: leave one line out"
+        yield Contradiction("S144", "bounded sizes, and hot experts", "sizes", help)
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    """rows: size of the buffer for the rows of one rank's experts; null without tokens and ranks of the plan."""
+    if plan.bound is None:
+        return {"sizes": None}
+    rows = None
+    if plan.experts is not None and plan.topology is not None and plan.tokens:
+        pair = bounded_rows(plan.tokens, routing_of(plan.experts), plan.topology, plan.bound).pair
+        rows = plan.topology.ranks * pair
+    return {"sizes": {"bound": plan.bound, "rows": rows}}
+
+
+def _text(facts: dict[str, Any]) -> Iterator[str]:
+    if (sizes := facts["sizes"]) is not None:
+        rows = "" if sizes["rows"] is None else f": {sizes['rows']} rows on each rank"
+        yield f"sizes bounded {sizes['bound']:g}{rows}; a step with more runs again with exact sizes"
+
+
+DIRECTIVE = Directive("sizes", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)
