@@ -36,6 +36,7 @@ from schedc_runtime.pipeline.state import gather_state, load_state
 from schedc_runtime.pipeline.step import PipelineCall, StepRunner
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.stage.stage import Stage
+from schedc_runtime.transport.priorities import told
 
 
 class Pipeline:
@@ -323,7 +324,8 @@ class Pipeline:
         Under autocast another dtype runs, and with it perhaps another provider. Where a plan has experts, a line for
         each size that it does not say, with the model's own.
         """
-        return report(self.modules, self.plan)
+        lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
+        return "\n".join(line for line in lines if line)
 
     def record_routing(self) -> RoutingRecord:
         """Records the rows of each rank's experts in the steps that run inside ``with``, for predictions.

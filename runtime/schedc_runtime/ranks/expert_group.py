@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -50,17 +50,19 @@ class ExpertGroup:
         return ExpertGroup(SoloCommunicator("expert"), SoloCommunicator("rail"), SoloCommunicator("node"))
 
     @staticmethod
-    def of(groups: Sequence[Sequence[int]], per_node: int, timeout: float) -> ExpertGroup:
+    def of(groups: Sequence[Sequence[int]], per_node: int, timeout: float, high: Collection[str] = ()) -> ExpertGroup:
         """This process's end of its group among ``groups``: processes of the world, ``per_node`` in a row in one node.
 
-        timeout: seconds that a wait for a collective may take. A process in no group gets `solo`.
+        timeout: seconds that a wait for a collective may take. A process in no group gets `solo`. high: lanes of
+        high priority.
 
         A collective over all processes, which pass the same groups. It also makes the groups of rails and nodes.
         """
         process, nodes = dist.get_rank(), nodes_of(len(groups[0]), per_node)
         rails = [ranks[position::per_node] for ranks in groups for position in range(per_node)]
         inside = [ranks[node * per_node : (node + 1) * per_node] for ranks in groups for node in range(nodes)]
-        joined = [join_groups(parts, timeout) for parts in (groups, rails, inside)]
+        lanes = {"comm": groups, "rail": rails, "node": inside}
+        joined = [join_groups(parts, timeout, lane in high) for lane, parts in lanes.items()]
         own = next((ranks for ranks in groups if process in ranks), None)
         if own is None:
             return ExpertGroup.solo()
@@ -79,12 +81,15 @@ class ExpertGroup:
         return away + sum(count for node, count in enumerate(self.rail.sent) if node != mine)
 
 
-def in_process_expert_groups(size: int, per_node: int) -> list[ExpertGroup]:
-    """[size] the ends of all ranks of an expert group in one process, with cooperative communicators."""
+def in_process_expert_groups(size: int, per_node: int, high: Collection[str] = ()) -> list[ExpertGroup]:
+    """[size] the ends of all ranks of an expert group in one process, with cooperative communicators.
+
+    high: lanes of high priority.
+    """
     nodes = nodes_of(size, per_node)
-    everyone = InProcessCommunicators(size, "expert")
-    rails = [InProcessCommunicators(nodes, f"rail {position}") for position in range(per_node)]
-    insides = [InProcessCommunicators(per_node, f"node {node}") for node in range(nodes)]
+    everyone = InProcessCommunicators(size, "expert", "comm" in high)
+    rails = [InProcessCommunicators(nodes, f"rail {position}", "rail" in high) for position in range(per_node)]
+    insides = [InProcessCommunicators(per_node, f"node {node}", "node" in high) for node in range(nodes)]
     return [
         ExpertGroup(
             expert=everyone.member(rank),

@@ -15,6 +15,7 @@ from schedc_runtime.transport.collectives import (
     SoloCommunicator,
     TorchCommunicator,
 )
+from schedc_runtime.transport.priorities import LANES, unknown
 from schedc_runtime.transport.process_groups import join_groups
 
 
@@ -39,6 +40,8 @@ class Mesh:
     per_node: number of ranks of an expert group in one node; 0: all of them.
     shard_dense: shard parameters outside of experts over the replicas with FSDP2. Between steps parameters, gradients
         and the optimizer's state are DTensors. They are gathered while their stage works.
+    high_priority: lanes whose collectives run on streams of high priority on a GPU, see `priorities.LANES`; by default
+        none.
     """
 
     pipeline: int
@@ -46,6 +49,7 @@ class Mesh:
     data: int = 1
     per_node: int = 0
     shard_dense: bool = False
+    high_priority: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.experts, self.data) < 1 or self.per_node < 0:
@@ -55,6 +59,9 @@ class Mesh:
                 f"{self.experts} ranks share the experts, {self.per_node} in each node, which does not divide them",
                 "choose a number of expert ranks that fills whole nodes, or that fits into one",
             )
+        if isinstance(self.high_priority, str) or (wrong := unknown(self.high_priority)):
+            wrong = [self.high_priority] if isinstance(self.high_priority, str) else wrong
+            raise RuntimeFault(f"high_priority of `{wrong[0]}`", f"give a tuple of lanes: {', '.join(LANES)}")
 
     @classmethod
     def of_environment(cls, pipeline: int, experts: int = 1) -> Mesh:
@@ -154,26 +161,27 @@ def peer_groups(mesh: Mesh, coordinate: Coordinate, timeout: float) -> PeerGroup
         for among in (mesh.sharing, mesh.replicas_of, mesh.holding_the_same)
     )
     per_node = mesh.per_node or mesh.experts
-    experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout)
-    return PeerGroups(
-        experts, _communicator("replicas", replicas, timeout), _communicator("same experts", same, timeout)
-    )
+    high = mesh.high_priority
+    experts = ExpertGroup.solo() if mesh.experts == 1 else ExpertGroup.of(sharing, per_node, timeout, high)
+    others = {"replicas": replicas, "same experts": same}
+    return PeerGroups(experts, *(_communicator(name, parts, timeout, name in high) for name, parts in others.items()))
 
 
-def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float) -> Communicator:
-    group = join_groups(parts, timeout)
+def _communicator(name: str, parts: Sequence[Sequence[int]], timeout: float, high: bool) -> Communicator:
+    group = join_groups(parts, timeout, high)
     return SoloCommunicator(name) if group is None else TorchCommunicator(group, timeout, name)
 
 
 def in_process_peer_groups(mesh: Mesh) -> dict[Coordinate, PeerGroups]:
     """The groups of every coordinate, all in this process."""
     groups: dict[Coordinate, PeerGroups] = {}
+    high = mesh.high_priority
     for rank in range(mesh.pipeline):
         coordinates = [Coordinate(rank, replica) for replica in range(mesh.replicas)]
-        everyone = InProcessCommunicators(mesh.replicas, "replicas")
-        same = [InProcessCommunicators(mesh.data, "same experts") for _ in range(mesh.experts)]
+        everyone = InProcessCommunicators(mesh.replicas, "replicas", "replicas" in high)
+        same = [InProcessCommunicators(mesh.data, "same experts", "same experts" in high) for _ in range(mesh.experts)]
         for first in range(0, mesh.replicas, mesh.experts):
-            sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts)
+            sharing = in_process_expert_groups(mesh.experts, mesh.per_node or mesh.experts, high)
             for coordinate, group in zip(coordinates[first : first + mesh.experts], sharing, strict=True):
                 part = same[coordinate.replica % mesh.experts].member(coordinate.replica // mesh.experts)
                 groups[coordinate] = PeerGroups(group, everyone.member(coordinate.replica), part)

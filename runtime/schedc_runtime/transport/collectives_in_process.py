@@ -28,13 +28,13 @@ class InProcessCommunicators:
 
     A collective is complete when every member has started its collective of the same number. Kinds, labels, splits,
     shapes and dtypes of members are compared. A mismatch raises when the later member starts, and names both members.
-    On a GPU the copies overlap with compute (`SideStream`).
+    On a GPU the copies overlap with compute (`SideStream`), at high priority with ``high``.
     """
 
-    def __init__(self, size: int, name: str = "group") -> None:
+    def __init__(self, size: int, name: str = "group", high: bool = False) -> None:
         self.size, self.name = size, name
         self._meetings: dict[int, _CollectiveMeeting] = {}
-        self._copies = SideStream()
+        self._copies = SideStream(high)
         self._members = [InProcessCommunicator(rank, self) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessCommunicator:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from schedc_runtime.transport.priorities import HIGH, NORMAL
+
 
 class Ahead(NamedTuple):
     """Work on a `SideStream`.
@@ -25,9 +27,10 @@ class Ahead(NamedTuple):
 
 
 class SideStream:
-    """Runs copies on one side stream per GPU, made at its first use."""
+    """Runs copies on one side stream per GPU, made at its first use. high: a stream of high priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, high: bool = False) -> None:
+        self._priority = HIGH if high else NORMAL
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, work: Callable[[], Any], taken: Iterable[Tensor]) -> Ahead:
@@ -38,7 +41,7 @@ class SideStream:
             return Ahead(work(), None)
         side = self._streams.get(device)
         if side is None:
-            side = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side = self._streams[device] = torch.cuda.Stream(device, priority=self._priority)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             result = work()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -35,9 +37,14 @@ def test_places_cover_the_world_and_groups_partition_it() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"pipeline": 0}, "without ranks"), ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them")],
+    [
+        ({"pipeline": 0}, "without ranks"),
+        ({"pipeline": 1, "experts": 4, "per_node": 3}, "does not divide them"),
+        ({"pipeline": 1, "high_priority": ("rail", "wire")}, "`wire`.*(\n.*)*comm, rail, node, replicas"),
+        ({"pipeline": 1, "high_priority": "rail"}, "`rail`.*(\n.*)*give a tuple"),
+    ],
 )
-def test_a_mesh_that_cannot_be(arguments: dict[str, int], message: str) -> None:
+def test_a_mesh_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeFault, match=message):
         Mesh(**arguments)
 
@@ -171,7 +178,9 @@ def test_all_ranks_in_one_process_go_on_after_a_failure() -> None:
             raise ValueError("this once")
         return next_token_loss(output, targets)
 
-    pipe = Pipeline(small_moe(), compile_schedule("1f1b", P=2, M=2), loss_fn=loss_fn, mesh=Mesh(2, 2), in_process=True)
+    pipe = Pipeline(small_moe(), compile_schedule("1f1b", P=2, M=2), loss_fn=loss_fn, in_process=True,
+                    mesh=Mesh(2, 2, high_priority=("comm",)))  # fmt: skip
+    assert pipe.report().splitlines()[-1] == "priority: comm high (no effect: cpu has no streams)"
     with pytest.raises(InstructionError, match=r"^rank 1 of replica [01] failed at (.|\n)*this once"):
         pipe.step(*tokens(4))
     pipe.zero_grad()
