@@ -14,6 +14,7 @@ one object of all sections in place of one per line.
     bags            whether bags add their rows in order and from zero, bit by bit (`bags_in_order`)
     sync_debug      operations of a step that wait for the device, by torch's debug mode (`sync_debug_errors`)
     runahead        launches of a step that come when the device is already idle (`stalls_per_step`)
+    symmetric       exchanges whose splits stay on the device: rows as the fallback's, and time over it
     parity          bits of pipelines on the device against the same stages run serially
 
 Instrument: times of the device between two events, the median of alternating runs; on a CPU processor time.
@@ -36,6 +37,7 @@ SECTIONS = {
     "bags": "gpu.bags",
     "sync_debug": "gpu.sync_debug",
     "runahead": "gpu.runahead",
+    "symmetric": "gpu.symmetric",
     "parity": "gpu.parity",
 }
 """The module of each section. Its `measure(setting)` gives entries of the object, or raises `Skipped`."""

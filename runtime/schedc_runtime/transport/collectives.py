@@ -91,6 +91,11 @@ class TorchCommunicator:
         self._group: dist.ProcessGroup | None = group
         self._timeout = timedelta(seconds=timeout)
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group; None once it is closed."""
+        return self._group
+
     def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Started:
         call = checked_call(self, label, tensors, send, receive)
         leaving, coming = _pieces(tensors, call.send), _pieces(tensors, call.receive)

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from schedc_runtime.transport import TorchTransport, Transfer, TransportError
+from schedc_runtime.transport.collectives import TorchCommunicator
+from schedc_runtime.transport.device_splits import moved, provider_of_splits
 
 
 def exchange(rank: int, world_size: int) -> bool:
@@ -36,9 +38,22 @@ def exchange(rank: int, world_size: int) -> bool:
         right &= torch.equal(buffers[0], expected)
         right &= buffers[1].item() == peer + number
         right &= buffers[3].tolist() == [True, False]
+    right &= splits_on_the_device(group)
     transport.close()
     dist.destroy_process_group(group)
     return right
+
+
+def splits_on_the_device(group: dist.ProcessGroup) -> bool:
+    """Two ranks exchange rows whose splits are tensors, by the fallback."""
+    communicator = TorchCommunicator(group, 20.0)
+    sizes = torch.tensor([[1, 3], [0, 2]])
+    rows = torch.arange(8.0).view(4, 2) + 100 * communicator.rank
+    splits = sizes[communicator.rank], sizes[:, communicator.rank]
+    provider = provider_of_splits(communicator, rows.device, "symmetric", or_fallback=True)
+    result = moved(provider, communicator, rows, splits, 6).arrived()
+    expected = [[0.0, 1.0]] if communicator.rank == 0 else [[2, 3], [4, 5], [6, 7], [100, 101], [102, 103]]
+    return provider.asks == 1 and result.tolist() == expected + [[0.0, 0.0]] * (6 - len(expected))
 
 
 def timeout(rank: int, world_size: int, seconds: float) -> list[str]:
