@@ -18,8 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.transport.collective_calls import Communicator
+
+
+class SplitsRefused(Exception):
+    """Splits that fit no group or buffer, or a provider that cannot serve a group."""
 
 
 class MovingRows(NamedTuple):
@@ -54,7 +57,7 @@ def _asking(
 ) -> MovingRows:
     leaving, coming = torch.stack([send, receive]).tolist()  # waits for the device
     if sum(coming) > room:
-        raise RuntimeFault(f"{sum(coming)} rows for a buffer of {room}", "make it larger, or check the counts before")
+        raise SplitsRefused(f"{sum(coming)} rows for a buffer of {room}: make it larger, or check the counts before")
     handle = communicator.all_to_all([rows[: sum(leaving)]], leaving, coming, label)
 
     def arrived() -> Tensor:
@@ -80,8 +83,7 @@ def _not_symmetric(communicator: Communicator, device: torch.device) -> str:
 def _symmetric_buffer(group: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
     """A tensor [...] that all members of a group can reach: one for each use, kept for the process's life.
 
-    group: its name.
-    Members make them in the same order.
+    group: its name. Members make them in the same order.
     """
     from torch.distributed import _symmetric_memory as memory
 
@@ -123,14 +125,14 @@ PROVIDERS: Mapping[str, SplitsProvider] = {
 def provider_of_splits(
     communicator: Communicator, device: torch.device, name: str = "asking", or_fallback: bool = False
 ) -> SplitsProvider:
-    """The provider ``name``, by default the fallback. Raises `RuntimeFault` where it cannot serve the group."""
+    """The provider ``name``, by default the fallback. Raises `SplitsRefused` where it cannot serve the group."""
     wanted = PROVIDERS.get(name)
     if wanted is None:
-        raise RuntimeFault(f"splits `{name}`", f"possible: {', '.join(PROVIDERS)}")
+        raise SplitsRefused(f"no splits `{name}`; possible: {', '.join(PROVIDERS)}")
     if not (reason := wanted.why_not(communicator, device)):
         return wanted
     if not or_fallback:
-        raise RuntimeFault(f"splits {name}: {reason}", "allow the fallback, which asks the host once an exchange")
+        raise SplitsRefused(f"splits {name}: {reason}; allow the fallback, which asks the host once an exchange")
     return PROVIDERS["asking"]
 
 
@@ -153,5 +155,5 @@ def moved(
     """Start to move ``rows`` [rows, columns] by ``splits`` (send, receive), [members] each, to [room, columns]."""
     send, receive = splits
     if len(send) != communicator.size or len(receive) != communicator.size:
-        raise RuntimeFault(f"splits for {len(send)} and {len(receive)} members in a group of {communicator.size}")
+        raise SplitsRefused(f"splits for {len(send)} and {len(receive)} members in a group of {communicator.size}")
     return provider.move(communicator, rows, send, receive, room, label)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.transport.collectives import InProcessCommunicators, SoloCommunicator
-from schedc_runtime.transport.device_splits import PROVIDERS, moved, provider_of_splits, told_splits
+from schedc_runtime.transport.device_splits import PROVIDERS, SplitsRefused, moved, provider_of_splits, told_splits
 from schedc_runtime.transport.priorities import stream_options
 
 CPU = torch.device("cpu")
@@ -38,9 +37,9 @@ def test_the_fallback_says_that_it_asks() -> None:
     assert told_splits(solo, CPU, "symmetric") == (
         "splits asking (asks the host 1 time an exchange); not symmetric: cpu has no symmetric memory"
     )
-    with pytest.raises(RuntimeFault, match="splits symmetric: cpu has no symmetric memory"):
+    with pytest.raises(SplitsRefused, match="splits symmetric: cpu has no symmetric memory"):
         provider_of_splits(solo, CPU, "symmetric")
-    with pytest.raises(RuntimeFault, match="splits `deep`"):
+    with pytest.raises(SplitsRefused, match="no splits `deep`"):
         provider_of_splits(solo, CPU, "deep")
     gpu = torch.device("cuda")
     assert PROVIDERS["symmetric"].why_not(solo, gpu) == "group solo has no processes of its own"
@@ -48,9 +47,9 @@ def test_the_fallback_says_that_it_asks() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     solo, two = SoloCommunicator(), torch.tensor([2])
-    with pytest.raises(RuntimeFault, match="2 rows for a buffer of 1"):
+    with pytest.raises(SplitsRefused, match="2 rows for a buffer of 1"):
         moved(PROVIDERS["asking"], solo, torch.zeros(2, 3), (two, two), 1)
-    with pytest.raises(RuntimeFault, match="splits for 1 and 2 members in a group of 1"):
+    with pytest.raises(SplitsRefused, match="splits for 1 and 2 members in a group of 1"):
         moved(PROVIDERS["asking"], solo, torch.zeros(2, 3), (two, torch.tensor([1, 1])), 4)
 
 
