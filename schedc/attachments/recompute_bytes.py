@@ -175,5 +175,10 @@ def recomputed_share(role: str, level: Level) -> float:
 
 
 def slot_bytes(experts: ExpertSizes, dtype: str) -> int:
-    """Bytes of a hot expert's three matrices in its slot. Their gradients take as many."""
+    """Bytes of a hot expert's three matrices in its slot. The gradients of one microbatch take as many."""
     return 3 * experts.hidden * experts.width * bytes_per_number(dtype)
+
+
+def slot_gradient_bytes(experts: ExpertSizes) -> int:
+    """Bytes of the gradients of a hot expert's three matrices, summed over a step in float32."""
+    return 3 * experts.hidden * experts.width * bytes_per_number("fp32")

@@ -82,14 +82,16 @@ class Products:
 
 @dataclass(frozen=True)
 class Hot:
-    """Experts copied to all ranks for a microbatch.
+    """Experts copied to all ranks for a step.
 
-    most: the largest number of them; None for as many as save bytes. below: no expert is hot while the fullest rank has
-    less than ``below`` times the mean number of rows; None where bytes alone decide.
+    most: the largest number of them; None for as many as pay. below: no expert is hot while the fullest rank has less
+    than ``below`` times the mean number of rows; None where it matters only whether they pay. by_microbatch: they are
+    chosen anew, and copied, for each microbatch.
     """
 
     most: int | None = None
     below: float | None = None
+    by_microbatch: bool = False
 
 
 class Level(StrEnum):

@@ -150,7 +150,7 @@ def _attached(order: Schedule, layout: Layout) -> dict[str, Any]:
     from schedc.plan import plan_of
     from schedc.report.plan import to_json
 
-    return to_json(plan_of(order), layout)
+    return to_json(plan_of(order), layout, order)
 
 
 def _check_usage(

@@ -86,4 +86,4 @@ def _attached(name: Given) -> dict[str, Any] | None:
     if not isinstance(tree, Plan) or any(parameter.default is None for parameter in tree.parameters):
         return None
     schedule = legal_schedule(tree, {})
-    return to_json(plan_of(schedule), layout_of_plan(tree.tree, schedule)) if schedule.plan else None
+    return to_json(plan_of(schedule), layout_of_plan(tree.tree, schedule), schedule) if schedule.plan else None

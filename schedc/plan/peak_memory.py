@@ -9,7 +9,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
-from schedc.attachments.recompute_bytes import slot_bytes
+from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments
@@ -45,16 +45,37 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class HotSlots:
+    """The most that hot experts take, in bytes.
+
+    in_flight: [stages] weights in the MoE layers of the stage, for each microbatch in flight: by microbatch. kept:
+    [stages] weights and the sums of their gradients, for a whole step: by step. passing: gradients of one layer, or by
+    step of two, on their way to the owners.
+    """
+
+    in_flight: Floats
+    kept: Floats
+    passing: float
+
+    def kept_per_rank(self, schedule: Schedule) -> Floats:
+        """[P] what each rank keeps for a step."""
+        return load_per_rank(schedule.placement, self.kept)
+
+    def held(self, schedule: Schedule) -> Floats:
+        """[P] the most that each rank holds at once."""
+        nothing = Costs(F=0.0, activation=0.0, pending_weight=0.0).resolved(schedule.stages)
+        return self.kept_per_rank(schedule) + _most(_running(schedule, nothing, self.in_flight), schedule)
+
+
+@dataclass(frozen=True)
 class ExtraMemory:
     """Memory of ranks besides parameters and activations, in the unit of the plan's memory.
 
-    slots: [stages] weights of hot experts in the MoE layers of the stage, for each microbatch in flight. passing:
-    gradients of one layer's hot experts on their way to the owners. running: [stages] rows of the microbatch that runs,
-    where recomputation is adaptive and all rows come to one rank.
+    slots: hot experts. running: [stages] rows of the microbatch that runs, where recomputation is adaptive and all rows
+    come to one rank.
     """
 
-    slots: Floats
-    passing: float
+    slots: HotSlots
     running: Floats
 
     def running_per_rank(self, schedule: Schedule) -> Floats:
@@ -70,39 +91,49 @@ def extra_memory(
 
     In an overlapped pair two microbatches run, one of them backward.
     """
-    slots, passing = hot_slots(plan, layout) if sized else (np.zeros(len(layout.stages)), 0.0)
+    slots = hot_slots(plan if sized else Attachments(), layout)
     worst = worst_routing(plan, layout, activations)
     adaptive = worst.waiting.any(1)
     whole = (held_by_kind(Attachments(), layout, activations) + worst.waiting)[:, MOE].sum(1)
     microbatches = 2 if (schedule.pair >= 0).any() else 1
-    return ExtraMemory(slots, passing, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
+    return ExtraMemory(slots, np.where(adaptive, whole + microbatches * worst.passing, 0.0))
 
 
-def hot_slots(plan: Attachments, layout: Layout) -> tuple[Floats, float]:
-    """([stages] `ExtraMemory.slots`, a scalar `ExtraMemory.passing`) of a plan's hot experts, at most, in bytes.
-
-    Both are 0 where the plan has none, does not say their sizes, or has a capacity.
-    """
-    stages = np.zeros(len(layout.stages))
+def hot_slots(plan: Attachments, layout: Layout) -> HotSlots:
+    """The memory of a plan's hot experts: 0 where it has none, does not say their sizes, or has a capacity."""
+    none = np.zeros(len(layout.stages))
     if plan.hot is None or plan.experts is None or plan.capacity is not None:
-        return stages, 0.0
+        return HotSlots(none, none, 0.0)
     own = plan.experts.count // plan.topology.ranks if plan.topology else 0
-    per_layer = float((own if plan.hot.most is None else plan.hot.most) * slot_bytes(plan.experts, plan.dtype))
+    most = own if plan.hot.most is None else plan.hot.most
+    weights, sums = float(most * slot_bytes(plan.experts, plan.dtype)), float(most * slot_gradient_bytes(plan.experts))
     layers = layout.counts[:, MOE].sum(1)
-    return stages + per_layer * layers, per_layer * float(layers.any())
+    if plan.hot.by_microbatch:
+        return HotSlots(weights * layers, none, weights * float(layers.any()))
+    return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
 
 
 def rank_peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, extra: ExtraMemory) -> Floats:
     """[P] the peak of each rank: its parameters, activations inside cells, and extra memory."""
-    running = _running(schedule, costs.resolved(schedule.stages), extra)
-    most = np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0) if running.size else 0.0
+    most = _most(_running(schedule, costs.resolved(schedule.stages), extra.slots.in_flight), schedule)
     parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
-    return np.asarray(parameters + extra.passing + extra.running_per_rank(schedule) + most)
+    slots = extra.slots.passing + extra.slots.kept_per_rank(schedule)
+    return np.asarray(parameters + slots + extra.running_per_rank(schedule) + most)
 
 
-def _running(schedule: Schedule, costs: StageCosts, extra: ExtraMemory) -> Floats:
-    """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first."""
-    slots, recomputed = extra.slots, recomputed_ops(schedule)
+def _most(running: Floats, schedule: Schedule) -> Floats:
+    """[P] the most of each rank. running: [ops] of `_running`."""
+    if not running.size:
+        return np.zeros(schedule.ranks)
+    return np.asarray(np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0))
+
+
+def _running(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
+    """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first.
+
+    slots: [stages] for each microbatch in flight.
+    """
+    recomputed = recomputed_ops(schedule)
     changes = memory_changes(
         costs.activation + slots, costs.pending_weight, costs.recomputed + slots, costs.restored + slots
     )
@@ -127,9 +158,10 @@ def peak_of(
     activations = held_by_kind(plan, layout, layers.activations)
     of_stage, recomputed = costs.resolved(schedule.stages), recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
-    row = int(low + np.argmax(_running(schedule, of_stage, extra)[low:high]))
+    row = int(low + np.argmax(_running(schedule, of_stage, extra.slots.in_flight)[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
-    parts = {"slots of hot experts": extra.passing, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
+    slots = extra.slots.passing + float(extra.slots.kept_per_rank(schedule)[rank])
+    parts = {"slots of hot experts": slots, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
     for stage in stages:
         _add(parts, "parameters of", parameters[stage], float(parameters[stage].sum()))
         own = low + np.flatnonzero(schedule.stage[low : row + 1] == stage)
@@ -141,7 +173,7 @@ def peak_of(
         held = (in_flight - unsaved - restored) * of_stage.activation[stage]
         held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
         _add(parts, "activations of", activations[stage], held)
-        parts["slots of hot experts"] += in_flight * float(extra.slots[stage])
+        parts["slots of hot experts"] += in_flight * float(extra.slots.in_flight[stage])
         parts["deferred weight gradients"] = (
             parts.get("deferred weight gradients", 0.0) + pending * of_stage.pending_weight[stage]
         )

@@ -80,7 +80,7 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
     from schedc.report import plan
 
     layout = layout_of_plan(analysis.tree.tree, analysis.schedule)
-    return {"plan": plan.to_json(plan_of(analysis.schedule), layout)}
+    return {"plan": plan.to_json(plan_of(analysis.schedule), layout, analysis.schedule)}
 
 
 def _cells(analysis: Analysis) -> dict[str, Any]:

@@ -278,11 +278,12 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         value = None if factor is None else float(_number(factor))
         return p.SizesLine(_word(way), value, span_of(word).to(span_of(factor or way)))
 
-    def hot(self, word: Token, count: Token, *until: Token | None) -> p.HotLine:
-        *words, below = until
+    def hot(self, word: Token, count: Token, *conditions: Token | None) -> p.HotLine:
+        by, (*words, below) = _words(conditions[:2]), conditions[2:]
         value = _word(count) if count.type == "NAME" else int(_number(count))
         limit = None if below is None else float(_number(below))
-        return p.HotLine(value, _words(words), limit, span_of(word).to(span_of(below or count)))
+        end = span_of(below) if below is not None else by[-1].span if by else span_of(count)
+        return p.HotLine(value, by, _words(words), limit, span_of(word).to(end))
 
     def recompute(self, word: Token, *parts: p.RecomputePart | Token) -> p.RecomputeLine:
         read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]

@@ -145,13 +145,15 @@ class SizesLine:
 
 @dataclass(frozen=True, slots=True)
 class HotLine:
-    """``hot 3 until imbalance < 1.2`` or ``hot auto``.
+    """``hot 3 until imbalance < 1.2`` or ``hot auto by microbatch``.
 
-    count: a number, or the word in its place. words: ``until``, ``imbalance`` and the sign; empty without them.
+    count: a number, or the word in its place. by: ``by`` and what follows; empty without them. words: ``until``,
+    ``imbalance`` and the sign; empty without them.
     """
 
     word: ClassVar[str] = "hot"
     count: int | Word
+    by: tuple[Word, ...]
     words: tuple[Word, ...]
     below: float | None
     span: Span

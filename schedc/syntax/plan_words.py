@@ -139,7 +139,8 @@ PLAN_WORDS = (
         "hot",
         "HOT",
         "hot 3 until imbalance < 1.2",
-        "experts copied to all ranks while their rows are many; hot auto: as many as pay",
+        "experts copied to all ranks for a step, by the rows of the last one; hot auto: as many as pay; by microbatch:"
+        " chosen anew for each",
         ("auto", "until", "imbalance"),
     ),
     PlanWord(

@@ -95,7 +95,8 @@ class PlanWriter:
         return f"capacity {self.pick('1.25', 1, '0.01')} {self.some('drop ' + self.pick('probs', 'position'))}"
 
     def hot(self) -> str:
-        return f"hot {self.pick('auto', 1, 2, 9)} {self.some('until imbalance < ' + self.pick('1.2', 1))}"
+        until = self.some("until imbalance < " + self.pick("1.2", 1))
+        return f"hot {self.pick('auto', 1, 2, 9)} {self.some('by microbatch')} {until}"
 
     def recompute(self) -> str:
         where = self.pick("", "all", "chunk 0", "chunk 1", "stage 1", "stage [0, 1]", "stage 0")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from schedc.ir.ops import FACTS
-from schedc.ir.program import Instruction, InstructionKind
+from schedc.ir.program import InstructionKind
+from schedc_runtime.data_parallel.hot_returns import trained_by
 from schedc_runtime.execute.code import Call, Code
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.stage.stage import Stage
@@ -113,7 +113,7 @@ def with_sums(
     for position, step in enumerate(code.steps):
         if step.instruction.kind is InstructionKind.REDUCE and not step.instruction.is_tied:
             copied.add(step.instruction.stage)
-        elif (stage := _trained_by(step.instruction)) >= 0:
+        elif (stage := trained_by(step.instruction)) >= 0:
             last[stage] = position
     own = tuple(tied) if any(step.instruction.is_tied for step in code.steps) else ()
     claimed = set(map(id, own))
@@ -126,12 +126,6 @@ def with_sums(
         calls = final if stage in copied else after.setdefault(position, [])
         calls.append((start_sums, buckets(parameters, peer_groups)))
     return replace(code.woven({}, after), final=tuple(final))
-
-
-def _trained_by(instruction: Instruction) -> int:
-    """The stage whose weight gradients an instruction completes, for one microbatch; -1 for none."""
-    ops = instruction.ops if instruction.computes else ()
-    return next((stage for kind, stage, _ in ops if FACTS[kind].weight), -1)
 
 
 def start_sums(registers: Registers, travelling: Sequence[Bucket]) -> None:

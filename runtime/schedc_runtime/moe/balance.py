@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from schedc_runtime.moe.capacity import marked
 from schedc_runtime.moe.counts import ABSENT, Counts, Shape
+from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.ranks.exchange import Exchange, Pending
 from schedc_runtime.recompute.regions import replaying
@@ -42,8 +43,9 @@ def updated_bias(bias: Tensor, load: Tensor, rate: float) -> Tensor:
 class Loads(nn.Module):
     """The identity on everyone's counts [ranks, columns], which sums the choices of each trained microbatch.
 
-    With hot experts it takes everyone's choices [ranks, N, k] instead. chosen: [experts] choices since `clear`, on all
-    ranks of the expert group. dropped: number of them that a capacity dropped. drops: whether there is a capacity.
+    With hot experts by microbatch it takes everyone's choices [ranks, N, k] instead. chosen: [experts] choices since
+    `clear`, on all ranks of the expert group. dropped: number of them that a capacity dropped. drops: whether there is
+    a capacity. lender: who lends the hot experts of a step, and needs its rows.
     """
 
     chosen: Tensor
@@ -54,6 +56,7 @@ class Loads(nn.Module):
         self.register_buffer("chosen", torch.zeros(experts, dtype=torch.int64), persistent=False)
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64), persistent=False)
         self.drops = False
+        self.lender: StepLender | None = None
 
     def reset_parameters(self) -> None:
         """Begin at zero, as a module on the meta device does when it is materialized."""
@@ -69,7 +72,11 @@ class Loads(nn.Module):
             if everyone.dim() == 3:
                 self.chosen += load_of(everyone, len(self.chosen))
                 return everyone
-            counts = Counts(everyone, Shape(len(self.chosen), capacity=0 if self.drops else None))
+            shape = Shape(len(self.chosen), capacity=0 if self.drops else None)
+            if self.lender is not None:
+                self.chosen += self.lender.count(everyone).sum(0)
+                return everyone
+            counts = Counts(everyone, shape)
             self.chosen += counts.chosen.sum(0)
             if self.drops:
                 self.dropped += counts.dropped.sum()

@@ -12,6 +12,7 @@ the same function in B and in W (see `stacked_linear`).
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Experts(nn.Module):
         super().__init__()
         self.first, self.total = 0, count
         self.products = Products()
+        self.lent: Callable[[], tuple[Tensor, ...]] | None = None
+        """Gives the slots of a step's hot experts; see `forward`."""
         self.gate_up = nn.Parameter(torch.empty(count, width, 2 * inner))
         self.down = nn.Parameter(torch.empty(count, inner, width))
         self.reset_parameters()
@@ -79,6 +82,8 @@ class Experts(nn.Module):
         With counts on the device, rows behind those of the last expert belong to nobody, and neither do their results.
         """
         groups = groups_of(counts)
+        if not slots and self.lent is not None:
+            slots = self.lent()
         if slots and groups.counts is not None:
             own, lent = len(self.gate_up), len(slots[0])
             mine, borrowed = groups.part(0, own), groups.part(own, lent)

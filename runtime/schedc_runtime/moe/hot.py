@@ -1,4 +1,4 @@
-"""Hot experts: the most chosen experts of a microbatch, lent to all ranks, so that their rows stay on their ranks.
+"""Hot experts by microbatch: the most chosen experts, lent to all ranks, so that their rows stay on their ranks.
 
     everyone's routing --> choose_hot --> Lending --> lend --> [hot] --> slots beside the experts of each rank
                                                       ^                    |
@@ -6,7 +6,7 @@
 
 The counts of rows decide which experts are hot. All ranks know them, so that nothing is negotiated. A rank with the
 weights of a hot expert computes its own tokens itself. The gradients of its slots go back, and the owner adds them in
-ascending order of ranks. If no expert is hot, nothing is sent.
+ascending order of ranks. If no expert is hot, nothing is sent. `hot_slots` lends for a whole step instead.
 
 Shadowed experts, chosen greedily from all-gathered counts: FasterMoE (He et al., 2022), section 4. Replicas of the most
 visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
@@ -15,95 +15,17 @@ visited experts by microbatch: Huawei's balanced MoE and MetaX's hot experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from schedc.attachments.values import Hot
-from schedc.cost.exchange import hot_break_even
-from schedc.ir.arrays import Int64
-from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.hot_choice import HotPolicy, choose_hot
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.stage.recipes import RECIPES, Gradients, Recipe, Saved, Slots, refuse_twice
 from schedc_runtime.transport.collective_calls import ordered_sum
 from schedc_runtime.transport.collectives import SoloCommunicator
-
-MARGIN = 0.05
-"""Relative distance between the imbalance at which hot experts turn on and the lower one at which they turn off."""
-
-
-@dataclass(frozen=True)
-class HotPolicy(Hot):
-    """When experts are lent: the plan's `Hot`, checked, with the number of rows from which lending pays.
-
-    most: largest number at a time; None: the number of a rank's own experts. below: lend none if the fullest rank has
-    less than ``below`` times the mean number of rows; None: lend whatever the balance. pays_from: rows of an expert
-    that each of the other ranks must keep on average; None: as many as make fewer bytes move.
-    """
-
-    pays_from: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.most is not None and self.most < 0:
-            raise RuntimeFault(f"{self.most} hot experts", "0 turns them off, None takes as many as pay")
-        if self.below is not None and not (self.below >= 1 and isfinite(self.below)):
-            raise RuntimeFault(
-                f"hot experts until an imbalance below {self.below}", "the fullest rank has 1 times the mean at least"
-            )
-
-    def resolved(self, local: int, inner: int, item_bytes: int) -> HotPolicy:
-        """The policy with all numbers set. local: experts of a rank. inner: their inner size.
-
-        item_bytes: bytes of a number in the weights' type, in which gradients travel too.
-        """
-        if self.most is not None and self.most > local:
-            raise RuntimeFault(
-                f"{self.most} hot experts, and each rank has {local} of its own", f"take {local}, or fewer"
-            )
-        pays = hot_break_even(inner, item_bytes, item_bytes) if self.pays_from is None else self.pays_from
-        return replace(self, most=local if self.most is None else self.most, pays_from=pays)
-
-
-def choose_hot(counts: Int64, policy: HotPolicy, on: bool = True) -> tuple[int, ...]:
-    """The hot experts of a microbatch, ascending: a function of facts that all ranks know.
-
-    counts: [ranks, experts] rows by source rank. policy: resolved. on: whether any were hot in the step before, which
-    makes the threshold `MARGIN` lower.
-
-    A greedy search: lend the most chosen expert of the fullest rank (the first of equals), as long as ranks are out of
-    balance and bytes are saved. The result is the prefix that leaves the fullest rank with the fewest rows; it may be
-    empty.
-    """
-    ranks, experts = counts.shape
-    total = counts.sum(0)
-    own = total.reshape(ranks, -1).copy()
-    load = own.sum(1)
-    mean = load.sum() / ranks
-    if not mean or (policy.below is not None and load.max() < mean * policy.below * (1 if on else 1 + MARGIN)):
-        return ()
-    assert policy.most is not None
-    assert policy.pays_from is not None
-    hot: list[int] = []
-    best, least = 0, load.max()
-    while len(hot) < policy.most:
-        fullest = int(load.argmax())
-        position = int(own[fullest].argmax())
-        expert = fullest * (experts // ranks) + position
-        leaving = total[expert] - counts[fullest, expert]
-        if not leaving or leaving < policy.pays_from * (ranks - 1):
-            break
-        if policy.below is not None and load[fullest] < mean * policy.below:
-            break
-        hot.append(expert)
-        own[fullest, position] = -1
-        load = load + counts[:, expert]
-        load[fullest] -= total[expert]
-        if load.max() <= least:
-            best, least = len(hot), load.max()
-    return tuple(sorted(hot[:best]))
 
 
 @dataclass(frozen=True)
@@ -168,15 +90,14 @@ class HotChooser:
     The threshold depends on earlier steps and not on the microbatches of this step. The choice is therefore the same
     whatever the order of the microbatches, also if a microbatch is routed twice.
 
-    expert_bytes: bytes of an expert's weights. row_bytes: bytes of a row. chosen: number of times an expert was lent.
-    kept: rows that stayed on this rank. sent: bytes of weights and gradients that this rank sent.
+    expert_bytes: bytes of an expert's weights. chosen: number of times an expert was lent. kept: rows that stayed on
+    this rank. sent: bytes of weights and gradients that this rank sent.
     """
 
     policy: HotPolicy
     experts: int
     rank: int
     expert_bytes: int
-    row_bytes: int
     on: bool = True
     wanted: bool = False
     """Whether the threshold was reached in this step."""
@@ -184,8 +105,11 @@ class HotChooser:
     kept: int = 0
     sent: int = 0
 
-    def choose(self, counts: Int64, count: bool) -> Lending:
-        """The lending of a microbatch with ``counts`` [ranks, experts]. count: whether the microbatch is trained on."""
+    def choose(self, counts: Tensor, count: bool) -> Lending:
+        """The lending of a microbatch with ``counts`` [ranks, experts] on the host.
+
+        count: whether the microbatch is trained on.
+        """
         ranks = len(counts)
         hot = choose_hot(counts, self.policy, self.on)
         lending = Lending(hot, ranks, self.rank, self.experts // ranks)
@@ -196,11 +120,6 @@ class HotChooser:
             self.kept += int(counts[self.rank, list(borrowed)].sum())
             self.sent += (len(lending.places) * (ranks - 1) + len(borrowed)) * self.expert_bytes
         return lending
-
-    @property
-    def saved(self) -> int:
-        """Bytes that the rows would have taken: four journeys, there and back in forward and in backward."""
-        return 4 * self.kept * self.row_bytes
 
     def end_step(self) -> None:
         """Clear the counts. `update_bias` calls this after every step."""

@@ -29,7 +29,9 @@ from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.moe.exchange import CountsExchange, RowExchange
 from schedc_runtime.moe.experts import Experts, gated
-from schedc_runtime.moe.hot import HotChooser, HotExchange, HotPolicy, Lend
+from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
+from schedc_runtime.moe.hot_choice import HotPolicy
+from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.planner import Counter, Planner
 from schedc_runtime.moe.products import RowGroups
 from schedc_runtime.moe.router import Router
@@ -122,6 +124,8 @@ class MoELayer(nn.Module):
         self.lend = Lend()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
+        self.lender: StepLender | None = None
+        """Who lends hot experts by step; None without any, or where they are chosen by microbatch."""
         self.attach(ExpertGroup.solo())
 
     def attach(
@@ -138,8 +142,9 @@ class MoELayer(nn.Module):
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
         capacity: drop and pad to this capacity. hot: when to lend experts to all ranks; none are lent with a capacity,
-        because every rank then has the same number of rows. replicas: all ranks with this layer, whose tokens share one
-        auxiliary loss; None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
+        because every rank then has the same number of rows. Those of a step are lent between `StepLender.begin` and
+        `StepLender.leave` of `lender`, which a pipeline calls. replicas: all ranks with this layer, whose tokens share
+        one auxiliary loss; None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers.
 
@@ -159,7 +164,9 @@ class MoELayer(nn.Module):
         self.combine_node = _exchange("combine", "node", method)
         self.combine_rail = _exchange("combine", "rail", method)
         self.combine_flat = _exchange("combine", "flat", method)
-        self.planner.chooser = None if capacity or bound else self._chooser(group, hot)
+        policy = None if capacity or bound else self._policy(group, hot)
+        self._lend_by_step(group, policy)
+        self.planner.chooser = self._chooser(group, policy)
         self.hot = None if self.planner.chooser is None else HotExchange()
         self.counter.whole = self.hot is not None
         everyone = replicas or group.expert
@@ -168,14 +175,25 @@ class MoELayer(nn.Module):
             if isinstance(module, Exchange):
                 module.group = group
 
-    def _chooser(self, group: ExpertGroup, hot: HotPolicy | None) -> HotChooser | None:
-        experts = self.experts
+    def _policy(self, group: ExpertGroup, hot: HotPolicy | None) -> HotPolicy | None:
+        """The policy with its numbers; None where nobody lends."""
         if hot is None or hot.most == 0 or group.size == 1:
             return None
-        local, width, inner = len(experts.gate_up), experts.down.shape[2], experts.down.shape[1]
-        item = experts.down.element_size()
-        policy = hot.resolved(local, inner, item)
-        return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item, width * item)
+        down = self.experts.down
+        return hot.resolved(len(down), down.shape[1], down.element_size(), group.size)
+
+    def _lend_by_step(self, group: ExpertGroup, policy: HotPolicy | None) -> None:
+        by_step = policy is not None and not policy.by_microbatch
+        lender = StepLender(policy, self.experts, group) if policy is not None and by_step else None
+        self.lender = self.counter.lender = self.loads.lender = lender
+        self.experts.lent = None if lender is None else lender.borrowed
+
+    def _chooser(self, group: ExpertGroup, policy: HotPolicy | None) -> HotChooser | None:
+        experts = self.experts
+        if policy is None or not policy.by_microbatch:
+            return None
+        width, inner, item = experts.down.shape[2], experts.down.shape[1], experts.down.element_size()
+        return HotChooser(policy, experts.total, group.rank, 3 * width * inner * item)
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, FakeTensor):
@@ -242,8 +260,8 @@ class MoELayer(nn.Module):
     @property
     def statistics(self) -> Statistics:
         """The counts since the last `update_bias`. Waits for the device."""
-        planner, balance = self.planner, self.balance
-        load, hot = self.loads.chosen, planner.chooser
+        planner, balance, load = self.planner, self.balance, self.loads.chosen
+        lent, kept, sent = self._lent()
         return Statistics(
             choices=int(load.sum()),
             dropped=int(self.loads.dropped),
@@ -251,12 +269,20 @@ class MoELayer(nn.Module):
             rows=int(planner.rows),
             padded_rows=int(planner.padded_rows),
             balance_loss=0.0 if balance.total is None else float(balance.total) / balance.microbatches,
-            hot_experts=hot.chosen if hot else 0,
-            hot_rows=hot.kept if hot else 0,
-            hot_bytes_sent=hot.sent if hot else 0,
-            hot_bytes_saved=hot.saved if hot else 0,
+            hot_experts=lent,
+            hot_rows=kept,
+            hot_bytes_sent=sent,
+            hot_bytes_saved=4 * kept * self.experts.down.shape[2] * self.experts.down.element_size(),
             overflowed=planner.overflowed,
         )
+
+    def _lent(self) -> tuple[int, int, int]:
+        """`Statistics.hot_experts`, `hot_rows` and `hot_bytes_sent`. Waits for the device."""
+        if self.lender is not None:
+            counted = self.lender.statistics
+            return counted.lent, int(counted.kept), counted.sent
+        hot = self.planner.chooser
+        return (hot.chosen, hot.kept, hot.sent) if hot else (0, 0, 0)
 
     @torch.no_grad()
     def update_bias(self, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -270,6 +296,8 @@ class MoELayer(nn.Module):
         self.loads.clear()
         self.balance.clear()
         self.planner.end_step()
+        if self.lender is not None:
+            self.lender.clear_statistics()
 
     @property
     def loss_scale(self) -> float:

@@ -19,6 +19,7 @@ from schedc_runtime.moe.arrivals import arrivals
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, ascending, counted, counts_of, gathered
 from schedc_runtime.moe.hot import HotChooser
+from schedc_runtime.moe.hot_slots import StepLender
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Route
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -37,7 +38,9 @@ class Counter(nn.Module):
         self.bound: float | None = None
         """Rows of buffers over their mean; None: as many as there are, or those of the capacity."""
         self.whole = False
-        """Whether all ranks gather the choices themselves, because experts may be hot."""
+        """Whether all ranks gather the choices themselves, because experts may be hot by microbatch."""
+        self.lender: StepLender | None = None
+        """Who lends the hot experts of a step: their slots are experts of their own."""
         self.tokens: int | None = None
         """The most tokens of a rank; None: every rank has as many. Exact sizes do not need it."""
 
@@ -54,7 +57,9 @@ class Counter(nn.Module):
 
     def forward(self, index: Tensor, weight: Tensor) -> tuple[Choosing, Tensor]:
         shape = self.shape(*index.shape)
-        choices = ascending(index, self.experts)
+        if self.lender is not None and self.lender.numbering is not None and self.lender.lending.hot:
+            index, shape = self.lender.numbering.place(index), self.lender.widened(shape)
+        choices = ascending(index, shape.experts)
         if self.whole:
             return Choosing(choices, shape), gathered(index, weight.detach(), self.experts, shape.tokens)
         return Choosing(choices, shape), counted(choices, index, shape, weight.detach())
@@ -137,7 +142,7 @@ def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, count
     """The route of choices [ranks, N, k] whose hot experts are lent. The host takes the counts to choose by."""
     (own, shape), tokens = choosing, len(choosing.choices.ids)
     counts = counts_of(everyone, shape)
-    lending = chooser.choose(counts.rows.cpu().numpy().astype("int64"), counting)
+    lending = chooser.choose(counts.rows.cpu().long(), counting)
     if lending.hot:
         everyone = lending.placed(everyone)
         shape = replace(shape, experts=shape.experts + shape.ranks * len(lending.hot))

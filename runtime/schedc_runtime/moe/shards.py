@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.hot import HotPolicy
+from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.routes import Method
 from schedc_runtime.ranks.expert_group import ExpertGroup

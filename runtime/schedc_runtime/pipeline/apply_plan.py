@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from schedc.cell import CellCosts
 from schedc.cost import exchange
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.program import Program
@@ -15,7 +16,7 @@ from schedc.plan.contradictions import contradictions
 from schedc.source import NOWHERE
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.capacity import ExpertCapacity
-from schedc_runtime.moe.hot import HotPolicy
+from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -56,13 +57,15 @@ def attach(
     group: ExpertGroup,
     mesh: Mesh,
     replicas: Communicator | None = None,
+    costs: CellCosts | None = None,
 ) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
 
-    replicas: the ranks that hold the same stages; None for those of ``group``.
+    replicas: the ranks that hold the same stages; None for those of ``group``. costs: times of cells, by which hot
+    experts pay or not.
     """
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
-    hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below)
+    hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below, plan.hot.by_microbatch, costs=costs)
     for module in modules:
         for name, layer in moe_layers(module):
             _take_products(plan, name, layer)

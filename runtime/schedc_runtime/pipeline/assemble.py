@@ -209,7 +209,8 @@ def make_stages(assembly: Assembly) -> None:
 
     def spread(place: Coordinate, modules: Iterable[nn.Module]) -> None:
         modules, near = list(modules), network.peer_groups[place]
-        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas)
+        costs = settings.cells if isinstance(settings.cells, CellCosts) else None
+        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, costs)
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 

@@ -10,6 +10,7 @@ import torch
 
 from schedc.ir.program import Program
 from schedc_runtime.data_parallel.gradient_sums import with_sums
+from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
 from schedc_runtime.execute.executor import Executor
@@ -126,7 +127,11 @@ class BoundCode:
         draws = draw_plan(record, here)
         codes = {
             place: with_sums(
-                bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
+                with_hot_returns(
+                    bind(program, place.pipeline, held, boundaries, cells=self.cells, tied=self.tied),
+                    held,
+                    summed=peer_groups[place].same_experts.size > 1,
+                ),
                 held,
                 peer_groups[place],
                 copies_in({index: stage.module for index, stage in held.items()}, self.tied),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter_ns, time_ns
 from typing import Any, Literal, overload
 
@@ -317,6 +317,21 @@ class Pipeline:
         """
         with self._guard("updating the routers' biases"):
             update_biases(self.program, self._stages, self._network)
+
+    def hot_state(self) -> dict[str, list[int]]:
+        """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.
+
+        A collective, between steps; the same on every rank. By pipeline rank, expert group and name of the layer. It is
+        empty without hot experts, and where they are chosen by microbatch.
+        """
+        return self._runner.hot.state()
+
+    def load_hot_state(self, state: Mapping[str, Sequence[int]]) -> None:
+        """Go on with the `hot_state` of a checkpoint, so that the next step has the same bits. A collective.
+
+        state: [experts] of each layer. Raises `RuntimeFault` for that of another plan, mesh or model.
+        """
+        self._runner.hot.load(state)
 
     def report(self) -> str:
         """What the pipeline has chosen by itself, for the stages held here: who multiplies in each MoE layer, and why.

@@ -29,6 +29,7 @@ from schedc_runtime.pipeline.batch import (
 )
 from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
+from schedc_runtime.pipeline.hot_steps import HotSteps
 from schedc_runtime.pipeline.loss_function import Expected, Loss
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
@@ -80,6 +81,7 @@ class StepRunner:
         self._experts = [held.layer for held in self._held_layers]
         modules = [stage.module for stage in assembly.held()]
         self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
+        self.hot = HotSteps(assembly.stages, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica = assembly.places[0].replica
@@ -120,6 +122,7 @@ class StepRunner:
             )  # fmt: skip
         if accumulation is not None:
             self._finish(accumulation, shared)
+            self.hot.commit()
         self.counted = shared.counted
         self.trained += call.training
         loss, losses = shared.loss.to(assembly.device), shared.losses
@@ -154,6 +157,7 @@ class StepRunner:
             guard(f"in {number}", partial=call.training),
             isolated_gradients(assembly.copied, assembly.weights.parameters()),
             random_numbers(assembly.stages, key, call.program.microbatches),
+            self.hot.step(call.training),
         ):
             self._execute(call, *rest)
         with guard(f"at the end of {number}, sharing the loss"):

@@ -55,6 +55,21 @@ class Communicator(Protocol):
         """
         ...
 
+    def broadcast(self, tensor: Tensor, source: int, label: str = "") -> Handle:
+        """Bring the tensor [...] of member ``source`` to all others, whose tensors of its shape it fills.
+
+        Tensors are contiguous. `wait` returns this member's.
+        """
+        ...
+
+    def reduce(self, tensor: Tensor, target: int, label: str = "") -> Handle:
+        """Sum the tensors [...] of all members but ``target``, in their order, into that of ``target``.
+
+        Tensors are contiguous. `wait` returns this member's tensor. Over torch.distributed it starts the second half,
+        as that of `sum` does. No member holds more than its own tensor and as many bytes beside it.
+        """
+        ...
+
     def ready(self, handle: Handle) -> bool:
         """Whether `wait` would return without giving control to another member."""
         ...
@@ -80,13 +95,17 @@ def ordered_sum(parts: Tensor) -> Tensor:
 
 
 class CollectiveCall(NamedTuple):
-    """A collective as one member starts it. send, receive: [tensors][members] rows."""
+    """A collective as one member starts it.
+
+    send, receive: [tensors][members] rows. root: the member whose tensor is sent or summed into; -1 for none.
+    """
 
     kind: str
     label: str
     number: int
     send: tuple[tuple[int, ...], ...] = ()
     receive: tuple[tuple[int, ...], ...] = ()
+    root: int = -1
 
 
 def checked_call(
@@ -140,9 +159,24 @@ def count_sum(me: Communicator, tensor: Tensor) -> None:
     count_sent(me, [(part + parts[0]) * tensor.element_size() for part in parts])
 
 
+def count_broadcast(me: Communicator, tensor: Tensor, source: int) -> None:
+    """Count the bytes of a broadcast: those of the source's tensor to each other member."""
+    if me.rank == source:
+        count_sent(me, [tensor.nbytes * (member != source) for member in range(me.size)])
+
+
+def count_reduce(me: Communicator, tensor: Tensor, target: int) -> None:
+    """Count the bytes of a reduction: a share to each member that adds it up, then this member's share of the sums."""
+    if me.rank != target:
+        parts = [part * tensor.element_size() for part in shares(tensor.numel(), me.size)]
+        parts[target] += parts[me.rank]
+        count_sent(me, parts)
+
+
 def call_name(call: CollectiveCall) -> str:
     """The name of a collective in messages."""
-    return f"{call.kind} `{call.label}`" if call.label else call.kind
+    name = f"{call.kind} `{call.label}`" if call.label else call.kind
+    return name if call.root < 0 else f"{name} at member {call.root}"
 
 
 def call_place(me: Communicator, call: CollectiveCall) -> str:

@@ -17,6 +17,8 @@ from schedc_runtime.transport.collective_calls import (
     Splits,
     call_place,
     checked_call,
+    count_broadcast,
+    count_reduce,
     count_sent,
     count_sum,
     ordered_sum,
@@ -61,6 +63,12 @@ class SoloCommunicator:
 
     def sum(self, tensor: Tensor, label: str = "") -> _Done:
         return self._start(tensor)
+
+    def broadcast(self, tensor: Tensor, source: int, label: str = "") -> _Done:
+        return self._start(tensor)
+
+    def reduce(self, tensor: Tensor, target: int, label: str = "") -> _Done:
+        return self._start(tensor.zero_())
 
     def ready(self, handle: _Done) -> bool:
         return True
@@ -124,6 +132,24 @@ class TorchCommunicator:
         started = self._start(call, dist.all_to_all_single, _bytes(received), _bytes(tensor.contiguous()), sizes, sent)
         return started._replace(finish=lambda: self._gather_sums(call, received, parts, tensor.shape))
 
+    def broadcast(self, tensor: Tensor, source: int, label: str = "") -> _Started:
+        call = CollectiveCall("broadcast", label, self.issued, root=source)
+        count_broadcast(self, tensor, source)
+        started = self._start(call, _broadcast_from(source), None, _bytes(tensor))
+        return started._replace(finish=lambda: tensor)
+
+    def reduce(self, tensor: Tensor, target: int, label: str = "") -> _Started:
+        call = CollectiveCall("reduce", label, self.issued, root=target)
+        count_reduce(self, tensor, target)
+        item, parts = tensor.element_size(), shares(tensor.numel(), self.size)
+        mine = parts[self.rank]
+        received = tensor.new_empty(self.size - 1, mine)
+        sizes = [mine * item * (member != target) for member in range(self.size)]
+        sent = [part * item * (self.rank != target) for part in parts]
+        leaving = _bytes(tensor) if self.rank != target else _bytes(tensor)[:0]
+        started = self._start(call, dist.all_to_all_single, _bytes(received), leaving, sizes, sent)
+        return started._replace(finish=lambda: self._collect_sums(call, received, parts, tensor, target))
+
     def ready(self, handle: _Started) -> bool:
         return True
 
@@ -151,6 +177,18 @@ class TorchCommunicator:
         self.wait(started)
         return torch.cat([row[:part] for row, part in zip(gathered, parts, strict=True)]).view(shape)
 
+    def _collect_sums(
+        self, call: CollectiveCall, received: Tensor, parts: list[int], tensor: Tensor, target: int
+    ) -> Tensor:
+        """Run the second half of a reduction: add up this member's share, and bring all shares to the target."""
+        item, mine = tensor.element_size(), ordered_sum(received)
+        coming = [part * item * (self.rank == target) for part in parts]
+        leaving = [parts[self.rank] * item * (member == target) for member in range(self.size)]
+        whole = _bytes(tensor) if self.rank == target else _bytes(tensor)[:0]
+        halves = whole, _bytes(mine), coming, leaving
+        self.wait(self._start(call, dist.all_to_all_single, *halves, second_half=True))
+        return tensor
+
     def _start(self, call: CollectiveCall, function: Any, *arguments: Any, second_half: bool = False) -> _Started:
         try:
             work = function(*arguments, group=self._group, async_op=True)
@@ -176,6 +214,13 @@ class _Started(NamedTuple):
     kept: tuple[Any, ...]
     on_stream: bool
     finish: Callable[[], Any] = tuple
+
+
+def _broadcast_from(source: int) -> Callable[..., Any]:
+    def start(_: None, buffer: Tensor, *, group: Any, async_op: bool) -> Any:
+        return dist.broadcast(buffer, group=group, async_op=async_op, group_src=source)
+
+    return start
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from schedc_runtime.transport.collective_calls import (
     call_name,
     call_place,
     checked_call,
+    count_broadcast,
+    count_reduce,
     count_sent,
     count_sum,
     ordered_sum,
@@ -64,8 +66,8 @@ class InProcessCommunicators:
 class InProcessCommunicator:
     """One member's end of `InProcessCommunicators`.
 
-    An `all_to_all` moves rows [sum(send), ...] to [sum(receive), ...], an `all_gather` takes [...] to [size, ...], and
-    a `sum` keeps the shape.
+    An `all_to_all` moves rows [sum(send), ...] to [sum(receive), ...], an `all_gather` takes [...] to [size, ...]. The
+    others keep the shape.
     """
 
     cooperative = True
@@ -85,6 +87,14 @@ class InProcessCommunicator:
     def sum(self, tensor: Tensor, label: str = "") -> _Joined:
         count_sum(self, tensor)
         return self._join(CollectiveCall("sum", label, self.issued), (tensor,))
+
+    def broadcast(self, tensor: Tensor, source: int, label: str = "") -> _Joined:
+        count_broadcast(self, tensor, source)
+        return self._join(CollectiveCall("broadcast", label, self.issued, root=source), (tensor,))
+
+    def reduce(self, tensor: Tensor, target: int, label: str = "") -> _Joined:
+        count_reduce(self, tensor, target)
+        return self._join(CollectiveCall("reduce", label, self.issued, root=target), (tensor,))
 
     def close(self) -> None:
         self.issued = 0
@@ -153,7 +163,25 @@ def _summed(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[An
     return [ordered_sum(parts) for _ in members]
 
 
-_RESULTS = {"all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed}
+def _brought(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
+    source = members[0][0].root
+    (sent,) = members[source][1]
+    return [tensor if rank == source else tensor.copy_(sent) for rank, (_, (tensor,)) in enumerate(members)]
+
+
+def _reduced(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
+    target = members[0][0].root
+    first, *others = [tensor for rank, (_, (tensor,)) in enumerate(members) if rank != target]
+    (total,) = members[target][1]
+    total.copy_(first)
+    for tensor in others:
+        total += tensor
+    return [tensor for _, (tensor,) in members]
+
+
+_RESULTS = {
+    "all_to_all": _exchanged, "all_gather": _gathered, "sum": _summed, "broadcast": _brought, "reduce": _reduced,
+}  # fmt: skip
 """Functions by kind, from the calls and tensors of all members to the result of each."""
 
 
@@ -165,7 +193,7 @@ def _compare(
     """Raise `MessageMismatch` unless two members start the same collective and agree on what they exchange."""
     (a, call, tensors), (b, other, others) = mine, theirs
     place = f"communicator {name}, collective {call.number}"
-    if (call.kind, call.label) != (other.kind, other.label):
+    if (call.kind, call.label, call.root) != (other.kind, other.label, other.root):
         raise MessageMismatch(
             f"{place}: rank {a} starts {call_name(call)} where rank {b} has started {call_name(other)}"
         )

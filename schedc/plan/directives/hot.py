@@ -1,11 +1,11 @@
-"""``hot 3 until imbalance < 1.2``: experts that are copied to all ranks for a microbatch with many of their rows."""
+"""``hot 3 until imbalance < 1.2``: experts that are copied to all ranks, for a step or by microbatch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from schedc.attachments.recompute_bytes import slot_bytes
+from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.units import digits, shown
 from schedc.attachments.values import Attachments, Hot, bytes_per_number
 from schedc.cost.exchange import hot_break_even
@@ -17,6 +17,8 @@ from schedc.syntax.plan import HotLine, Word
 def _read(reading: Reading, line: HotLine) -> None:
     if isinstance(line.count, Word) and not reading.word(line.count, ("auto",), "number of hot experts"):
         return
+    if not all(reading.word(word, (name,), "number of hot experts") for word, name in _by(line)):
+        return
     condition = zip(line.words, ("until", "imbalance", "<"), strict=False)
     if not all(reading.word(word, (name,), "end of hot experts") for word, name in condition):
         return
@@ -24,13 +26,18 @@ def _read(reading: Reading, line: HotLine) -> None:
         help = "it is 1 where all ranks have the same rows"
         reading.fault("S146", f"an imbalance below {line.below:g}", line.span, help)
         return
-    reading.give(hot=Hot(line.count if isinstance(line.count, int) else None, line.below))
+    reading.give(hot=Hot(line.count if isinstance(line.count, int) else None, line.below, bool(line.by)))
+
+
+def _by(line: HotLine) -> Iterator[tuple[Word, str]]:
+    return zip(line.by, ("by", "microbatch"), strict=False)
 
 
 def _write(plan: Attachments) -> Iterator[str]:
     if plan.hot is not None:
         until = "" if plan.hot.below is None else f" until imbalance < {digits(plan.hot.below)}"
-        yield f"hot {'auto' if plan.hot.most is None else plan.hot.most}{until}"
+        by = " by microbatch" if plan.hot.by_microbatch else ""
+        yield f"hot {'auto' if plan.hot.most is None else plan.hot.most}{by}{until}"
 
 
 def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
@@ -46,9 +53,11 @@ def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradict
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
-    """break_even_rows: rows on a rank for one expert, from which on a copy of it moves fewer bytes than its rows do.
+    """break_even_rows: rows from which on a copy of an expert moves fewer bytes than they do. By step they are those
+    that leave the fullest rank, by microbatch those of the expert on a rank.
 
-    off: why there will be none in spite of the line, or null.
+    off: why there will be none in spite of the line, or null. slot_bytes: of a layer, for a step, or for each
+    microbatch in flight.
     """
     if plan.hot is None:
         return {"hot": None}
@@ -57,14 +66,21 @@ def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     most = plan.hot.most
     if most is None and experts is not None and plan.topology is not None:
         most = experts.count // plan.topology.ranks
+    by_step = not plan.hot.by_microbatch
     number = bytes_per_number(plan.dtype)
+    slot = 0
+    if experts and sized:
+        slot = slot_bytes(experts, plan.dtype) + by_step * slot_gradient_bytes(experts)
     facts = {
         "most": most,
+        "by": "step" if by_step else "microbatch",
         "auto": plan.hot.most is None,
         "until_imbalance_below": plan.hot.below,
         "off": "with a capacity all ranks have equally many rows" if plan.capacity else None,
-        "break_even_rows": hot_break_even(experts.width, number, number) if experts and sized else None,
-        "slot_bytes": most * slot_bytes(experts, plan.dtype) if most and experts and sized else None,
+        "break_even_rows": hot_break_even(experts.width, number, 4 if by_step else number)
+        if experts and sized
+        else None,
+        "slot_bytes": most * slot if most and slot else None,
     }
     return {"hot": facts}
 
@@ -78,9 +94,12 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
     most = "as many as pay" if hot["most"] is None else f"at most {hot['most']}"
     below, even, slot = hot["until_imbalance_below"], hot["break_even_rows"], hot["slot_bytes"]
     until = "" if below is None else f", until the imbalance is below {below:g}"
-    pays = "" if even is None else f"; a copy pays from {even} rows on a rank"
-    slots = f"; slots take {shown(slot)} per layer and microbatch in flight" if slot else ""
-    yield f"hot {most}{until}{pays}{slots}"
+    by_step = hot["by"] == "step"
+    rows = "rows of a step that leave the fullest rank" if by_step else "rows on a rank"
+    pays = "" if even is None else f"; a copy pays from {even} {rows}"
+    slots = f"; slots take {shown(slot)} per layer{'' if by_step else ' and microbatch in flight'}" if slot else ""
+    held = f", {shown(hot['held_bytes'])} on the fullest rank" if hot.get("held_bytes") else ""
+    yield f"hot {most}{'' if by_step else ', by microbatch'}{until}{pays}{slots}{held}"
 
 
 DIRECTIVE = Directive("hot", _read, _write, contradictions=_contradictions, facts=_facts, text=_text)

@@ -151,7 +151,7 @@ factors = st.floats(1, 1e4, exclude_min=True)
         overlap=st.booleans(),
         products=st.builds(Products, st.sampled_from(PRODUCTS), st.booleans()).filter(lambda x: x != Products("bmm")),
         capacity=st.none() | st.builds(Capacity, factors.map(lambda f: f * 300), st.sampled_from(Drop)),
-        hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors),
+        hot=st.none() | st.builds(Hot, st.none() | st.integers(1, 4), st.none() | factors, st.booleans()),
         bound=st.none() | factors,
         recompute=st.just(()) | st.lists(levels, min_size=4, max_size=4).map(tuple),
     ).filter(lambda plan: plan.bound is None or (plan.capacity is None and plan.hot is None))
@@ -195,6 +195,8 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         (f"{MOE}\n  hot 0", [("S151", 3, 3)]),
         (f"{MOE}\n  hot 2 until balance > 1.2", [("S144", 3, 15)]),
         (f"{MOE}\n  hot 2 until imbalance < 0.5", [("S146", 3, 3)]),
+        (f"{MOE}\n  hot 2 by step", [("S144", 3, 12)]),
+        (f"{MOE}\n  hot auto by microbatch until imbalance < 1.5", None),
         (f"{MOE}\n  tokens 8  capacity 0.5 drop probs", [("S152", 3, 13)]),
         (f"{MOE}\n  capacity 0", [("S152", 3, 3)]),
         (f"{MOE}\n  capacity 1 drop prob", [("S144", 3, 19)]),
@@ -367,7 +369,8 @@ def test_reports_tell_what_is_attached(tmp_path: Path) -> None:
         "node": moved.node * 4096,
     }
     assert facts["capacity"] == {"factor": 1.25, "drop": "position", "rows": 640}
-    assert facts["hot"]["break_even_rows"] == 2112
+    assert facts["hot"]["break_even_rows"] == 3168
+    assert facts["hot"]["held_bytes"] is None
     assert [(row["level"], row["moe_layers"]) for row in facts["recompute"]] == [
         ("medium", 1), ("medium", 2), ("light", 2), ("full", 2)
     ]  # fmt: skip

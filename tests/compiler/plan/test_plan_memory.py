@@ -26,10 +26,12 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
     moe = ExpertSizes(64, 8, 1, 1, 1, 1408, 2048)
     # Two microbatches hold the weights of two hot experts in three layers; the gradients of one layer are on their way.
     layer, slots = 4096 * layer_bytes(moe, "bf16"), (2 * 3 + 1) * 2 * 3 * 2048 * 1408 * 2
+    # By step a rank holds them once in three layers, with gradients in float32. Those of two layers are on their way.
+    by_step = (3 * 6 + 2 * 4) * 2 * 3 * 2048 * 1408
     held = 2 * (3 * layer + 300e6) + 3 * 1.2e9 + 0.2e9 + slots  # rank 0: one dense layer and three others, two of each
     assert 4 * layer + 4.8e9 + slots < held
     with pytest.raises(DiagnosticError) as caught:
-        analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) - 1} MB"), {})
+        analyse(written(tmp_path, f"{BYTES} hot 2 by microbatch\n  memory {int(held / 1e6) - 1} MB"), {})
     (found,) = caught.value.diagnostics
     assert found.position == ("S406", 3, 3)
     assert found.message.startswith(f"rank 0 holds {shown(held, up=True)} at 0F1, and the plan allows ")
@@ -39,9 +41,13 @@ def test_memory_in_bytes_and_what_fills_it(tmp_path: Path) -> None:
         "activations of dense layers 600 MB"
     )
     assert "1f1b.sched:" in render(found)
-    analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(held / 1e6) + 1} MB"), {})
+    analyse(written(tmp_path, f"{BYTES} hot 2 by microbatch\n  memory {int(held / 1e6) + 1} MB"), {})
+    enough = held - slots + by_step
+    analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(enough / 1e6) + 1} MB"), {})
+    with pytest.raises(DiagnosticError, match=f"holds {re.escape(shown(enough, up=True))} "):
+        analyse(written(tmp_path, f"{BYTES} hot 2\n  memory {int(enough / 1e6) - 1} MB"), {})
     less = held - 2 * 3 * 4096 * saving(moe, "bf16", Level.MEDIUM).bytes
-    fits = f"{BYTES} hot 2\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
+    fits = f"{BYTES} hot 2 by microbatch\n  memory {int(less / 1e6) + 300} MB  recompute all medium"
     analyse(written(tmp_path, fits), {})
     with pytest.raises(DiagnosticError, match="S406"):
         analyse(written(tmp_path, fits.replace("medium", "light")), {})

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedc_runtime import Pipeline
-from schedc_runtime.moe.hot import HotPolicy
+from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
@@ -97,7 +97,7 @@ def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
     assert dist.group.WORLD is not None
     group = ExpertGroup.of([range(dist.get_world_size())], 2, 30.0)
     results: list[list[Tensor]] = []
-    for policy in (None, HotPolicy(2, 1.0, 1)):
+    for policy in (None, HotPolicy(2, 1.0, True, 1)):
         (_, layer), *_ = moe_layers(skewed(2.0))
         shard_experts(layer, group, "hierarchical", hot=policy)
         layer.experts.requires_grad_(not frozen)

@@ -1,4 +1,4 @@
-"""Hot experts: the same choice on all ranks, gradients as without them, nothing sent where nobody is hot."""
+"""Hot experts by microbatch: one choice on all ranks, gradients as without them, nothing sent where nobody is hot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import read_table
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import ABSENT, Shape, counts_of
-from schedc_runtime.moe.hot import MARGIN, HotChooser, HotPolicy, Lending, choose_hot
+from schedc_runtime.moe.hot import HotChooser, Lending
+from schedc_runtime.moe.hot_choice import MARGIN, HotPolicy, choose_hot
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
@@ -59,10 +60,11 @@ def routings(draw: Any) -> tuple[int, np.ndarray]:
 def test_what_is_lent(case: Any, most: int, below: float | None, pays: int, on: bool) -> None:
     local, routing = case
     ranks = len(routing)
-    policy = HotPolicy(min(most, local), below, pays)
-    choosers = [HotChooser(policy, ranks * local, rank, 1, 1, on) for rank in range(ranks)]
-    counts = counts_of(torch.from_numpy(routing), Shape(ranks * local, 1, ranks)).rows.long().numpy()
-    lendings = [chooser.choose(counts, count=True) for chooser in choosers]
+    policy = HotPolicy(min(most, local), below, True, pays)
+    choosers = [HotChooser(policy, ranks * local, rank, 1, on) for rank in range(ranks)]
+    table = counts_of(torch.from_numpy(routing), Shape(ranks * local, 1, ranks)).rows.long()
+    counts = table.numpy()
+    lendings = [chooser.choose(table, count=True) for chooser in choosers]
     assert len({lending.hot for lending in lendings}) == 1
     hot = list(lendings[0].hot)
     assert hot == sorted(set(hot))
@@ -97,21 +99,23 @@ def test_what_is_lent(case: Any, most: int, below: float | None, pays: int, on: 
 
 
 def test_of_equal_experts_and_ranks_the_first_is_lent() -> None:
-    counts = np.array([[0, 0, 4, 4, 4, 4, 0, 0]] * 4)
-    assert choose_hot(counts, HotPolicy(1, None, 0)) == ()  # another rank would be fuller than the fullest is now
-    assert choose_hot(counts, HotPolicy(2, None, 0)) == (2, 4)
-    assert choose_hot(counts, HotPolicy(2, 1.5, 0)) == (2, 4)
-    assert choose_hot(counts, HotPolicy(2, 2.5, 0)) == choose_hot(counts, HotPolicy(2, None, 5)) == ()
-    assert choose_hot(np.array([[0, 3, 3, 0]] * 2), HotPolicy(2, None, 0)) == (1, 2)
-    assert choose_hot(np.array([[0, 0], [9, 0]]), HotPolicy(1, None, 0)) == (0,)  # no fuller, and no row travels
-    assert choose_hot(np.array([[0, 0], [9, 1]]), HotPolicy(1, None, 0)) == ()
+    counts = torch.tensor([[0, 0, 4, 4, 4, 4, 0, 0]] * 4)
+    assert choose_hot(counts, HotPolicy(1, None, True, 0)) == ()  # another rank would be fuller than the fullest is now
+    assert choose_hot(counts, HotPolicy(2, None, True, 0)) == (2, 4)
+    assert choose_hot(counts, HotPolicy(2, 1.5, True, 0)) == (2, 4)
+    assert choose_hot(counts, HotPolicy(2, 2.5, True, 0)) == choose_hot(counts, HotPolicy(2, None, True, 5)) == ()
+    assert choose_hot(torch.tensor([[0, 3, 3, 0]] * 2), HotPolicy(2, None, True, 0)) == (1, 2)
+    assert choose_hot(torch.tensor([[0, 0], [9, 0]]), HotPolicy(1, None, True, 0)) == (
+        0,
+    )  # no fuller, and no row travels
+    assert choose_hot(torch.tensor([[0, 0], [9, 1]]), HotPolicy(1, None, True, 0)) == ()
 
 
 def test_once_off_the_threshold_is_higher() -> None:
-    chooser = HotChooser(HotPolicy(1, 1.5, 0), 4, 0, 1, 1)
+    chooser = HotChooser(HotPolicy(1, 1.5, True, 0), 4, 0, 1)
 
     def choose(rows: int) -> bool:
-        counts = np.array([[rows, 0, 100 - rows, 0]] * 2)
+        counts = torch.tensor([[rows, 0, 100 - rows, 0]] * 2)
         hot = chooser.choose(counts, count=True).hot
         assert chooser.choose(counts, count=True).hot == hot  # the same again within a step
         chooser.end_step()
@@ -139,12 +143,12 @@ def test_refused(policy: Any, message: str) -> None:
 
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
 def test_the_graph_has_one_exchange_more_and_none_without(method: Any) -> None:
-    for hot in (HotPolicy(2), HotPolicy(0), None):
+    for hot in (HotPolicy(2, by_microbatch=True), HotPolicy(2), HotPolicy(0), None):
         model = skewed()
         shard_experts(model, in_process_expert_groups(4, 2)[0], method, hot=hot)
         (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
         shape = stage_graph(stage, 1, ["0"]).shape
-        lends = hot is not None and hot.most != 0
+        lends = hot is not None and hot.by_microbatch
         assert shape == stage_shape(["dense", "moe", "moe", "moe"], method, hot=lends, balance=True)
         assert ("0.hot.rail" in shape.names) == lends
 
@@ -165,7 +169,7 @@ def test_with_a_capacity_nobody_is_hot() -> None:
 
 # Training.
 
-HOT = "  hot 2 until imbalance < 1.2"
+HOT = "  hot 2 by microbatch until imbalance < 1.2"
 
 
 def lines_of(nodes: int, per_node: int, method: str) -> str:
@@ -202,7 +206,7 @@ def test_methods_agree_bit_by_bit() -> None:
     assert unequal(results[0], results[1]) == unequal(results[0], results[2]) == []
 
 
-@pytest.mark.parametrize("line", ["  hot 2 until imbalance < 50", "  hot auto"])
+@pytest.mark.parametrize("line", ["  hot 2 by microbatch until imbalance < 50", "  hot auto by microbatch"])
 def test_off_is_the_baseline_bit_by_bit(line: str) -> None:
     """Ranks that count as balanced, and experts too wide for a copy to pay (the last: with few tokens)."""
     lines, sizes = lines_of(2, 2, "hierarchical"), {"P": 1, "M": 2}
@@ -219,7 +223,7 @@ def test_on_and_off_over_steps() -> None:
     """Balanced, skewed, balanced: baseline bits, lent experts, baseline bits."""
     lines, sizes = lines_of(1, 4, "flat"), {"P": 1, "M": 2}
     without = pipeline("zbh1", sizes, lines, skewed(0.0))
-    hot = pipeline("zbh1", sizes, lines + "  hot 2 until imbalance < 1.8", skewed(0.0))
+    hot = pipeline("zbh1", sizes, lines + "  hot 2 by microbatch until imbalance < 1.8", skewed(0.0))
     rows = []
     for strength in (0.0, 3.0, 0.0):
         for pipe in (without, hot):
@@ -238,7 +242,7 @@ def test_on_and_off_over_steps() -> None:
 
 def test_any_legal_order_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def sharded(module: nn.Module, group: Any, method: Any) -> None:
-        shard_experts(module, group, method, hot=HotPolicy(2, 1.1, 1))
+        shard_experts(module, group, method, hot=HotPolicy(2, 1.1, True, 1))
 
     monkeypatch.setattr(segmented_cases, "shard_experts", sharded)
     build = partial(
@@ -258,7 +262,7 @@ def test_any_legal_order_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 PROCESSES = [
     ("dualpipev", {"P": 2, "M": 4}, f"{lines_of(2, 1, 'hierarchical')}{HOT}"),
-    ("zbh1", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot auto"),
+    ("zbh1", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot auto by microbatch"),
     ("1f1b", {"P": 1, "M": 2}, f"{lines_of(1, 4, 'flat')}  hot 2 until imbalance < 1.1"),
 ]
 
