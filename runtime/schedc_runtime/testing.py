@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _START_TIMEOUT = 120.0
 
-PRELOADED = ["schedc_runtime", "torch._dynamo"]
+PRELOADED = ["schedc_runtime", "torch._dynamo", "schedc.compiler", "schedc.syntax.grammar_tables"]
 """Modules that the server loads for all workers. Fake tensors load the second one."""
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from support.paths import ROOT
-from support.warm_command import run_schedc
+from support.warm_command import run_schedc, run_torchrun
 
 _PART = re.compile(
     r"[Ss]ave\s+(?:it|this)\s+as\s+`(?P<name>[\w.]+)`[^`]*?\n\n```\w+\n(?P<text>.*?)^```$"
@@ -75,12 +75,11 @@ def run(command: Command, folder: Path) -> tuple[int, str]:
         result = CliRunner().invoke(main, words[1:])
         return result.exit_code, result.output.replace(f"{ROOT}/", "")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if words[0] == "schedc":
-        warm = run_schedc(words[1:], folder, environment, 300, joined=True)
+    if warm_command := {"schedc": run_schedc, "torchrun": run_torchrun}.get(words[0]):
+        warm = warm_command(words[1:], folder, environment, 300, joined=True)
         return warm.returncode, warm.stdout
-    programs = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
     done = subprocess.run(
-        [sys.executable, *programs[words[0]], *words[1:]],
+        [sys.executable, *words[1:]],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

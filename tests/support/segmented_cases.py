@@ -34,6 +34,7 @@ from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups, in_process_peer_groups, peer_groups
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.transport import InProcessNetwork, TorchTransport, Transport
+from support.reference_runs import spread
 from support.runtime_cases import next_token_loss, tokens
 
 COSTS = CellCosts.of(
@@ -195,6 +196,13 @@ def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], exp
     transport = TorchTransport(groups[place.replica], 30.0)
     mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method)
     mine.step()
-    expected = together(mesh, small_moe(), program, serial, method)
-    expected.step()
-    return unequal(mine.results()[place], expected.results()[place])
+    (expected,) = spread(_serially, [(mesh, program, method)])
+    return unequal(mine.results()[place], expected[place])
+
+
+def _serially(case: tuple[Mesh, Program, Method]) -> dict[Coordinate, dict[str, Tensor]]:
+    """What all ranks have in this process, their cells in serial order."""
+    mesh, program, method = case
+    ranks = together(mesh, small_moe(), program, serial, method)
+    ranks.step()
+    return ranks.results()

@@ -1,12 +1,14 @@
-"""Runs `schedc` as a process of its own that need not load torch: it is forked from a server that has done so."""
+"""Runs `schedc` and `torchrun` as processes of their own that need not load torch: a server forks them that has."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
@@ -23,26 +25,55 @@ def run_schedc(
     joined: bool = False,
 ) -> CompletedProcess[str]:
     """Exit status and output of ``schedc ARGUMENTS`` in a folder. joined: errors stand among the output."""
+    return _run(_schedc, ("schedc", *arguments), folder, environment, timeout, joined)
+
+
+def run_torchrun(
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    *,
+    joined: bool = False,
+) -> CompletedProcess[str]:
+    """As `run_schedc`, of ``torchrun ARGUMENTS``: torch's own agent, which forks the processes of the script."""
+    return _run(_torchrun, ("torchrun", *arguments), folder, environment, timeout, joined)
+
+
+def _run(
+    program: Callable[[], None],
+    command: Sequence[str],
+    folder: Path | None,
+    environment: Mapping[str, str] | None,
+    timeout: float,
+    joined: bool,
+) -> CompletedProcess[str]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as place:
         output, errors = Path(place, "output"), Path(place, "output" if joined else "errors")
         where = str(folder or Path.cwd())
         process = context.Process(
-            target=_main, args=(tuple(arguments), where, dict(environment or os.environ), str(output), str(errors))
+            target=_main,
+            args=(program, tuple(command), where, dict(environment or os.environ), str(output), str(errors)),
         )
         process.start()
         process.join(timeout)
         if process.exitcode is None:
             process.terminate()  # the command ends its ranks
             process.join()
-            raise TimeoutExpired(["schedc", *arguments], timeout, output.read_text(), errors.read_text())
-        return CompletedProcess(
-            ["schedc", *arguments], process.exitcode, output.read_text(), "" if joined else errors.read_text()
-        )
+            raise TimeoutExpired([*command], timeout, output.read_text(), errors.read_text())
+        return CompletedProcess([*command], process.exitcode, output.read_text(), "" if joined else errors.read_text())
 
 
-def _main(arguments: Sequence[str], folder: str, environment: Mapping[str, str], output: str, errors: str) -> None:
+def _main(
+    program: Callable[[], None],
+    command: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    output: str,
+    errors: str,
+) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -50,5 +81,26 @@ def _main(arguments: Sequence[str], folder: str, environment: Mapping[str, str],
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, stream)
         os.close(opened)
-    sys.argv = ["schedc", *arguments]
+    sys.argv = list(command)
+    program()
+
+
+def _schedc() -> None:
     main()
+
+
+def _torchrun() -> None:
+    """What torch's command does, with forked processes in place of new interpreters."""
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    own = ["--standalone", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "fork"]
+    asked = get_args_parser().parse_args([*own, "--rdzv-id", str(uuid.uuid4()), *sys.argv[1:]])
+    config, _, _ = config_from_args(asked)
+    elastic_launch(config, _script)(asked.training_script, *asked.training_script_args)
+
+
+def _script(path: str, *arguments: str) -> None:
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    runpy.run_path(path, run_name="__main__")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.parity.reference import reference_step
 from schedc_runtime.pipeline.batch import split
 from support.paths import ROOT
+from support.warm_command import run_torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -129,13 +128,10 @@ def test_the_example_trains_on_two_processes_and_saves_the_whole_model(tmp_path:
     saved = tmp_path / "model.pt"
     sizes = {"microbatches": 2, "blocks": 2, "experts": 8, "top": 2, "tokens": 8, "steps": 10, "learning-rate": 0.02}
     options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     expert = ["--experts-over", "2", "--per-node", "1", "--method", "hierarchical", "--capacity", "1"]
-    done = subprocess.run(
-        [*launcher, "examples/05_train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    script = ["examples/05_train_moe.py", "--schedule", "1f1b", *expert, *options, "--save", str(saved)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = run_torchrun(["--nproc-per-node", "2", *script], ROOT, environment)
     assert done.returncode == 0, done.stderr
     shown = re.findall(
         r"^step (\d+): loss (\d+\.\d+), imbalance \d\.\d+, dropped (\d+\.\d)%$", done.stdout, re.MULTILINE

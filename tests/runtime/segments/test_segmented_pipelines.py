@@ -47,7 +47,7 @@ STEPS: dict[str, dict[str, int]] = {
 def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> None:
     """Dense and MoE blocks mixed, and unequal numbers of them in the two halves of a pair."""
     program = schedc.compile(schedule, **STEPS[schedule])
-    whole = small_moe(5, 2) if model == "moe" else small_gpt(7)
+    whole = small_moe(3, 2) if model == "moe" else small_gpt(5)
     cut = Cut(segmented=model == "dense")
     batch, targets = tokens(program.microbatches)
     pipe = Pipeline(whole, program, loss_fn=next_token_loss, in_process=True, cells=listed, cut=cut, example=batch)
@@ -63,10 +63,10 @@ def test_any_cells_give_the_same_bits_on_expert_groups(seed: int, method: Any) -
     program = schedc.compile("dualpipev", P=1, M=3)
     mesh = Mesh(1, experts=4, per_node=2)
     if not _SERIAL:
-        ranks = together(mesh, small_moe(4), program, serial)
+        ranks = together(mesh, small_moe(2), program, serial)
         ranks.step()
         _SERIAL.update(ranks.results())
-    ranks = together(mesh, small_moe(4), program, shuffled(seed), method)
+    ranks = together(mesh, small_moe(2), program, shuffled(seed), method)
     ranks.step()
     results = ranks.results()
     assert {place: unequal(results[place], _SERIAL[place]) for place in results} == {place: [] for place in _SERIAL}
@@ -112,7 +112,7 @@ def test_cells_on_processes(method: str) -> None:
 
 def test_messages_leave_before_the_end_of_a_cell_and_are_waited_for_where_a_half_begins() -> None:
     program = schedc.compile("dualpipev", P=2, M=6)
-    ranks = together(Mesh(2), small_moe(4), program, listed)
+    ranks = together(Mesh(2), small_moe(3), program, listed)
     early = late = 0
     for place, executor in ranks.executors.items():
         steps = executor.code.steps
@@ -150,8 +150,9 @@ def test_a_block_alone_computes_while_it_waits() -> None:
 
 def test_traces_tell_the_parts_of_a_cell() -> None:
     program = schedc.compile("dualpipev", P=2, M=4)
-    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=listed)
-    pipe.step(*tokens(4), trace=True)
+    batch, targets = tokens(4)
+    pipe = Pipeline(small_moe(3), program, loss_fn=next_token_loss, in_process=True, cells=listed, example=batch)
+    pipe.step(batch, targets, trace=True)
     intervals = pipe.trace()
     parts = {x.part for spans in intervals.values() for x in spans}
     assert {"run forward of 0.attention", "start backward of 0.combine.node", "run weight of 0.experts"} <= parts
@@ -167,7 +168,7 @@ def test_traces_tell_the_parts_of_a_cell() -> None:
 
 def test_a_failure_inside_a_cell_names_its_part() -> None:
     program = schedc.compile("dualpipev", P=1, M=4)
-    model = small_moe(4)
+    model = small_moe(2)
     pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, cells=listed)
     model.blocks[1].mlp.experts.register_forward_hook(_fail)
     with pytest.raises(InstructionError, match=r"0F0 \(run forward of 0.experts\)\n  --> dualpipev.sched"):
@@ -200,15 +201,16 @@ def test_hugging_face_layers_are_cut_like_others() -> None:
             return logits
 
     program = schedc.compile("dualpipev", P=2, M=4)
-    pipe = Pipeline(Logits(), program, loss_fn=next_token_loss, in_process=True, cells=listed)
     batch, targets = tokens(4)
+    pipe = Pipeline(Logits(), program, loss_fn=next_token_loss, in_process=True, cells=listed, example=batch)
     assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
 
 
 def test_measured_times_of_segments_become_a_cell_table() -> None:
     program = schedc.compile("dualpipev", P=2, M=4)
-    pipe = Pipeline(small_moe(8), program, loss_fn=next_token_loss, in_process=True, cells=serial)
-    pipe.step(*tokens(4), trace=True)
+    batch, targets = tokens(4)
+    pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=serial, example=batch)
+    pipe.step(batch, targets, trace=True)
     costs = measured_cell_costs([{rank: list(_on_time(spans)) for rank, spans in pipe.trace().items()}])
     segments, exchanges = dict(costs.segments), dict(costs.exchanges)
     assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
@@ -248,7 +250,7 @@ def _traced(program: Any, cells: Any) -> Any:
 def test_emulated_time_is_that_of_the_table() -> None:
     """On one rank nothing arrives late: what exchanges take is exact, and what they expose as predicted."""
     program = schedc.compile("dualpipev", P=1, M=4)
-    ranks = together(Mesh(1), small_moe(4), program, listed)
+    ranks = together(Mesh(1), small_moe(2), program, listed)
     ((place, executor),) = ranks.executors.items()
     unit = 2e-4
     device = Device(COSTS, unit)
