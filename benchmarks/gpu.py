@@ -14,6 +14,7 @@ one object of all sections in place of one per line.
     bags            whether bags add their rows in order and from zero, bit by bit (`bags_in_order`)
     sync_debug      operations of a step that wait for the device, by torch's debug mode (`sync_debug_errors`)
     runahead        launches of a step that come when the device is already idle (`stalls_per_step`)
+    graphs          steps that replay the launches of their segments: bits, and time over steps that launch
     symmetric       exchanges whose splits stay on the device: rows as the fallback's, and time over it
     parity          bits of pipelines on the device against the same stages run serially
 
@@ -37,6 +38,7 @@ SECTIONS = {
     "bags": "gpu.bags",
     "sync_debug": "gpu.sync_debug",
     "runahead": "gpu.runahead",
+    "graphs": "gpu.graphs",
     "symmetric": "gpu.symmetric",
     "parity": "gpu.parity",
 }

@@ -1,7 +1,7 @@
 """Builds what a pipeline consists of, in named steps over one value.
 
     find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
-    order_cells  prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
+    capture_segments  order_cells  prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.
@@ -52,6 +52,8 @@ from schedc_runtime.pipeline.stages import (
 from schedc_runtime.pipeline.tied import TiedWeights, check_copies, check_tied_lines
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.stage.stage import Stage
 
 if TYPE_CHECKING:
@@ -258,6 +260,22 @@ def compile_units(assembly: Assembly) -> None:
     assembly.compiled = CompiledUnits(assembly.compile, units)
 
 
+def capture_segments(assembly: Assembly) -> None:
+    """Let segments replay their launches, if the cut says so; each is captured at its first call."""
+    if not assembly.settings.cut.graphs:
+        return
+    others = {"compile=": assembly.compile is not None, "shard_dense": assembly.mesh.shard_dense}
+    if taken := [name for name, chosen in others.items() if chosen]:
+        raise RuntimeFault(f"graphs=True and {taken[0]} exclude each other", "leave one of the two out")
+    for stage in assembly.held():
+        if not isinstance(stage, SegmentedStage):
+            raise RuntimeFault(
+                f"graphs=True, and stage {stage.index} runs whole: only segments are captured",
+                "write cut=Cut(segmented=True, graphs=True)",
+            )
+        stage.captures = CapturedSegments()
+
+
 def order_cells(assembly: Assembly) -> None:
     """The order inside each instruction on segmented stages, checked."""
     cells, program, network = assembly.settings.cells, assembly.program, assembly.network
@@ -336,6 +354,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     tie_weights,
     make_stages,
     compile_units,
+    capture_segments,
     order_cells,
     prepare_code,
     guard_failures,

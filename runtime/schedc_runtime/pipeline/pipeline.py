@@ -28,7 +28,7 @@ from schedc_runtime.pipeline.materialize import CheckpointSource, check_material
 from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
-from schedc_runtime.pipeline.report import report
+from schedc_runtime.pipeline.report import report, told_graphs
 from schedc_runtime.pipeline.router_bias import update_biases
 from schedc_runtime.pipeline.routing_record import RoutingRecord
 from schedc_runtime.pipeline.scaler import unscale
@@ -340,6 +340,7 @@ class Pipeline:
         each size that it does not say, with the model's own.
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
+        lines += told_graphs(self._held())
         return "\n".join(line for line in lines if line)
 
     def record_routing(self) -> RoutingRecord:

@@ -10,6 +10,8 @@ from schedc.plan import Attachments
 from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.products import passed_over
 from schedc_runtime.pipeline.plan_fit import unsaid
+from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.stage.stage import Stage
 
 
 def report(modules: Iterable[nn.Module], plan: Attachments) -> str:
@@ -20,6 +22,15 @@ def report(modules: Iterable[nn.Module], plan: Attachments) -> str:
     layers = [pair for module in modules for pair in moe_layers(module)]
     lines = [*(_products(name, layer, plan) for name, layer in layers), *unsaid(plan, layers)]
     return "\n".join(dict.fromkeys(lines))
+
+
+def told_graphs(stages: Iterable[Stage]) -> list[str]:
+    """A line for each stage whose segments replay their launches."""
+    return [
+        f"stage {stage.index}: {stage.captures.told()}"
+        for stage in stages
+        if isinstance(stage, SegmentedStage) and stage.captures is not None
+    ]
 
 
 def _products(name: str, layer: MoELayer, plan: Attachments) -> str:

@@ -21,6 +21,7 @@ from schedc_runtime.partition.recorded_stage import RecordedStage
 from schedc_runtime.random_numbers.interception import session
 from schedc_runtime.recompute.levels import Recomputation, draws, install
 from schedc_runtime.recompute.random_state import gpus
+from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.fx_trace import Traces
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph, stage_graph
 from schedc_runtime.segments.in_flight import MicrobatchState
@@ -54,6 +55,8 @@ class SegmentedBase(Stage):
         if self._code is not None:
             self._graphs[self._code] = self.graph
         self._states: dict[int, MicrobatchState] = {}
+        self.captures: CapturedSegments | None = None
+        """The segments whose launches are replayed; None where all are launched as ever."""
         self._waiting: dict[int, set[int]] = {}
         """By microbatch: nodes whose weight gradients wait for other nodes with the same parameter."""
 
@@ -93,6 +96,8 @@ class SegmentedBase(Stage):
     def reset(self) -> None:
         super().reset()
         self._states.clear()
+        if self.captures is not None:
+            self.captures.reset()
         self._waiting.clear()
 
     @cached_property

@@ -70,7 +70,8 @@ class ForwardSteps(SegmentedBase):
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
         with self._random(microbatch, state, node), self._recording(state, node):
-            results = self._called(segment, [value for value, _ in taken])
+            inputs = [value for value, _ in taken]
+            results = self._replayed(state, node, inputs) or self._called(segment, inputs)
         if state.recompute is not None:
             state.recompute.forwarded(node, values)
         if torch.is_grad_enabled() and state.kept is None:
@@ -144,6 +145,15 @@ class ForwardSteps(SegmentedBase):
         if torch.is_grad_enabled():
             self._one = torch.ones_like(loss)
             state.loss = edge_of(loss * state.loss_scale)
+
+    def _replayed(self, state: MicrobatchState, node: int, taken: Sequence[Any]) -> tuple[Any, ...] | None:
+        """What a captured segment gives; None where it is launched as ever."""
+        if self.captures is None or not torch.is_grad_enabled():
+            return None
+        obstacle = "autocast" if _autocast(state) else ""
+        if state.recorder is not None or state.kept is not None:
+            obstacle = "its stage recomputes"
+        return self.captures.run(self.graph, self.module, node, taken, obstacle)
 
     def _called(self, segment: Segment, taken: Sequence[Any]) -> tuple[Any, ...]:
         try:

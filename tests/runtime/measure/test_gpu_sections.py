@@ -34,6 +34,7 @@ def test_every_section_runs_on_a_cpu() -> None:
     assert "captures no graph" in results["routes"]["ms_64_ranks"]["skipped"]
     assert "debug mode" in results["sync_debug"]["skipped"]
     assert "profiler" in results["runahead"]["skipped"]
+    assert results["graphs"]["same_bits"] is True
     assert results["symmetric"]["skipped"] == "cpu has no symmetric memory; the fallback's rows are in order"
     assert results["parity"]["bitwise"] is True
 
