@@ -31,10 +31,15 @@ def compiled(schedule: str, sizes: dict[str, int], lines: str, layers: str = "4 
         return compile_schedule(f"{path}:tried")
 
 
-def model(balance: float = 1e-2) -> Any:
-    """Four blocks, the first dense; biased routing with an auxiliary loss."""
+def blocks_for(schedule: str, sizes: dict[str, int]) -> int:
+    """As many blocks as stages, and no less than three: a dense one, and two with experts."""
+    return max(3, compile_schedule(schedule, **sizes).stages)
+
+
+def model(balance: float = 1e-2, blocks: int = 4) -> Any:
+    """Blocks of which the first is dense; biased routing with an auxiliary loss."""
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=balance)
-    return small_moe(moe_blocks=3, dense_blocks=1, routing=routing)
+    return small_moe(moe_blocks=blocks - 1, dense_blocks=1, routing=routing)
 
 
 def batch_of(program: Program, replicas: int, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -43,8 +48,10 @@ def batch_of(program: Program, replicas: int, seed: int = 1) -> tuple[Tensor, Te
 
 def in_process(schedule: str, sizes: dict[str, int], lines: str, steps: int = 2) -> tuple[Pipeline, list[Tensor]]:
     """All ranks here, cells one after the other."""
-    program = compiled(schedule, sizes, lines.replace("overlap auto", "overlap off"))
-    pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=batch_of(program, 1)[0])
+    blocks = blocks_for(schedule, sizes)
+    program = compiled(schedule, sizes, lines.replace("overlap auto", "overlap off"), f"{blocks} dense 1")
+    example, _ = batch_of(program, 1)
+    pipe = Pipeline(model(blocks=blocks), program, loss_fn=next_token_loss, in_process=True, example=example)
     return pipe, train(pipe, steps)
 
 
@@ -70,8 +77,10 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], st
     """Per case: names of what differs from all ranks in one process, of rank 0 after some steps; elsewhere []."""
     differing = []
     for case, (wanted, whole) in zip(cases, spread(_reference, cases), strict=True):
-        program = compiled(*case)
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, timeout=30, example=batch_of(program, 1)[0])
+        blocks = blocks_for(*case[:2])
+        program = compiled(*case, f"{blocks} dense 1")
+        example, _ = batch_of(program, 1)
+        pipe = Pipeline(model(blocks=blocks), program, loss_fn=next_token_loss, timeout=30, example=example)
         losses = train(pipe, 2)
         state = pipe.full_state_dict()
         pipe.close()

@@ -22,16 +22,16 @@ from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.segments import SegmentedStage
 from schedc_runtime.stage.stage import Stage
-from support.expert_cases import batch_of, compiled, train
+from support.expert_cases import batch_of, blocks_for, compiled, train
 from support.random_schedules import with_recomputation
 from support.runtime_cases import check_parity, gradients, model_for, next_token_loss, tokens
 from support.segmented_cases import small_moe
 
 
-def moe(dropout: float) -> Any:
-    """Four blocks, the first dense; biased routing and an auxiliary loss."""
+def moe(dropout: float, blocks: int = 4) -> Any:
+    """Blocks of which the first is dense; biased routing and an auxiliary loss."""
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
-    return small_moe(moe_blocks=3, dense_blocks=1, dropout=dropout, routing=routing)
+    return small_moe(moe_blocks=blocks - 1, dense_blocks=1, dropout=dropout, routing=routing)
 
 
 def with_rs(program: Program, seed: int = 0) -> Program:
@@ -44,10 +44,11 @@ def trained(
     schedule: str, sizes: dict[str, int], lines: str, dropout: float = 0.2, *, rs: bool = False, **options: Any
 ) -> dict[str, Tensor]:
     """Losses and the state after two steps of the model, on the ranks of this process. rs: with Rs in the program."""
-    program = compiled(schedule, sizes, lines)
+    blocks = blocks_for(schedule, sizes)
+    program = compiled(schedule, sizes, lines, f"{blocks} dense 1")
     program = with_rs(program) if rs else program
     batch, _ = batch_of(program, 1)
-    pipe = Pipeline(moe(dropout), program, loss_fn=next_token_loss, timeout=30, example=batch, **options)
+    pipe = Pipeline(moe(dropout, blocks), program, loss_fn=next_token_loss, timeout=30, example=batch, **options)
     torch.manual_seed(5)
     losses = train(pipe, 2)
     state = {f"{number} {name}": value for number, stage in enumerate(pipe._held())

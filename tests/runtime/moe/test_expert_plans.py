@@ -14,7 +14,7 @@ from schedc_runtime.data_parallel.gradient_sums import is_expert
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.testing import pool
-from support.expert_cases import batch_of, compiled, in_process, model, train
+from support.expert_cases import batch_of, blocks_for, compiled, in_process, model, train
 from support.runtime_cases import next_token_loss, plain
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_methods_agree_bit_by_bit_over_steps() -> None:
 def test_a_state_dict_of_the_whole_model_is_spread_and_put_together() -> None:
     case = ("1f1b", {"P": 2, "M": 2}, f"{TWO_NODES}  alltoall flat\n  overlap auto")
     pipe, _ = in_process(*case)
-    whole = model().state_dict()
+    whole = model(blocks=blocks_for(*case[:2])).state_dict()
     pipe.load_state_dict(whole)
     state = pipe.full_state_dict()
     assert state.keys() == whole.keys()

@@ -15,6 +15,7 @@ import torch
 from schedc_runtime.testing import pool
 from support.paths import ROOT
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.warm_command import run_torchrun
 
 BATCHES = [tokens(32, seed=seed) for seed in (1, 2, 3)]
 
@@ -55,20 +56,31 @@ def test_the_lines_for_a_trainer(document: str, steps: int) -> None:
     assert answers[0][1] == pytest.approx(train_plainly(steps), rel=1e-9)
 
 
+EXAMPLE = "examples/02_train_gpt.py"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.processes
+def test_torchs_own_command_starts_the_example() -> None:
+    """With a new interpreter, on one rank; other tests fork the ranks of torchrun."""
+    sizes = ["--microbatches", "2", "--blocks", "1", "--width", "8", "--tokens", "4", "--steps", "1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    command = [*launcher, EXAMPLE, "--schedule", "1f1b", *sizes]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(step \d+|evaluation)", done.stdout, re.MULTILINE) == ["step 1", "evaluation"]
+
+
 @pytest.mark.processes
 def test_the_example_under_torchrun_which_restarts_it_once(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
     sizes = {"microbatches": 4, "blocks": 4, "width": 16, "tokens": 8, "steps": 20, "learning-rate": 0.02}
     options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", "2", "--max-restarts", "1"]
-    command = [*launcher, "tests/runtime/ranks/restarting.py", "4", "examples/02_train_gpt.py"]
-    command += ["--schedule", "dualpipev", *options]
-    command += ["--save", str(saved)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )  # fmt: skip
+    command = ["--nproc-per-node", "2", "--max-restarts", "1", "tests/runtime/ranks/restarting.py", "4"]
+    command += [EXAMPLE, "--schedule", "dualpipev", *options, "--save", str(saved)]
+    done = run_torchrun(command, ROOT, ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "ZeroDivisionError: injected" in done.stderr
     losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", done.stdout)]
