@@ -5,11 +5,12 @@
 Instrument: a dispatch mode and wrapped tensor methods count every operation that needs a value on the host. They watch
 the forward and the backward of one layer on one rank, by all methods. Operations are those whose result has a size that
 values decide, and conversions to Python. Uploads are tensors of whole numbers made from host data. A second instrument
-runs the whole layer on the meta device, where asking for a value is an error.
+runs the whole layer on the meta device, where asking for a value is an error. Hot experts need other ranks: two of them
+train in one process, with 2 microbatches and with 4, and what the others ask for is counted.
 
 Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact with
-adaptive recomputation), `bounded` (buffers of 1.5 times the mean rows). `uploads_per_layer`, and `runs_on_meta` for
-`padded` and `bounded`.
+adaptive recomputation), `bounded` (buffers of 1.5 times the mean rows). `hot` is exact, with two experts lent by step.
+`uploads_per_layer`, and `runs_on_meta` for `padded` and `bounded`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schedc.attachments.values import By, Drop, Level, Recompute
+import schedc
+from schedc.attachments.values import By, Drop, Hot, Level, Recompute
+from schedc.plan import Attachments
+from schedc.plan import Method as PlanMethod
+from schedc_runtime import Mesh, Pipeline
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.capacity import ExpertCapacity
 from schedc_runtime.moe.counts import Method
 from schedc_runtime.moe.experts import Experts
-from schedc_runtime.moe.layer import METHODS, MoELayer
+from schedc_runtime.moe.layer import METHODS, MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.ranks.expert_group import ExpertGroup
 from schedc_runtime.recompute.levels import Recomputation
@@ -40,6 +48,7 @@ ASKING = (
 )  # fmt: skip
 """Operations whose result needs values on the host."""
 MODES = ("exact", "padded", "bounded", "adaptive")
+LAYERS = 2
 METHODS_OF_TENSORS = ("tolist", "numpy", "cpu", "item", "__int__", "__bool__", "__float__", "__array__", "__index__")
 
 
@@ -136,6 +145,34 @@ def asks(method: Method, mode: str) -> tuple[int, int]:
     return sum(counted.asks.values()), counted.uploads
 
 
+def of_step(method: Method, microbatches: int) -> tuple[int, int]:
+    """(asks, uploads) of a step of two ranks whose layers have hot experts."""
+    torch.manual_seed(0)
+    config = MoEConfig(vocab=32, width=16, dense_blocks=0, moe_blocks=LAYERS, routing=RouterConfig(8, 2))
+    plan = Attachments(method=PlanMethod(method), hot=Hot(2))
+    pipe = Pipeline(
+        MoETransformer(config), schedc.compile("1f1b", P=1, M=microbatches), in_process=True, plan=plan,
+        loss_fn=lambda logits, tokens: functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
+        mesh=Mesh(1, 2, per_node=1),
+    )  # fmt: skip
+    tokens = torch.randint(0, 32, (2 * microbatches, 8))
+    pipe.step(tokens, tokens)
+    pipe.load_hot_state({key: [0, 5] for key in pipe.hot_state()})
+    with counting() as counted:
+        pipe.step(tokens, tokens)
+    layers = [layer for place in pipe.places for stage in pipe.held(place) for _, layer in moe_layers(stage.module)]
+    assert all(layer.statistics.hot_experts == 2 for layer in layers)
+    pipe.close()
+    return sum(counted.asks.values()), counted.uploads
+
+
+def with_hot(method: Method) -> tuple[int, int]:
+    """(asks, uploads) of one layer and microbatch with hot experts by step: those that a microbatch adds to a step."""
+    (few, up), (many, more) = of_step(method, 2), of_step(method, 4)
+    each = 2 * 2 * LAYERS  # two microbatches on two ranks
+    return ceil((many - few) / each), ceil((more - up) / each)
+
+
 def on_meta(method: Method, mode: str) -> bool:
     """Whether the layer runs on the meta device, forward and backward."""
     try:
@@ -150,6 +187,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     figures = {mode: [asks(method, mode) for method in METHODS] for mode in MODES}
+    figures["hot"] = [with_hot(method) for method in METHODS]
     results = {
         "asks_per_layer": {mode: max(ask for ask, _ in each) for mode, each in figures.items()},
         "uploads_per_layer": max(upload for each in figures.values() for _, upload in each),

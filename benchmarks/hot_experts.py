@@ -8,29 +8,34 @@ Routing is drawn: each token takes k experts, without repetition, with equal pro
 
 Instrument: emulated device time (see `schedc_runtime.measure.emulated_device`) over real collectives of small tensors.
 
-    segments   have the proportions of DeepSeek-V3's layer; the experts' time is proportional to the rows on the rank.
-               Weight gradients of lent experts are computed, and count, with the input gradients
+    segments   have the proportions of DeepSeek-V3's layer; the experts' time is proportional to the rows on the rank
     exchanges  take the bytes of the rank that sends or gets most, over a link speed. At equal routing a dispatch takes
                `BALANCED` ms
 
-Printed, for each routing and policy: the shortest of several steps, taken in turns, its gain, bytes, and experts lent.
-A gain is the step time without hot experts over the step time with them, less one. Policies:
+              broadcasts and returns of hot experts stand in the same queue
+
+Every step draws anew, so that the rows of the last step only resemble those of this one. Printed, for each routing and
+policy: the shortest of several steps, taken in turns, its gain, bytes, and experts lent. A gain is the step time
+without hot experts over the step time with them, less one. The first step, which lends none, is left out. Policies:
 
     0          no hot experts
     fixed      `hot 2 until imbalance < 1.2`
-    auto       `hot auto`: as many as pay by bytes
+    auto       `hot auto`: as many as pay, by the times of segments and exchanges
 
 Bytes are those that the communicators of all four ranks sent to other ranks in one step. They must equal the bytes that
-follow from the drawn routing; any difference is an error.
+follow from the drawn routing; any difference is an error. `slot_bytes_over_prediction` is what the slots of all ranks
+really hold, over the plan's closed form for as many slots. `owner_copies` is what owners hand to broadcasts, over the
+weights that they lend.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,28 +44,35 @@ from torch import Tensor
 from torch.nn import functional
 
 import schedc
+from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
+from schedc.attachments.values import ExpertSizes
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import CellProgram, Half
 from schedc.cell.schedule import cell_program
 from schedc.ir.arrays import Int64
+from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.measure.emulated_device import Device, Started, _sleep_until
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.counts import Shape, counts_of
-from schedc_runtime.moe.hot import HotPolicy, Lending, choose_hot
-from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.moe.hot import Lending
+from schedc_runtime.moe.hot_choice import HotPolicy
+from schedc_runtime.moe.hot_slots import StepLender
+from schedc_runtime.moe.layer import MoELayer, moe_layers
 from schedc_runtime.moe.router import Router, RouterConfig
 from schedc_runtime.moe.shards import shard_experts
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
+from schedc_runtime.pipeline.hot_steps import HotSteps
 from schedc_runtime.pipeline.stages import new_stage, stages_on
-from schedc_runtime.ranks.mesh import Mesh, peer_groups
+from schedc_runtime.ranks.mesh import Coordinate, Mesh, peer_groups
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import TorchTransport
+from schedc_runtime.transport.collective_calls import shares
 
 RANKS, EXPERTS, TOP, TOKENS = 4, 16, 2, 256
 WIDTH, INNER, ITEM = 16, 48, 4
@@ -73,8 +85,17 @@ BALANCED = 9.0
 """Milliseconds of a dispatch in which all experts are equally popular."""
 PER_ROW = BALANCED / (MEAN * (RANKS - 1) / RANKS)
 ROUTING = 1.0
-POLICIES = {"0": None, "fixed": HotPolicy(2, 1.2), "auto": HotPolicy()}
-SKEWS = {"zipf10": 1.0, "zipf06": 0.6, "balanced": 0.0}
+QUEUE = "node"
+"""Of all exchanges: the ranks are one node."""
+SKEWS = {"zipf_1.0": 1.0, "zipf_0.6": 0.6, "balanced": 0.0}
+WARM = 2
+"""Steps that are not measured: the first lends none, the second allocates the slots."""
+COSTS = CellCosts.of(
+    {**SEGMENTS, "experts": EXPERT},
+    {"routing.node": SegmentTimes(ROUTING), "dispatch.node": BALANCED, "combine.node": BALANCED},
+)
+"""The costs by which cells are ordered and copies are judged: times at equal routing."""
+POLICIES = {"0": None, "fixed": HotPolicy(2, 1.2, costs=COSTS), "auto": HotPolicy(costs=COSTS)}
 
 
 def drawn(layer: int, microbatch: int, exponent: float) -> Int64:
@@ -103,25 +124,19 @@ class Drawn(Router):
 class Traffic:
     """What one layer moves and computes for one microbatch.
 
-    dispatched: rows that the busiest rank sends or gets in one dispatch. lent: the same in one exchange of hot experts'
-    weights, in rows of equal bytes. own, borrowed: [ranks] rows that a rank's own experts, and its slots, compute.
-    rows: [ranks] rows that a rank sends and gets. weights: [ranks] experts that a rank lends and borrows.
-    hot: number of hot experts.
+    dispatched: rows that the busiest rank sends or gets in one dispatch. own, borrowed: [ranks] rows that a rank's own
+    experts, and its slots, compute. rows: [ranks] rows that a rank sends and gets.
     """
 
     dispatched: float
-    lent: float
     own: Int64
     borrowed: Int64
     rows: Int64
-    weights: Int64
-    hot: int
 
     @classmethod
-    def of(cls, choices: Int64, policy: HotPolicy | None) -> Traffic:
+    def of(cls, choices: Int64, hot: tuple[int, ...]) -> Traffic:
         counts = counts_of(torch.from_numpy(choices), Shape(EXPERTS, 1, RANKS)).rows.long().numpy()
         local = EXPERTS // RANKS
-        hot = choose_hot(counts, policy.resolved(local, INNER, ITEM)) if policy else ()
         lending = Lending(hot, RANKS, 0, local)
         borrowed = np.zeros(RANKS, dtype=np.int64)
         for rank in range(RANKS):
@@ -130,12 +145,7 @@ class Traffic:
             counts[rank, slots] = 0
         between = counts.reshape(RANKS, RANKS, local).sum(-1)
         out, into = between.sum(1) - between.diagonal(), between.sum(0) - between.diagonal()
-        lent_by = np.array([len(lending.owned_by(rank)) for rank in range(RANKS)]) * (RANKS - 1)
-        lent_to = np.array([len(lending.lent_to(rank)) for rank in range(RANKS)])
-        return cls(
-            float(max(out.max(), into.max())), 3 * INNER * float(max(lent_by.max(), lent_to.max())),
-            between.sum(0), borrowed, out + into, lent_by + lent_to, len(hot),
-        )  # fmt: skip
+        return cls(float(max(out.max(), into.max())), between.sum(0), borrowed, out + into)
 
 
 class DrawnTrafficDevice(Device):
@@ -147,29 +157,62 @@ class DrawnTrafficDevice(Device):
 
     def time(self, op: MicroStep, half: Half) -> float:
         node = op.stage.shape.nodes[op.node]
-        if node.role not in ("experts", "dispatch", "combine", "hot"):
+        if node.role not in ("experts", "dispatch", "combine"):
             return super().time(op, half)
         traffic = self.traffic[op.stage.index, node.layer, op.microbatch]
         if node.exchange:
-            return (traffic.lent if node.role == "hot" else traffic.dispatched) * PER_ROW * self.unit
-        own, borrowed = int(traffic.own[self.rank]), int(traffic.borrowed[self.rank])
-        forward, input_gradient, weight_gradient = EXPERT
-        total = {
-            Half.FORWARD: (own + borrowed) * forward,
-            Half.BACKWARD: (own + borrowed) * input_gradient + borrowed * weight_gradient,
-            Half.WEIGHT: own * weight_gradient,
-        }[half]
-        return total / MEAN * self.unit
+            return traffic.dispatched * PER_ROW * self.unit
+        times = dict(zip((Half.FORWARD, Half.BACKWARD, Half.WEIGHT), EXPERT, strict=True))
+        return int(traffic.own[self.rank] + traffic.borrowed[self.rank]) * times[half] / MEAN * self.unit
+
+    def carries(self, lender: StepLender, stage: int, layer: int) -> None:
+        """Let the weights and gradients of a layer's hot experts take their time in the queue of the dispatches."""
+        start, borrowed, give_back, take_back = lender.start, lender.borrowed, lender.give_back, lender.take_back
+        out, back = (stage, -1, layer, Half.FORWARD), (stage, -1, layer, Half.BACKWARD)
+
+        def started() -> None:
+            new = bool(lender.lending.hot) and lender._travelling is None
+            start()
+            if new:
+                self._queue(out, weight_rows(lender.lending.hot))
+
+        def joined() -> tuple[Tensor, ...]:
+            slots = borrowed()
+            if out in self.queued[QUEUE]:
+                self.held = max(self.held, self._carried(QUEUE, out).end)
+            elif out in self.due:
+                self.held = max(self.held, self.due.pop(out).end)
+            return slots
+
+        def given() -> list[Any]:
+            if handles := give_back():
+                self._queue(back, gradient_rows(lender.lending.hot))
+            return handles
+
+        def taken() -> None:
+            take_back()
+            _sleep_until(self._carried(QUEUE, back).end)
+
+        lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
+        lender.experts.lent = joined
+
+    def _queue(self, key: tuple[int, int, int, Half], rows: float) -> None:
+        self.queued[QUEUE][key] = Started(max(self.end, self.held), rows * PER_ROW * self.unit, None)
 
 
-def costs(policy: HotPolicy | None) -> CellCosts:
-    """The costs by which cells are ordered: times at equal routing, and of lending one expert."""
-    lane: dict[str, SegmentTimes | float] = {
-        "routing.node": SegmentTimes(ROUTING), "dispatch.node": BALANCED, "combine.node": BALANCED,
-    }  # fmt: skip
-    if policy is not None:
-        lane["hot.node"] = 3 * INNER * (RANKS - 1) * PER_ROW
-    return CellCosts.of({**SEGMENTS, "experts": EXPERT}, lane)
+def weight_rows(hot: tuple[int, ...]) -> float:
+    """Rows with the bytes that a rank gets, and hands on, of the weights of ``hot`` experts."""
+    return 3.0 * INNER * len(hot)
+
+
+def gradient_rows(hot: tuple[int, ...]) -> float:
+    """Rows with the bytes that the busiest rank sends or gets of the gradients of ``hot`` experts.
+
+    For an expert of another rank it sends all shares; it gets one of each other borrower. An owner also gets the sums.
+    """
+    owned = [sum(expert // (EXPERTS // RANKS) == rank for expert in hot) for rank in range(RANKS)]
+    gets = [own * 2 * (RANKS - 1) / RANKS + (len(hot) - own) * (RANKS - 2) / RANKS for own in owned]
+    return 3.0 * INNER * max(*gets, *(float(len(hot) - own) for own in owned))
 
 
 def model_of(layers: int) -> MoETransformer:
@@ -188,85 +231,141 @@ class Variant:
     """One policy on this process. It has a model of its own, and shares the communicators with all variants."""
 
     def __init__(self, policy: HotPolicy | None, near: Any, transport: Any, options: dict[str, Any]) -> None:
-        self.near, self.microbatches = near, options["microbatches"]
+        self.near, self.microbatches, self.steps = near, options["microbatches"], 0
         program = schedc.compile("dualpipev", P=1, M=self.microbatches)
         torch.manual_seed(0)
         parts = partition(model_of(options["layers"] * program.stages), program.stages, placement=program.placement)
         rank = near.experts.rank
         self.tokens = torch.randint(0, 32, (self.microbatches, 1, TOKENS))
         boundaries = infer_boundaries(parts, (self.tokens[0],))
+        self.device = DrawnTrafficDevice(COSTS, options["unit"])
+        self.device.rank = rank
+        self.choices: dict[tuple[int, int], list[Int64]] = {}
+        self.layers: dict[tuple[int, int], MoELayer] = {}
         held: dict[int, Stage] = {}
-        self.traffic: dict[tuple[int, int, int], Traffic] = {}
         for index in stages_on(program, 0):
             shard_experts(parts.modules[index], near.experts, hot=policy)
             for number, (_, layer) in enumerate(moe_layers(parts.modules[index])):
-                self._prescribe(layer, (index, number), rank, policy, options)
+                self._prescribe(layer, (index, number), rank, options)
             held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
             held[index].bind(boundaries[index], boundaries[index + 1])
-        cell_costs = costs(policy)
+        self.hot = HotSteps({Coordinate(0, rank): held}, program, RANKS, cast(Any, None))
 
         def cells(kind: str, forward: StageShape | None, backward: StageShape | None) -> CellProgram:
-            return cell_program(kind, forward, backward, cell_costs)
+            return cell_program(kind, forward, backward, COSTS)
 
-        self.device = DrawnTrafficDevice(cell_costs, options["unit"])
-        self.device.rank, self.device.traffic = rank, self.traffic
-        code = self.device.code(bind(program, 0, held, boundaries, cells=cells))
+        bound = bind(program, 0, held, boundaries, cells=cells)
+        code = with_hot_returns(self.device.code(bound), held, summed=False)
         self.executor = Executor(program, code, transport, torch.device("cpu"))
 
-    def _prescribe(
-        self, layer: Any, place: tuple[int, int], rank: int, policy: HotPolicy | None, options: dict[str, Any]
-    ) -> None:
-        choices = [drawn(100 * place[0] + place[1], m, options["exponent"]) for m in range(self.microbatches)]
+    def _prescribe(self, layer: MoELayer, place: tuple[int, int], rank: int, options: dict[str, Any]) -> None:
+        turns = range(self.microbatches * (WARM + options["repetitions"]))
+        choices = [drawn(100 * place[0] + place[1], turn, options["exponent"]) for turn in turns]
         layer.router = Drawn(WIDTH, layer.router.routing)
         layer.router.draw(rank, choices)
-        self.traffic |= {(*place, m): Traffic.of(every, policy) for m, every in enumerate(choices)}
+        self.choices[place], self.layers[place] = choices, layer
+        if layer.lender is not None:
+            self.device.carries(layer.lender, *place)
 
-    def step(self) -> tuple[float, int]:
-        """Seconds of a step, and bytes that this rank sent to other ranks."""
+    def step(self) -> tuple[float, int, int]:
+        """Seconds of a step, bytes that this rank sent to other ranks, and those that were to be sent."""
+        hot = {place: layer.lender.choose() if layer.lender else () for place, layer in self.layers.items()}
+        first = self.steps * self.microbatches
+        self.device.traffic = {
+            (*place, m): Traffic.of(choices[first + m], hot[place])
+            for place, choices in self.choices.items()
+            for m in range(self.microbatches)
+        }
+        self.lent = [len(each) for each in hot.values()]
+        rank = self.near.experts.rank
+        self.owned = sum(len(Lending(each, RANKS, rank, EXPERTS // RANKS).places) for each in hot.values())
         before = self._sent()
         self.executor.start([(x,) for x in self.tokens], list(self.tokens), 1 / self.microbatches, probing=False)
         dist.barrier()
         self.device.begin()
         began = perf_counter()
-        self.executor.advance()
-        self.executor.finish()
-        return perf_counter() - began, self._sent() - before
-
-    def lent(self) -> float:
-        """Mean number of hot experts over layers and microbatches."""
-        return float(np.mean([traffic.hot for traffic in self.traffic.values()]))
+        with self.hot.step(True):
+            self.executor.advance()
+            self.executor.finish()
+            took = perf_counter() - began
+            self.slots = sum(layer.lender._slots.nbytes for layer in self.layers.values() if layer.lender)
+        self.hot.commit()
+        self.steps += 1
+        return took, self._sent() - before, self.expected(list(hot.values()))
 
     def _sent(self) -> int:
         sent = self.near.experts.expert.sent
         return int(sum(sent) - sent[self.near.experts.rank])
 
-    def expected(self) -> int:
-        """Bytes that this rank sends by the drawn routing: rows both ways, gate weights, and weights of experts."""
+    def expected(self, hot: Sequence[tuple[int, ...]]) -> int:
+        """Bytes that this rank sends by the drawn routing: rows both ways, gate weights, counts, weights, gradients."""
         rank, row = self.near.experts.rank, WIDTH * ITEM
-        rows = sum(int(traffic.rows[rank]) for traffic in self.traffic.values())
-        weights = sum(int(traffic.weights[rank]) for traffic in self.traffic.values())
-        routing = len(self.traffic) * (RANKS - 1) * TOKENS * TOP * 2
-        return rows * (2 * row + ITEM) + weights * 3 * INNER * row + routing
+        rows = sum(int(traffic.rows[rank]) for traffic in self.device.traffic.values())
+        counts = sum(EXPERTS + RANKS * len(each) + 2 for each in hot) * 4 * (RANKS - 1) * self.microbatches
+        return rows * (2 * row + ITEM) + counts + sum(self._moved(each, rank) for each in hot)
+
+    def _moved(self, hot: tuple[int, ...], rank: int) -> int:
+        """Bytes that this rank sends for the hot experts of a layer."""
+        lending, sent = Lending(hot, RANKS, rank, EXPERTS // RANKS), 0
+        for owner in range(RANKS):
+            for numbers in (2 * INNER * WIDTH, INNER * WIDTH):
+                each = len(lending.owned_by(owner)) * numbers
+                if owner == rank:
+                    sent += each * ITEM * (RANKS - 1)
+                else:
+                    parts = shares(each, RANKS)
+                    sent += sum(parts) * ITEM  # a share of its own stays, and the sum of that share goes to the owner
+        return sent
+
+    def held(self) -> tuple[int, int]:
+        """Bytes that the slots of this rank hold, and the closed form for as many."""
+        sizes = ExpertSizes(EXPERTS, TOP, width=INNER, hidden=WIDTH)
+        each = slot_bytes(sizes, "fp32") + slot_gradient_bytes(sizes)
+        slots = sum(len(layer.lender._slots.weights[0]) for layer in self.layers.values() if layer.lender and self.slots
+                    and layer.lender._slots.weights)  # fmt: skip
+        return self.slots, slots * each
+
+
+class Broadcasts:
+    """Counts the bytes that a rank hands to broadcasts of its own: a communicator that passes everything on."""
+
+    def __init__(self, communicator: Any) -> None:
+        self.handed = 0
+        begin = communicator.broadcast
+
+        def broadcast(tensor: Tensor, source: int, label: str = "") -> Any:
+            self.handed += tensor.nbytes * (source == communicator.rank)
+            return begin(tensor, source, label)
+
+        communicator.broadcast = broadcast
 
 
 def rank_of_steps(
     rank: int, world_size: int, exponent: float, microbatches: int, layers: int, unit: float, repetitions: int
-) -> dict[str, list[float]]:
-    """By policy: seconds of every measured step of this process, bytes that it sent in the last, and experts lent."""
-    options = {"exponent": exponent, "microbatches": microbatches, "layers": layers, "unit": unit}
+) -> dict[str, dict[str, Any]]:
+    """By policy: seconds of every measured step of this process, and what it sent, lent and held."""
+    options = {
+        "exponent": exponent, "microbatches": microbatches, "layers": layers, "unit": unit, "repetitions": repetitions
+    }  # fmt: skip
     near = peer_groups(Mesh(1, RANKS), Mesh(1, RANKS).coordinate(rank), 60.0)
     transport = TorchTransport(dist.new_group([rank], use_local_synchronization=True), 60.0)
+    broadcasts = Broadcasts(near.experts.expert)
     variants = {name: Variant(policy, near, transport, options) for name, policy in POLICIES.items()}
-    steps: dict[str, list[tuple[float, int]]] = {name: [] for name in variants}
-    for _ in range(1 + repetitions):  # the first step warms up connections and allocations
+    figures: dict[str, dict[str, Any]] = {name: {"times": [], "lent": [], "owned": 0, "handed": 0} for name in variants}
+    for number in range(WARM + repetitions):
         for name, variant in variants.items():
-            steps[name].append(variant.step())
-            if steps[name][-1][1] != variant.expected():
-                raise SystemExit(f"{name}: {steps[name][-1][1]} bytes were counted, {variant.expected()} expected")
-    return {
-        name: [*[time for time, _ in measured[1:]], float(measured[-1][1]), float(variants[name].lent())]
-        for name, measured in steps.items()
-    }
+            handed = broadcasts.handed
+            time, sent, expected = variant.step()
+            if sent != expected:
+                raise SystemExit(f"{name}: {sent} bytes were counted, {expected} expected")
+            figure = figures[name]
+            figure["handed"] += broadcasts.handed - handed
+            figure["owned"] += variant.owned * 3 * INNER * WIDTH * ITEM
+            if number >= WARM:
+                figure["times"].append(time)
+                figure["lent"] += variant.lent
+            figure |= {"bytes": sent, "held": variant.held()}
+    return figures
 
 
 def measure(exponent: float, options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -277,11 +376,15 @@ def measure(exponent: float, options: argparse.Namespace) -> dict[str, dict[str,
     )  # fmt: skip
     figures = {}
     for name in POLICIES:
-        times = [max(step) for step in zip(*(rank[name][:-2] for rank in ranks), strict=True)]
+        each = [rank[name] for rank in ranks]
         figures[name] = {
-            "ms": 1e3 * min(times),
-            "bytes": sum(rank[name][-2] for rank in ranks),
-            "lent_per_layer": ranks[0][name][-1],
+            "ms": 1e3 * min(max(step) for step in zip(*(rank["times"] for rank in each), strict=True)),
+            "bytes": sum(rank["bytes"] for rank in each),
+            "lent_per_layer": float(np.mean(each[0]["lent"])),
+            "held": sum(rank["held"][0] for rank in each),
+            "held_predicted": sum(rank["held"][1] for rank in each),
+            "handed": sum(rank["handed"] for rank in each),
+            "owned": sum(rank["owned"] for rank in each),
         }
     return figures
 
@@ -292,23 +395,34 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--layers", type=int, default=1, help="MoE blocks per stage, of two stages")
     parser.add_argument("--repetitions", type=int, default=3, help="steps of each policy, of which the shortest counts")
-    parser.add_argument("--unit", type=float, default=1.0, help="milliseconds of one unit of the table of times")
+    parser.add_argument("--unit", type=float, default=2.0, help="milliseconds of one unit of the table of times")
     options = parser.parse_args()
     results = {skew: measure(exponent, options) for skew, exponent in SKEWS.items()}
-    gains = {f"gain_{skew}": figures["0"]["ms"] / figures["auto"]["ms"] - 1 for skew, figures in results.items()}
-    fixed = {f"fixed_gain_{skew}": figures["0"]["ms"] / figures["fixed"]["ms"] - 1 for skew, figures in results.items()}
+    gains = {
+        name: {skew: {"gain": figures["0"]["ms"] / figures[name]["ms"] - 1} for skew, figures in results.items()}
+        for name in ("fixed", "auto")
+    }
+    total = {
+        key: sum(figures[name][key] for figures in results.values() for name in POLICIES)
+        for key in ("held", "held_predicted", "handed", "owned")
+    }
+    memory = {
+        "slot_bytes_over_prediction": total["held"] / total["held_predicted"],
+        "owner_copies": total["handed"] / total["owned"],
+    }
     if options.json:
-        print(json.dumps({**gains, **fixed, "policies": results}))
+        print(json.dumps({**gains, **memory, "policies": results}))
         return
     print("emulated device time, 4 expert ranks over gloo; gain: time without hot experts over time with, less one")
-    print(f"{'routing':>9} {'hot':>6} {'ms':>8} {'gain':>7} {'MB sent':>9} {'lent per layer and microbatch':>30}")
+    print(f"{'routing':>9} {'hot':>6} {'ms':>8} {'gain':>7} {'MB sent':>9} {'lent per layer':>15}")
     for skew, figures in results.items():
         for name, x in figures.items():
             gain = figures["0"]["ms"] / x["ms"] - 1
             print(
                 f"{skew:>9} {name:>6} {x['ms']:8.1f} {100 * gain:6.1f}% {x['bytes'] / 1e6:9.3f}"
-                f" {x['lent_per_layer']:30.2f}"
+                f" {x['lent_per_layer']:15.2f}"
             )
+    print(", ".join(f"{name} {value:.3f}" for name, value in memory.items()))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class StepLender:
         self.numbering: LentNumbers | None = None
         self._numbered: Lending = NOTHING_HOT
         self.after: StepLender | None = None
-        """The lender of the next layer of the stage, whose weights travel beside this layer's work."""
+        """The lender of the next layer of the rank, whose weights travel beside this layer's work."""
         self.statistics = LentStatistics()
         self.next: tuple[int, ...] | None = ()
         """The experts that are hot in the next step; None where `_rows` say it."""

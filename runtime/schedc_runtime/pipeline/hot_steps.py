@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
+from schedc.ir.ops import OpKind
+from schedc.ir.program import Program
 from schedc_runtime.data_parallel.hot_returns import lenders_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.hot_slots import StepLender
@@ -15,7 +17,7 @@ from schedc_runtime.ranks.control import ControlPlane
 from schedc_runtime.ranks.mesh import Coordinate
 
 HotState = dict[str, list[int]]
-"""The experts that are hot in the next step, by pipeline rank, expert group and name of the layer."""
+"""The experts that are hot in the next step, by pipeline rank, expert group, stage and name of the layer."""
 
 
 class HotSteps:
@@ -24,27 +26,30 @@ class HotSteps:
     experts: ranks that share their experts. control: gathers what all ranks know.
     """
 
-    def __init__(self, stages: Mapping[Coordinate, StagesByIndex], experts: int, control: ControlPlane) -> None:
+    def __init__(
+        self, stages: Mapping[Coordinate, StagesByIndex], program: Program, experts: int, control: ControlPlane
+    ) -> None:
         self._control = control
         self._first: list[StepLender] = []
         self._lenders: dict[str, list[StepLender]] = {}
         for place, held in stages.items():
-            for _, stage in sorted(held.items()):
-                lenders = lenders_of(stage)
-                self._first += lenders[:1]
-                for lender, after in pairwise(lenders):
-                    lender.after = after
+            lenders = [
+                lender for index in _forward_order(program, place.pipeline) for lender in lenders_of(held[index])
+            ]
+            self._first += lenders[:1]
+            for lender, after in pairwise(lenders):
+                lender.after = after
+            for index, stage in sorted(held.items()):
                 for name, layer in moe_layers(stage.module):
                     if layer.lender is not None:
-                        key = f"{place.pipeline}.{place.replica // experts}.{name}"
+                        key = f"{place.pipeline}.{place.replica // experts}.{index}.{name}"
                         self._lenders.setdefault(key, []).append(layer.lender)
 
     @contextmanager
     def step(self, training: bool) -> Iterator[None]:
         """Around a call of the pipeline: experts are lent where it trains. A step that fails leaves nothing lent.
 
-        The weights of each stage's first layer begin to travel; those of a later layer when its neighbour joins its
-        own.
+        The weights of a rank's first layer begin to travel; those of a later layer when the one before joins its own.
         """
         if not training or not self._lenders:
             yield
@@ -88,6 +93,12 @@ class HotSteps:
 
     def _every(self) -> Iterator[StepLender]:
         return (lender for lenders in self._lenders.values() for lender in lenders)
+
+
+def _forward_order(program: Program, rank: int) -> list[int]:
+    """The stages of a rank in the order of their first F."""
+    ops = (op for item in program.instructions(rank) if item.computes for op in item.ops)
+    return list(dict.fromkeys(stage for kind, stage, _ in ops if kind is OpKind.F))
 
 
 def _check(key: str, hot: Sequence[int], lender: StepLender) -> None:

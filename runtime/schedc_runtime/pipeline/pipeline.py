@@ -321,8 +321,8 @@ class Pipeline:
     def hot_state(self) -> dict[str, list[int]]:
         """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.
 
-        A collective, between steps; the same on every rank. By pipeline rank, expert group and name of the layer. It is
-        empty without hot experts, and where they are chosen by microbatch.
+        A collective, between steps; the same on every rank. By pipeline rank, expert group, stage and name of the
+        layer. It is empty without hot experts, and where they are chosen by microbatch.
         """
         return self._runner.hot.state()
 

@@ -81,7 +81,7 @@ class StepRunner:
         self._experts = [held.layer for held in self._held_layers]
         modules = [stage.module for stage in assembly.held()]
         self._undo = Undo(modules, self._experts, generators=assembly.settings.rng == "torch")
-        self.hot = HotSteps(assembly.stages, assembly.mesh.experts, self.control)
+        self.hot = HotSteps(assembly.stages, assembly.program, assembly.mesh.experts, self.control)
         self._meeting, self._statistics = candidates(assembly.held()), RunningStatistics(assembly)
         network, mesh = assembly.network, assembly.mesh
         self._replica = assembly.places[0].replica

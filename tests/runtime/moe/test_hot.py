@@ -263,7 +263,7 @@ def test_any_legal_order_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 PROCESSES = [
     ("dualpipev", {"P": 2, "M": 4}, f"{lines_of(2, 1, 'hierarchical')}{HOT}"),
     ("zbh1", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot auto by microbatch"),
-    ("1f1b", {"P": 1, "M": 2}, f"{lines_of(1, 4, 'flat')}  hot 2 until imbalance < 1.1"),
+    ("1f1b", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot 2 until imbalance < 1.1"),  # by step
 ]
 
 

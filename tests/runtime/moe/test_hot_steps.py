@@ -117,11 +117,11 @@ def test_choices_are_numbered_with_slots_as_experts_of_their_own() -> None:
 
 def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> None:
     sizes = {"P": 1, "M": 1}
-    plain, without = trained("zbh1", sizes, lines_of(2, 2), 2)
+    plain, without = trained("zbh1", sizes, lines_of(2, 1), 2)
     loads = [layer.loads.chosen.clone() for layer in layers_of(plain)]
     results = []
     for method in ("flat", "hierarchical", "allgather"):
-        pipe, history = trained("zbh1", sizes, lines_of(2, 2, method) + HOT, 2)
+        pipe, history = trained("zbh1", sizes, lines_of(2, 1, method) + HOT, 2)
         assert unequal(history[0], without[0]) == []
         assert unequal(history[1], without[1]) != []
         torch.testing.assert_close(history[1], without[1], rtol=1e-9, atol=1e-12)
