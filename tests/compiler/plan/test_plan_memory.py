@@ -15,6 +15,8 @@ from schedc.plan import (
     ExpertSizes,
     Level,
 )
+from schedc.report.check import to_json as report
+from support.paths import ROOT
 from support.plan_cases import written
 
 BYTES = "layers 8 dense 1 experts 64 top 8 shared 1 width 1408 hidden 2048 topology nodes 2 x 4 tokens 4096 "
@@ -145,3 +147,15 @@ def test_deferred_weight_gradients_are_told_apart(tmp_path: Path) -> None:
     known = analyse("zbh2", {"P": 4, "M": 8})
     assert f"holds {2 * known.memory.peak_memory.max():g} at" in found.message
     assert found.notes[0].startswith("most of it: activations of dense layers ")
+
+
+def test_slots_of_hot_experts_at_the_sizes_of_deepseek_v3(tmp_path: Path) -> None:
+    """Eight MoE layers on the fullest rank hold three experts each, in bf16, and their gradients in float32."""
+    path = ROOT / "examples" / "dsv3_hot.sched"
+    hot = report(analyse(path, {}))["plan"]["hot"]
+    assert (hot["by"], hot["held_bytes"]) == ("step", 8 * 3 * 3 * 2048 * 7168 * (2 + 4))
+    former = tmp_path / "former.sched"
+    former.write_text(path.read_text().replace("hot 3 until", "hot 3 by microbatch until"))
+    hot = report(analyse(former, {}))["plan"]["hot"]
+    # Of a stage's four layers, for each of 2P + 1 microbatches in flight.
+    assert (hot["by"], hot["held_bytes"]) == ("microbatch", 4 * 17 * 3 * 3 * 2048 * 7168 * 2)
