@@ -141,7 +141,7 @@ PLAN_WORDS = (
         "hot 3 until imbalance < 1.2",
         "experts copied to all ranks for a step, by the rows of the last one; hot auto: as many as pay; by microbatch:"
         " chosen anew for each",
-        ("auto", "until", "imbalance"),
+        ("auto", "by", "microbatch", "until", "imbalance"),
     ),
     PlanWord(
         "recompute",
