@@ -157,5 +157,5 @@ def test_slots_of_hot_experts_at_the_sizes_of_deepseek_v3(tmp_path: Path) -> Non
     former = tmp_path / "former.sched"
     former.write_text(path.read_text().replace("hot 3 until", "hot 3 by microbatch until"))
     hot = report(analyse(former, {}))["plan"]["hot"]
-    # Of a stage's four layers, for each of 2P + 1 microbatches in flight.
+    # Four layers of a stage hold them for each of 2P + 1 microbatches in flight.
     assert (hot["by"], hot["held_bytes"]) == ("microbatch", 4 * 17 * 3 * 3 * 2048 * 7168 * 2)
