@@ -69,7 +69,7 @@ FLAT_BYTES = ROWS * TOKENS * ROUTING.top * (EXPERT_RANKS - 1) / EXPERT_RANKS * (
 MEAN_ROWS = ROWS * TOKENS * ROUTING.top
 
 DROPPING = Capacity(1.25, Drop.PROBS)
-LENT = Hot(2, 1.2)
+LENT = Hot(2, 1.2, by_microbatch=True)  # an exchange of the cell, whose time the instrument knows
 RECOMPUTED = (Recompute(Level.MEDIUM),) * 2 * RANKS
 VARIANTS: dict[str, Attachments] = {
     "off": Attachments(),
