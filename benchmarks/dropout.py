@@ -229,9 +229,13 @@ def main() -> None:
     parser.add_argument("--per-node", type=int, default=2)
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--top", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=4, help="at least 4, one for each stage")
     parser.add_argument("--levels", type=lambda text: text.split(","), default=CHOICES["recompute"])
     args = parser.parse_args()
+    if args.blocks < 4:
+        parser.error("dualpipev on two ranks has 4 stages: take at least 4 blocks")
+    if args.experts % (args.nodes * args.per_node):
+        parser.error(f"{args.experts} experts on {args.nodes * args.per_node} ranks: take a number that divides")
     torch.set_num_threads(1)
     results = measure(args)
     print(
