@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,9 +18,8 @@ from schedc.codes import CODES
 from schedc.load.library import names
 from support.paths import ROOT
 
-pytest.importorskip("sphinx")
-pytest.importorskip("furo")
-pytest.importorskip("myst_parser")
+if lacking := [name for name in ("sphinx", "furo", "myst_parser") if find_spec(name) is None]:
+    pytest.skip(f"no {lacking[0]}", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 

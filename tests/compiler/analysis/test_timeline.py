@@ -224,6 +224,7 @@ def random_batch(seed: int, K: int, stages: int, pairs: bool) -> CostBatch:
     return CostBatch(**columns, p2p=rng.uniform(0, 1, K) * (seed % 3 > 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_compiled_loops_give_the_same_bits_as_numpy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = random_schedule(seed)

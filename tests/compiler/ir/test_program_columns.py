@@ -46,6 +46,7 @@ def assert_same_bits(one: Program, other: Program) -> None:
         assert (name, column.dtype, column.tobytes()) == (name, same.dtype, same.tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_compiled_loops_and_numpy_give_the_same_program(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, draw = random_schedule(seed), random.Random(seed)

@@ -149,6 +149,7 @@ def test_a_layout_made_by_hand_is_checked_too() -> None:
 PARTS = st.lists(st.lists(st.sampled_from("tt-"), max_size=9), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(PARTS, st.integers(0, 2), st.integers(0, 5))
 @settings(max_examples=200)
 def test_every_layout_is_written_and_read_back(decoder: list[list[str]], mtp: int, dense: int) -> None:

@@ -14,6 +14,7 @@ from schedc.elaborate import elaborate
 from schedc.load.library import load, names
 from schedc.source import Source
 from schedc.syntax.parser import parse
+from support.sweeps import swept
 
 HEAD = "schedule a(P: ranks = 2, M: microbatches = 2) { place linear "
 
@@ -77,7 +78,9 @@ _WORDS = (*"FIWBR", "F0", "B1", "sched 1", "schedule a(P: ranks = 2, M: microbat
           "\n", "\x00")  # fmt: skip
 
 
-@settings(max_examples=300)
+@pytest.mark.slow
+@pytest.mark.sweep
+@settings(max_examples=swept(300, 120))
 @given(st.lists(st.sampled_from(_WORDS), max_size=40).map(" ".join) | st.text(max_size=60), st.booleans())
 def test_any_text_is_read_or_refused(text: str, inside: bool) -> None:
     source = Source("any.sched", f"{HEAD} rank r {{ {text} }} }}" if inside else text)
@@ -93,7 +96,8 @@ def test_any_text_is_read_or_refused(text: str, inside: bool) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@pytest.mark.sweep
+@settings(max_examples=swept(150, 60))
 @given(st.sampled_from(names()), st.integers(0, 4000), st.integers(0, 30), st.text(max_size=5))
 def test_a_damaged_library_file_is_read_or_refused(name: str, start: int, length: int, instead: str) -> None:
     text = load(name).text

@@ -65,6 +65,7 @@ def replaces_buffer(module: Any, _inputs: Any, _output: Any) -> None:
         module.seen = module.seen + 1
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_runs_again_with_exact_sizes() -> None:
     """Gradients of an earlier call, dropout, buffers, counts and recorded rows are those of a run with exact sizes."""
     expected, _, rows = trained(Attachments())

@@ -23,7 +23,6 @@ TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
 ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 CASES = [
     ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto"),
-    ("1f1b", {"P": 2, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto"),
     ("zbv", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall auto\n  overlap auto"),
     ("dualpipe", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall allgather\n  overlap auto"),
     ("1f1b_overlap", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall flat\n  overlap auto\n  capacity 1.25 drop probs"),

@@ -115,6 +115,7 @@ def test_choices_are_numbered_with_slots_as_experts_of_their_own() -> None:
 # Training.
 
 
+@pytest.mark.slow
 def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> None:
     sizes = {"P": 1, "M": 1}
     plain, without = trained("zbh1", sizes, lines_of(2, 1), 2)
@@ -133,6 +134,7 @@ def test_the_first_step_lends_none_and_later_ones_change_rounding_alone() -> Non
     assert lent(pipe) == {"hot_experts": 0, "hot_rows": 0, "hot_bytes_sent": 0, "hot_bytes_saved": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("orders", "replicas"), [((("zbh1", 1), ("1f1b", 1)), (1, 2)), ((("dualpipe", 2),) * 2, (2, 1))]
 )
@@ -144,6 +146,7 @@ def test_bits_do_not_depend_on_the_order(orders: Any, replicas: tuple[int, int])
         assert unequal(history[1], found[0][1][1]) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_same_bits() -> None:
     arguments = ("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT)
     pipe, history = trained(*arguments, 3)
@@ -168,6 +171,7 @@ def test_a_run_that_goes_on_has_the_same_bits() -> None:
             later.load_hot_state(wrong)
 
 
+@pytest.mark.slow
 def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:
     arguments = ("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT)
     pipe, _ = trained(*arguments, 1)

@@ -26,6 +26,7 @@ def precise(lines: str, dtype: torch.dtype = torch.float32) -> Pipeline:
     return Pipeline(model().to(dtype), program, loss_fn=next_token_loss, in_process=True, example=example)
 
 
+@pytest.mark.slow
 def test_products_of_a_plan_change_no_bit_and_are_reported() -> None:
     results = []
     for line, name in (("loop", "loop"), ("auto", "grouped"), ("grouped", "grouped"), ("bmm or fallback", "grouped")):
@@ -49,6 +50,7 @@ def test_a_provider_that_cannot_serve_the_model_is_refused_when_the_pipeline_is_
     assert said.count("; not grouped: float64 on cpu") == 3
 
 
+@pytest.mark.slow
 def test_precision_of_a_plan() -> None:
     line = "  experts 8 top 2 precision fp8{}\n  topology nodes 2 x 1\n"
     with pytest.raises(

@@ -19,6 +19,7 @@ LINES = """  experts 8 top 2 width 4 hidden 8
   tokens 6"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "recompute all full"), ("dualpipev", "")])
 def test_rows_are_those_of_the_routers(tmp_path: Path, schedule: str, recompute: str) -> None:
     """Each token has two rows; a step in eval, or without gradients, is not recorded."""
@@ -40,6 +41,7 @@ def test_rows_are_those_of_the_routers(tmp_path: Path, schedule: str, recompute:
     assert np.array_equal(np.frombuffer(recording.data).reshape(recording.shape), rows[-1])
 
 
+@pytest.mark.slow
 def test_a_microbatch_has_the_rows_that_it_routes_alone() -> None:
     program = compiled("dualpipev", {"P": 2, "M": 4}, LINES)
     batch, targets = batch_of(program, 2)

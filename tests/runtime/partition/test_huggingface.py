@@ -111,6 +111,7 @@ def test_a_pipeline_trains_a_model_with_tied_embeddings() -> None:
         torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=name)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_gives_its_hidden_state() -> None:
     model = make("Llama").model.eval()
     parts = partition(model, 2)

@@ -69,6 +69,7 @@ def test_steps_have_the_same_bits(schedule: str) -> None:
     assert all(map(torch.equal, results, expected))
 
 
+@pytest.mark.slow
 def test_segments_that_draw_are_launched_as_ever() -> None:
     """Their W comes when the captures beside them serve the next microbatch."""
     expected, results = steps("zbh1", False, drawing=True), steps("zbh1", True, drawing=True)
