@@ -40,6 +40,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "tie_weights": {"tied"},
         "make_stages": {"head", "stages", "copied", "weights"},
         "compile_units": set(),
+        "capture_segments": set(),
         "order_cells": {"cell_source", "cells"},
         "prepare_code": {"bound_code"},
         "guard_failures": {"guard"},
