@@ -22,6 +22,13 @@ class PlanMismatch(RuntimeFault):
     """The plan says other sizes than the model or its first batch has. Every rank raises the same."""
 
 
+class RanksDisagree(RuntimeFault):
+    """Ranks differ in what they must have alike before a step: modes, frozen parameters, settings, numbers of updates.
+
+    Every rank raises the same, before the first message. The pipeline stays usable.
+    """
+
+
 class BoundaryError(RuntimeFault):
     """The tensors between two stages cannot be inferred in advance, or differ from the inferred ones."""
 

@@ -126,6 +126,8 @@ class MoELayer(nn.Module):
         """Tokens of the last forward on fake tensors; 0 before any."""
         self.lender: StepLender | None = None
         """Who lends hot experts by step; None without any, or where they are chosen by microbatch."""
+        self.updates = 0
+        """Number of calls of `update_bias`, which ranks compare before a step."""
         self.attach(ExpertGroup.solo())
 
     def attach(
@@ -154,6 +156,7 @@ class MoELayer(nn.Module):
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
         _check_shard(self.experts, group)
         check_bound(bound, capacity)
+        self.settings = (method, capacity, hot, bound)
         self.dropper.capacity = self.counter.capacity = capacity
         self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
@@ -293,6 +296,7 @@ class MoELayer(nn.Module):
         if self.router.bias is not None:
             load = reduce(self.loads.chosen) if reduce else self.loads.chosen
             self.router.bias.copy_(updated_bias(self.router.bias, load, self.router.routing.bias_rate))
+        self.updates += 1
         self.loads.clear()
         self.balance.clear()
         self.planner.end_step()

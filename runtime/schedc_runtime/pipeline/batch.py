@@ -40,7 +40,7 @@ class StepRequest(NamedTuple):
     has_loss: whether the rank can form a loss, where it holds a last stage.
     replica, counted: the number of targets of a replica, where the rank has counted them; else None.
     meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not.
-    tied: facts of tied weights, as of `TiedWeights.facts`.
+    tied: facts of tied weights, as of `TiedWeights.facts`. digests: of what ranks must have alike, as of `StepFacts`.
     """
 
     batch: Json
@@ -53,6 +53,7 @@ class StepRequest(NamedTuple):
     counted: float | None = None
     meeting: str = ""
     tied: Json = ()
+    digests: Json = ()
 
 
 class Agreement(NamedTuple):
@@ -98,12 +99,8 @@ def agree(
     counting: number of processes that count targets, one per replica. counted: whether the loss function returns
     counts; None if that is not known yet.
     """
+    check_calls(requests, names)
     for name, request in zip(names, requests, strict=True):
-        if request.call != requests[0].call:
-            raise BatchRefused(
-                f"{names[0]} calls {_call(requests[0].call)}, {name} calls {_call(request.call)}",
-                "call step and evaluate in the same order and with the same options on every rank",
-            )
         if request.needs_targets and not request.has_loss:
             raise BatchRefused(
                 f"{name} holds the last stage, and its pipeline has no loss function: it cannot train or form a loss",
@@ -118,6 +115,16 @@ def agree(
     total = sum(counts.values()) if len(counts) == counting else None
     padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
     return Agreement(padded, rows, total, targets is not None)
+
+
+def check_calls(requests: Sequence[StepRequest], names: Sequence[str]) -> None:
+    """Raise `BatchRefused` where two processes called something else, or with other options. requests: [processes]."""
+    for name, request in zip(names, requests, strict=True):
+        if request.call != requests[0].call:
+            raise BatchRefused(
+                f"{names[0]} calls {_call(requests[0].call)}, {name} calls {_call(request.call)}",
+                "call step, evaluate and update_biases in the same order and with the same options on every rank",
+            )
 
 
 SCALAR = (

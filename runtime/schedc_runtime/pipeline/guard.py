@@ -12,6 +12,7 @@ from schedc_runtime.errors import (
     PartitionError,
     PeerFailure,
     PlanMismatch,
+    RanksDisagree,
     RuntimeFault,
     StepTimeout,
 )
@@ -26,7 +27,9 @@ from schedc_runtime.ranks.progress import Position
 from schedc_runtime.stage.stage import Stage
 from schedc_runtime.transport import TransportError
 
-_AGREED = (BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, NonFiniteLoss)
+_AGREED = (
+    BatchRefused, BoundaryError, MaterializeError, PartitionError, PlanMismatch, RanksDisagree, NonFiniteLoss,
+)  # fmt: skip
 """Errors that every rank raises alike, with no message in flight: the pipeline stays usable."""
 
 

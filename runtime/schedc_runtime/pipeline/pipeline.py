@@ -29,7 +29,7 @@ from schedc_runtime.pipeline.norms import clip, total_norm
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.report import report, told_graphs
-from schedc_runtime.pipeline.router_bias import update_biases
+from schedc_runtime.pipeline.router_bias import exchanges_loads, update_biases
 from schedc_runtime.pipeline.routing_record import RoutingRecord
 from schedc_runtime.pipeline.scaler import unscale
 from schedc_runtime.pipeline.state import gather_state, load_state
@@ -203,8 +203,9 @@ class Pipeline:
         Returns [] the loss, on every rank. Raises the same error on every rank: `BatchRefused` before anything is sent,
         `NonFiniteLoss`, `PeerFailure`, `StepTimeout`. An error of this rank's own instruction is an `InstructionError`.
         """
+        gradients = torch.is_grad_enabled()
         with torch.enable_grad():
-            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile)
+            call = PipelineCall("step", self.program, scale, accumulate, outputs, trace, profile, gradients)
             result = self._runner.run(call, batch, targets)
         return result if outputs else result.loss
 
@@ -276,6 +277,7 @@ class Pipeline:
         instruction stream, as with `Mesh(shard_dense=True)`.
         """
         parallelize(self._assembly, function)
+        self._runner.facts.refresh()
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -316,7 +318,10 @@ class Pipeline:
         layers' statistics begin anew.
         """
         with self._guard("updating the routers' biases"):
+            if exchanges_loads(self.program, self.mesh, self.partition.modules):
+                self._runner.agree_on_update()
             update_biases(self.program, self._stages, self._network)
+        self._runner.facts.updates += 1
 
     def hot_state(self) -> dict[str, list[int]]:
         """The experts that are hot in the next step, which follow the last one's rows: for a checkpoint, as JSON.

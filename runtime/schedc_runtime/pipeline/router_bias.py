@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch import nn
 
 from schedc.ir.program import InstructionKind, Program
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.pipeline.stages import StagesByIndex
-from schedc_runtime.ranks.mesh import Coordinate
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
 from schedc_runtime.transport import Transfer
 
@@ -42,6 +43,12 @@ def update_biases(program: Program, stages: Mapping[Coordinate, StagesByIndex], 
             network.transports[place].wait(handle)
         total = load + theirs
         layer.update_bias(lambda _, total=total: total)  # type: ignore[misc]
+
+
+def exchanges_loads(program: Program, mesh: Mesh, modules: Iterable[nn.Module]) -> bool:
+    """Whether an update needs messages between ranks. modules: those of all stages. The same on every rank."""
+    copies = bool(((program.kind == InstructionKind.REDUCE) & (program.stage2 < 0)).any())
+    return (copies or mesh.data > 1) and any(True for module in modules for _ in moe_layers(module))
 
 
 def _peers(program: Program, place: Coordinate) -> dict[int, int]:

@@ -22,6 +22,7 @@ from schedc_runtime.pipeline.batch import (
     StepRequest,
     agree,
     arguments,
+    check_calls,
     not_padded,
     signature_of,
     split,
@@ -37,6 +38,7 @@ from schedc_runtime.pipeline.meeting_rows import candidates, meeting
 from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
+from schedc_runtime.pipeline.step_facts import StepFacts, check_facts, differing
 from schedc_runtime.pipeline.tied import check_copies
 from schedc_runtime.random_numbers.numbering import StepKey
 
@@ -45,7 +47,10 @@ Parts = tuple[list[tuple[Tensor, ...]] | None, list[Expected] | None]
 
 
 class PipelineCall(NamedTuple):
-    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest."""
+    """A call of `Pipeline.step` or `Pipeline.evaluate`, with the program to run. `Pipeline.step` has the rest.
+
+    gradients: whether they were enabled around the call.
+    """
 
     name: str
     program: Program
@@ -54,6 +59,7 @@ class PipelineCall(NamedTuple):
     outputs: bool = False
     trace: bool = False
     profile: bool = False
+    gradients: bool = True
 
     @property
     def training(self) -> bool:
@@ -75,6 +81,7 @@ class StepRunner:
         self.counted: bool | None = None
         """Whether the loss function returns a `Loss`; None before the first call that forms one."""
         self.accumulation = Accumulation()
+        self.facts = StepFacts(assembly.settings.model, assembly.stages, assembly.mesh, assembly.device.type)
         self.intervals: dict[int, list[Interval]] = {}
         """When each instruction of the last traced step ran, by local rank of the first replica here."""
         self._held_layers = routing_flags.held_layers(assembly)
@@ -225,13 +232,23 @@ class StepRunner:
             has_loss=self.head.loss_fn is not None or not (call.training or targets is not None),
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
+            digests=self.facts.digests(call.training, call.gradients),
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
         requests = [StepRequest(*answer) for answer in answers]
         microbatches, here = call.program.microbatches, self._replicas_here
         agreed = agree(requests, self.control.names, microbatches, here, self._counting, self.counted)
         check_copies([copy for request in requests for copy in request.tied])
+        if different := differing([request.digests for request in requests]):
+            facts = self.facts.facts(different, call.training, call.gradients)
+            check_facts(self.control.gather("comparing what ranks must have alike", facts))
         return agreed
+
+    def agree_on_update(self) -> None:
+        """Begin an update of biases together, where ranks exchange loads. Raises `BatchRefused` on every rank alike."""
+        request = StepRequest(None, None, False, False, {"call": "update_biases"})
+        answers = self.control.gather("the start of update_biases", request)
+        check_calls([StepRequest(*answer) for answer in answers], self.control.names)
 
     def _check_form(self, call: PipelineCall, agreed: Agreement, targets: Any) -> None:
         """Refuse, on every rank, a batch that cannot be padded, and a `Loss` whose targets cannot be counted."""

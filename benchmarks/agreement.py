@@ -1,0 +1,74 @@
+"""Measures what comparing the ranks' modes, frozen parameters and settings costs at each step.
+
+    python benchmarks/agreement.py [--json] [--repetitions 25]
+
+Instrument: processor time of this process on one thread. Steps of a small model with experts (P = 1, four microbatches)
+take turns with the digests of its facts, which every step sends along; the least of each. Nothing changes in between,
+as in training.
+
+Printed: `step_ms`, `digests_us`, `changed_us` (with the facts forgotten each time), `share_of_step` (digests over
+step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import schedc
+from schedc_runtime import Pipeline
+from schedc_runtime.models.gpt import next_token_loss
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What comparing the ranks costs at each step.")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repetitions", type=int, default=25)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = measured(options.repetitions)
+    print(json.dumps(result) if options.json else "\n".join(f"{key:>14} {value:.5g}" for key, value in result.items()))
+
+
+def measured(repetitions: int) -> dict[str, float]:
+    """Milliseconds of a step, microseconds of digests, and their ratio."""
+    torch.manual_seed(0)
+    tokens = torch.arange(8 * 16).reshape(8, 16) % 64
+    program, model = schedc.compile("1f1b", P=1, M=4), MoETransformer(MoEConfig(vocab=64))
+    pipe = Pipeline(model, program, loss_fn=next_token_loss, in_process=True, example=tokens)
+    facts = pipe._runner.facts
+
+    def changed() -> None:
+        facts.refresh()  # not counted: modules are looked up once
+        started.append(time.process_time())
+        facts.digests(True, True)
+
+    started: list[float] = []
+    works: dict[str, Callable[[], Any]] = {
+        "step": lambda: pipe.step(tokens, tokens),
+        "digests": lambda: facts.digests(True, True),
+        "changed": changed,
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(3):
+        pipe.step(tokens, tokens)
+    for _ in range(repetitions):
+        for name, work in works.items():
+            facts.digests(True, True)
+            begin = time.process_time()
+            work()
+            times[name].append(time.process_time() - (started.pop() if started else begin))
+    step, digests, anew = (min(values) for values in times.values())
+    return {
+        "step_ms": step * 1e3, "digests_us": digests * 1e6, "changed_us": anew * 1e6, "share_of_step": digests / step,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

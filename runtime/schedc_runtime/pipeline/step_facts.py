@@ -1,0 +1,186 @@
+"""Compares what all ranks must have alike at a step besides program and batch: modes, frozen parameters, settings.
+
+Digests travel with the request of the step. Only where two differ do ranks exchange the facts, to name the difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from schedc_runtime.errors import RanksDisagree
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.pipeline.stages import StagesByIndex
+from schedc_runtime.ranks.mesh import Coordinate, Mesh
+
+Facts = dict[str, str]
+"""Values by what they are values of, as `<kind> <name>`; kinds are those of `_KINDS`."""
+Digests = list[tuple[str, dict[str, str]]]
+"""By name of a rank: digests by what they are of, a stage's number or `_EVERYWHERE`."""
+_EVERYWHERE = "everywhere"
+
+
+class Kind(NamedTuple):
+    """What the error says of a difference. says: with the name of what differs. help: what to do."""
+
+    says: str
+    help: str
+
+
+_MODE = "call train() and eval() of the model, or pipe.train(), on every rank alike"
+_KINDS = {
+    "autocast": Kind("autocast is", "enter autocast around the call on every rank, with one dtype"),
+    "gradients": Kind("gradients are", "enter no_grad and inference_mode on every rank, or on none"),
+    "model": Kind("the model `{}` is", _MODE),
+    "stages": Kind("its stages of `{}` are", _MODE),
+    "module": Kind("the module `{}` is", _MODE),
+    "parameter": Kind("the parameter `{}` is", "set requires_grad alike on every rank that holds the parameter"),
+    "settings": Kind("the experts of `{}` are attached with", "attach them alike on every rank that holds the layer"),
+    "biases": Kind("the biases of `{}` were updated", "call pipe.update_biases() on all ranks, equally often"),
+    "update_biases": Kind("update_biases() was called", "call pipe.update_biases() on all ranks, equally often"),
+}
+"""The kinds of facts, in the order in which differences are reported."""
+_TRAINING = {True: "in training mode", False: "in evaluation mode"}
+
+
+class StageFacts:
+    """The facts of one stage here, with the digest of the last ones of a training step and of an evaluation."""
+
+    def __init__(self, module: nn.Module) -> None:
+        named = list(module.named_modules())
+        # The stage itself, and empty modules on the way to others, are not the model's own.
+        self._modules = [(name, part) for name, part in named if name and type(part) is not nn.Module]
+        self._tables = [(name, part._parameters) for name, part in named]
+        self._layers = list(moe_layers(module))
+        self._last: dict[bool, tuple[tuple[Any, ...], str]] = {}
+
+    def digest(self, training: bool) -> str:
+        """The digest of `facts`, computed where these have changed."""
+        state = self._state(training)
+        last = self._last.get(training)
+        if last is None or last[0] != state:
+            self._last[training] = last = state, _digest(self.facts(training))
+        return last[1]
+
+    def facts(self, training: bool) -> Facts:
+        """Settings and updates of MoE layers; in training also the modes of modules, and what is frozen."""
+        facts = {f"settings {name}": _shown(layer.settings) for name, layer in self._layers}
+        facts |= {f"biases {name}": _times(layer.updates) for name, layer in self._layers}
+        if training:
+            facts |= {f"module {name}": _TRAINING[module.training] for name, module in self._modules}
+            facts |= {
+                f"parameter {prefix}{'.' if prefix else ''}{name}": "trained" if parameter.requires_grad else "frozen"
+                for prefix, table in self._tables
+                for name, parameter in table.items()
+                if parameter is not None
+            }
+        return facts
+
+    def _state(self, training: bool) -> tuple[Any, ...]:
+        """What `facts` follows from, read without a name: this runs at every step."""
+        layers = [(layer.settings, layer.updates) for _, layer in self._layers]
+        if not training:
+            return (layers,)
+        modes = [module.training for _, module in self._modules]
+        return layers, modes, [p.requires_grad for _, table in self._tables for p in table.values() if p is not None]
+
+
+class StepFacts:
+    """The facts of all places of this process. updates: number of calls of `Pipeline.update_biases`."""
+
+    def __init__(self, model: nn.Module, stages: Mapping[Coordinate, StagesByIndex], mesh: Mesh, kind: str) -> None:
+        self._model, self._stages, self._mesh, self._device = model, stages, mesh, kind
+        self.updates = 0
+        self._last: Facts = {}
+        self._digest = ""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look up the modules again, after some were replaced."""
+        self._held = [
+            (self._mesh.name(place), {str(index): StageFacts(stage.module) for index, stage in held.items()})
+            for place, held in self._stages.items()
+        ]
+
+    def digests(self, training: bool, gradients: bool) -> Digests:
+        """What travels with a request. gradients: whether they were enabled around the call."""
+        facts = self._everywhere(training, gradients)
+        if facts != self._last:
+            self._last, self._digest = facts, _digest(facts)
+        return [
+            (name, {_EVERYWHERE: self._digest, **{index: each.digest(training) for index, each in held.items()}})
+            for name, held in self._held
+        ]
+
+    def facts(self, keys: Sequence[str], training: bool, gradients: bool) -> list[tuple[str, Facts]]:
+        """By name of a rank: the facts behind the digests of ``keys``."""
+        described = []
+        for name, held in self._held:
+            facts = self._everywhere(training, gradients) if _EVERYWHERE in keys else {}
+            for index in keys:
+                facts |= held[index].facts(training) if index in held else {}
+            described.append((name, facts))
+        return described
+
+    def _everywhere(self, training: bool, gradients: bool) -> Facts:
+        kind = self._device
+        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if on else "off"
+        facts = {"autocast ": f"{dtype} on {kind}" if on else dtype, "update_biases ": _times(self.updates)}
+        if training:
+            model = type(self._model).__name__
+            modes = {stage.module.training for held in self._stages.values() for stage in held.values()}
+            facts["gradients "] = "off" if not gradients or torch.is_inference_mode_enabled() else "on"
+            facts[f"model {model}"] = _TRAINING[self._model.training]
+            facts[f"stages {model}"] = " and ".join(_TRAINING[mode] for mode in sorted(modes))
+        return facts
+
+
+def differing(everyone: Sequence[Digests]) -> list[str]:
+    """Which digests differ between two ranks that both have them. everyone: [processes]."""
+    first: dict[str, str] = {}
+    pairs = [pair for process in everyone for _, digests in process for pair in digests.items()]
+    return sorted({key for key, digest in pairs if first.setdefault(key, digest) != digest})
+
+
+def check_facts(everyone: Sequence[Sequence[tuple[str, Facts]]]) -> None:
+    """Raise `RanksDisagree`, the same on every rank, for the first fact in which ranks differ.
+
+    everyone: [processes] as of `StepFacts.facts`.
+    """
+    values: dict[str, dict[str, str]] = {}
+    for name, facts in (place for process in everyone for place in process):
+        for what, value in facts.items():
+            values.setdefault(what, {})[name] = value
+    different = {what: by_rank for what, by_rank in values.items() if len(set(by_rank.values())) > 1}
+    for kind, (says, help) in _KINDS.items():
+        if told := [what for what in different if what.split(" ", 1)[0] == kind]:
+            named = says.format(told[0].split(" ", 1)[1])
+            more = f" ({len(told) - 1} more differ)" if len(told) > 1 else ""
+            raise RanksDisagree(f"{named} {_contrast(different[told[0]])}{more}", help)
+
+
+def _contrast(by_rank: Mapping[str, str]) -> str:
+    """The value that the fewest ranks have, with the first of them, beside that of the others."""
+    counts = Counter(by_rank.values())
+    odd = min(reversed(counts), key=lambda value: counts[value])
+    ranks = [name for name, value in by_rank.items() if value == odd]
+    name, value = next((name, value) for name, value in by_rank.items() if value != odd)
+    return f"{odd} on {', '.join(ranks[:4])}{', ...' if len(ranks) > 4 else ''}, and {value} on {name}"
+
+
+def _digest(facts: Facts) -> str:
+    return blake2b(repr(sorted(facts.items())).encode(), digest_size=8).hexdigest()
+
+
+def _shown(settings: Sequence[Any]) -> str:
+    return ", ".join(map(str, settings))
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
