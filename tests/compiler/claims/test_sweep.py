@@ -73,6 +73,7 @@ def test_what_is_no_range_is_refused_at_its_place(text: str, position: tuple[str
     assert error.value.diagnostics[0].source.text == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_sweep_finds_the_smallest_failing_size(processes: int, tmp_path: Path) -> None:
     path = tmp_path / "late.sched"

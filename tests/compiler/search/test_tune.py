@@ -164,6 +164,7 @@ def test_less_memory_than_the_seed_has_costs_time_and_is_kept() -> None:
     assert tune(seed, Costs(), effort=QUICK).best.value <= values[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe", "interleaved_1f1b"])
 def test_the_least_memory_that_is_named_suffices(name: str) -> None:
     seed, costs = library(name, P=4, M=8), Costs(pending_weight=1.5)

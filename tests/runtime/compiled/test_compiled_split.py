@@ -213,6 +213,7 @@ def test_uses_of_a_weight_inside_and_outside_are_summed_in_autograds_order() -> 
     assert split_blocks(lambda net, x: net.last(net.two(net.one(x))), tie)[1] == 2
 
 
+@pytest.mark.slow
 def test_a_weight_that_the_loss_uses_too_stays_in_i_with_its_block() -> None:
     def use(net: Several, x: Tensor) -> Tensor:
         return net.last(net.two(net.one(x))) + net.one.layer.weight.square().sum()

@@ -197,6 +197,7 @@ def test_a_failed_step_and_an_evaluation_leave_nothing_lent() -> None:
     assert pipe.hot_state() == before
 
 
+@pytest.mark.slow
 def test_frozen_experts_and_narrow_weights() -> None:
     """Slots of frozen stacks have no gradients. Those of bfloat16 weights are summed in float32."""
     pipe = pipeline("zbh1", {"P": 1, "M": 2}, lines_of(1, 2) + HOT, skewed(2.0))

@@ -122,6 +122,7 @@ def test_a_model_without_a_head_gives_its_hidden_state() -> None:
     assert torch.equal(last(*first(tokens)).last_hidden_state, model(tokens).last_hidden_state)
 
 
+@pytest.mark.slow
 def test_router_logits_that_hooks_take_out_reach_the_loss() -> None:
     options = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
     model, whole = (make("Mixtral", torch.float32, **options) for _ in range(2))

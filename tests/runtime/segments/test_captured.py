@@ -63,6 +63,7 @@ def steps(schedule: str, graphs: bool, drawing: bool = False, lengths: tuple[int
     return [*results, *(parameter.detach() for parameter in pipe.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_steps_have_the_same_bits(schedule: str) -> None:
     expected, results = steps(schedule, graphs=False), steps(schedule, graphs=True)
