@@ -45,7 +45,7 @@ def keep_outputs(registers: Registers, op: ComputeOperands, outputs: tuple[torch
     if op.write >= 0:
         registers.values[op.write] = outputs
     if registers.probing:
-        registers.probes.append((op, [outputs[position].sum(dtype=dtype) for position, dtype in op.probes]))
+        registers.probes.append((op, [outputs[position].sum(**options) for position, options in op.probes]))
 
 
 def backward(registers: Registers, op: ComputeOperands) -> None:

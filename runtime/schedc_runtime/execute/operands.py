@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -39,7 +39,7 @@ class ComputeOperands(NamedTuple):
     read: slot of the value consumed: the inputs of a forward, the gradients of the outputs of a backward; -1 for none.
     write: slot of the value produced: the outputs of a forward, the gradients of the inputs of a backward; -1 for none.
     defer: whether a backward leaves the weight gradients to a W.
-    probes: positions of a forward's floating outputs, and in which dtype to sum each (`probes_of`).
+    probes: positions of a forward's floating outputs, and the options with which to sum each (`probes_of`).
     recomputed: whether the microbatch has an R between its forward and its backward.
     """
 
@@ -48,7 +48,7 @@ class ComputeOperands(NamedTuple):
     read: int
     write: int
     defer: bool
-    probes: tuple[tuple[int, torch.dtype | None], ...] = ()
+    probes: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     recomputed: bool = False
 
 
@@ -88,14 +88,14 @@ class ReduceOperands(NamedTuple):
     parameters: tuple[torch.nn.Parameter, ...]
 
 
-def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, torch.dtype | None], ...]:
+def probes_of(dtypes: Sequence[torch.dtype]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
     """How to probe outputs of these dtypes: a sum is finite if all its terms are, and costs the least.
 
     Narrow dtypes are summed in float32, where ordinary values do not overflow.
     """
     return tuple(
         [
-            (position, torch.float32 if dtype.itemsize < 4 else None)
+            (position, {"dtype": torch.float32} if dtype.itemsize < 4 else {})
             for position, dtype in enumerate(dtypes)
             if dtype.is_floating_point
         ]

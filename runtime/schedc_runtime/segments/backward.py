@@ -29,8 +29,8 @@ class BackwardSteps(SegmentedBase):
         if state.recorder is not None:
             state.recorder.forwarded()
         if self.loss_fn is not None:
-            if state.loss is not None:
-                differentiate((state.loss,), (self._one,))
+            if state.loss is not None and state.loss_gradient is not None:
+                differentiate((state.loss,), (state.loss_gradient,))
         else:
             positions = self._output.differentiable
             if len(gradients) != len(positions):
@@ -41,7 +41,7 @@ class BackwardSteps(SegmentedBase):
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
         for value, leaves in state.leaving:
             state.give(value, len(self.graph.nodes), leaves)
-        state.leaving, state.sent, state.loss = [], (), None
+        state.leaving, state.sent, state.loss, state.loss_gradient = [], (), None, None
 
     def run_backward(self, microbatch: int, node: int) -> None:
         """Compute the input gradients of a segment. `run_weight` computes its weight gradients."""
@@ -59,13 +59,14 @@ class BackwardSteps(SegmentedBase):
             state.give(value, node, leaves)
 
     def _differentiate_segment(
-        self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark
+        self, microbatch: int, node: int, pairs: Sequence[tuple[GradientEdge, Tensor]], began: HookMark | None
     ) -> None:
         """W adds gradients of vectors and of parameters of several segments, if the segment has a W."""
         edges, grads = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
         if (shared := self._shared.get(node)) is None:
             differentiate(edges, grads)
         else:
+            self._defers = True
             late = lambda p: id(p) in shared or is_late(p)  # noqa: E731
             self._split.backward(self._key(microbatch, node), edges, grads, graph=node, late=late, began=began)
 

@@ -21,13 +21,13 @@ from schedc_runtime.segments.in_flight import (
     SegmentRecord,
     Tensors,
     cut_off,
-    edge_of,
     not_held,
     own_leaves,
     own_views,
     tensors_in,
 )
 from schedc_runtime.segments.recompute import SegmentRecompute
+from schedc_runtime.stage.engine import edge_of
 from schedc_runtime.stage.hooks import hook_mark
 from schedc_runtime.stage.stage import KeptInputs, check_loss, device_holding
 
@@ -65,7 +65,7 @@ class ForwardSteps(SegmentedBase):
 
     def run(self, microbatch: int, node: int) -> None:
         """The forward of a segment."""
-        state, segment, began = self._state(microbatch), self._segment(node), hook_mark()
+        state, segment, began = self._state(microbatch), self._segment(node), hook_mark() if self._defers else None
         values = [(value, state.value(value, node)) for value in segment.takes]
         enter = not_held if state.recorder else own_views if _autocast(state) else own_leaves
         taken: list[tuple[Any, Any]] = [enter(value) for _, value in values]
@@ -143,8 +143,7 @@ class ForwardSteps(SegmentedBase):
         check_loss(loss)
         self.losses[microbatch] = loss.detach()
         if torch.is_grad_enabled():
-            self._one = torch.ones_like(loss)
-            state.loss = edge_of(loss * state.loss_scale)
+            state.loss, state.loss_gradient = edge_of(loss), self._loss_gradient(loss, state.loss_scale)
 
     def _replayed(self, state: MicrobatchState, node: int, taken: Sequence[Any]) -> tuple[Any, ...] | None:
         """What a captured segment gives; None where it is launched as ever."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
@@ -75,6 +75,8 @@ class MicrobatchState:
     """The values of the stage's output, each with its leaves in the output."""
     sent: Tensors = ()
     loss: GradientEdge | None = None
+    """Where the gradient of the loss enters the graph."""
+    loss_gradient: Tensor | None = None
     seed: int = 0
     """Seed of the random numbers that the segments draw."""
     recorder: MicrobatchRecorder | None = None
@@ -226,8 +228,3 @@ def cut_off(value: Any) -> Any:
     if isinstance(value, (tuple, list, dict)):
         return pytree.tree_map_only(Tensor, cut_off, value)
     return value
-
-
-def edge_of(tensor: Tensor) -> GradientEdge | None:
-    """Where the gradient of a tensor [...] enters the graph; None if nothing needs the gradient."""
-    return get_gradient_edge(tensor) if tensor.requires_grad else None

@@ -1,4 +1,4 @@
-"""Calls autograd's engine without the checks of `torch.autograd.backward`, which cost 10 us in Python."""
+"""Calls autograd's engine without checks in Python: those of `torch.autograd.backward` cost 10 us."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 _engine = torch.autograd.Variable._execution_engine
 """The engine itself checks the shapes."""
+
+
+def edge_of(tensor: Tensor) -> GradientEdge | None:
+    """Where the gradient of a tensor [...] enters the graph; None if nothing needs the gradient."""
+    node = tensor.grad_fn
+    if node is None:
+        return get_gradient_edge(tensor) if tensor.requires_grad else None
+    if isinstance(node, torch._C._FunctionBase):  # a node of Python does not keep the graph; torch adds what does
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
 
 
 def differentiate(edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from schedc.attachments.values import Level, Recompute
 from schedc_runtime.errors import StageError
@@ -29,7 +29,7 @@ from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, d
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
-from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.engine import differentiate, edge_of
 from schedc_runtime.stage.hooks import HookMark, hook_mark
 from schedc_runtime.stage.split import SplitBackward
 
@@ -44,11 +44,13 @@ class _BackwardState(NamedTuple):
     """The differentiable inputs: leaves that collect the gradients to send back."""
     outputs: tuple[GradientEdge | None, ...]
     """Where the gradient of each differentiable output enters the graph; None where this stage needs none. On the last
-    stage it is the edge of the scaled loss alone. The outputs themselves are not held here."""
+    stage it is the edge of the loss alone. The outputs themselves are not held here."""
+    loss_gradient: Tensor | None
+    """[] the loss scale, on a stage that forms the loss."""
     recorder: MicrobatchRecorder | None
     """Records what is saved; None if nothing is recomputed."""
-    began: HookMark
-    """When the forward began."""
+    began: HookMark | None
+    """When the forward began; None before the stage's first I."""
 
 
 class KeptInputs(NamedTuple):
@@ -82,8 +84,11 @@ class Stage:
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._input: Boundary
         self._output: Boundary
-        self._one: Tensor
+        self._last_gradient: tuple[float, Tensor] | None = None
+        """The last loss scale, and the gradient of the loss that it gave."""
         self._split = SplitBackward()
+        self._defers = False
+        """Whether there was an I. Only split backwards use the marks that forwards take."""
         self._memory = Recomputation(Recompute(), None, False)
         self._checkpoints = Checkpoints(module)
 
@@ -162,7 +167,7 @@ class Stage:
         within: AbstractContextManager[MicrobatchRecorder | None],
     ) -> tuple[Sequence[Tensor], _BackwardState]:
         """The outputs of a microbatch, and what its backward needs. within: decides what autograd saves."""
-        began = hook_mark()
+        began = hook_mark() if self._defers else None
         leaves = self._detach(inputs)
         with self.drawing(microbatch):
             with within as recorder:
@@ -170,14 +175,15 @@ class Stage:
             loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
         differentiable = tuple([outputs[i] for i in self._output.differentiable])
+        loss_gradient = None
         if self.loss_fn is not None:
             loss = check_loss(loss)
             self.losses[microbatch] = loss.detach()
-            differentiable = (loss * loss_scale,)
-            self._one = torch.ones_like(loss)
+            differentiable, loss_gradient = (loss,), self._loss_gradient(loss, loss_scale)
         saved = _BackwardState(
             tuple([leaves[i] for i in self._input.differentiable]),
-            tuple([get_gradient_edge(t) if t.requires_grad else None for t in differentiable]),
+            tuple([edge_of(t) for t in differentiable]),
+            loss_gradient,
             recorder,
             began,
         )
@@ -192,8 +198,8 @@ class Stage:
         that forms the loss. They are not written to. The microbatch's graph is freed.
         """
         saved = self._pop(microbatch)
-        if self.loss_fn is not None:
-            output_grads = (self._one,)
+        if saved.loss_gradient is not None:
+            output_grads = (saved.loss_gradient,)
         elif len(output_grads) != len(saved.outputs):
             raise StageError(
                 f"stage {self.index}: {len(output_grads)} output gradients for {len(saved.outputs)} outputs"
@@ -205,6 +211,7 @@ class Stage:
         ]
         edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
         if defer:
+            self._defers = True
             self._split.backward(microbatch, edges, grads, began=saved.began)
         elif pairs:
             differentiate(edges, grads)
@@ -280,6 +287,13 @@ class Stage:
         for position in self._input.differentiable:
             leaves[position].requires_grad_()
         return tuple(leaves)
+
+    def _loss_gradient(self, loss: Tensor, scale: float) -> Tensor:
+        """[] ``scale`` as the gradient of the loss: the bits that the backward of ``loss * scale`` begins with."""
+        last = self._last_gradient
+        if last is None or last[0] != scale or last[1].dtype != loss.dtype or last[1].device != loss.device or type(last[1]) is not type(loss):
+            last = self._last_gradient = (scale, torch.full_like(loss, scale))
+        return last[1]
 
     def _call(self, leaves: Sequence[Tensor]) -> Any:
         try:
