@@ -42,12 +42,13 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 
 from schedc.attachments.values import Products
+from schedc_runtime.moe.bags import Copies, spread_together
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig, choose
 from schedc_runtime.stage.split import SplitBackward
 from schedc_runtime.transport import collectives
-from schedc_runtime.transport.rows import gather_rows
+from schedc_runtime.transport.rows import RowFormat, buffer_of
 
 COMMAND = "python benchmarks/products.py --json"
 DTYPES = (torch.float32, torch.bfloat16)
@@ -249,8 +250,10 @@ def packing(repetitions: int) -> dict[str, float]:
         return collectives._unpack(buffer, pieces, [(each.dtype, each.shape[1:]) for each in copies], splits)
 
     def rows() -> Sequence[Tensor]:
-        form, buffer = gather_rows(tensors, index)
-        return form.views(buffer)
+        tree = Copies(index, ())
+        sent = buffer_of(spread_together([(tree, tensor) for tensor in tensors], (0, 0, 0)))
+        assert sent is not None
+        return RowFormat.of(tensors).views(sent)
 
     if not all(map(torch.equal, parts(), rows())):
         raise RuntimeError("rows in one buffer are not those that are packed")

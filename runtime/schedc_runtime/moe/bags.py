@@ -9,12 +9,15 @@ least and rounded once per level. Nothing here asks for a value: lists have leng
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from schedc_runtime.transport.rows import RowFormat
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,13 @@ def offsets(counts: Tensor) -> Tensor:
 class Tree(Protocol):
     """Copies of rows, and sums of the copies."""
 
-    def copies(self, rows: Tensor) -> Tensor:
-        """[trunk, ...] to [leaves, ...]; padding is zero."""
+    @property
+    def leaves(self) -> int:
+        """Number of copies."""
+        ...
+
+    def copies(self, rows: Tensor, out: Tensor | None = None, padding: int = 0) -> Tensor:
+        """[trunk, ...] to [leaves, ...], written to ``out`` where there is one."""
         ...
 
     def sums(self, leaves: Tensor) -> Tensor:
@@ -70,8 +78,12 @@ class Copies:
     levels: tuple[Bags, ...]
     blank: Tensor | None = None
 
-    def copies(self, rows: Tensor) -> Tensor:
-        return taken(rows, self.direct, self.blank)
+    @property
+    def leaves(self) -> int:
+        return len(self.direct)
+
+    def copies(self, rows: Tensor, out: Tensor | None = None, padding: int = 0) -> Tensor:
+        return taken(rows, self.direct, self.blank, out, padding)
 
     def sums(self, leaves: Tensor) -> Tensor:
         for level in self.levels:
@@ -92,26 +104,44 @@ class Moves:
     blank: Tensor | None = None
     absent: Tensor | None = None
 
-    def copies(self, rows: Tensor) -> Tensor:
-        return taken(rows, self.direct, self.blank)
+    @property
+    def leaves(self) -> int:
+        return len(self.direct)
+
+    def copies(self, rows: Tensor, out: Tensor | None = None, padding: int = 0) -> Tensor:
+        return taken(rows, self.direct, self.blank, out, padding)
 
     def sums(self, leaves: Tensor) -> Tensor:
         return taken(leaves, self.back, self.absent)
 
 
-def taken(rows: Tensor, index: Tensor, blank: Tensor | None) -> Tensor:
-    """[rows, ...] to [index, ...]: the rows of ``index`` [index], and zeros where ``blank`` [index] is set."""
-    if not len(rows):
-        return rows.new_zeros(len(index), *rows.shape[1:])  # nothing but padding
-    result = rows.index_select(0, index)
+def taken(rows: Tensor, index: Tensor, blank: Tensor | None, out: Tensor | None = None, padding: int = 0) -> Tensor:
+    """[rows, ...] to [index, ...]: the rows of ``index`` [index], and ``padding`` where ``blank`` [index] is set.
+
+    out: [index, ...] where to write them; it may have any strides.
+    """
+    if not len(rows):  # nothing but padding
+        shape = (len(index), *rows.shape[1:])
+        return rows.new_full(shape, padding) if out is None else out.fill_(padding)
+    result = torch.index_select(rows, 0, index) if out is None else torch.index_select(rows, 0, index, out=out)
     if blank is None:
         return result
-    return result.masked_fill_(blank.view(-1, *[1] * (rows.dim() - 1)), 0)
+    return result.masked_fill_(blank.view(-1, *[1] * (rows.dim() - 1)), padding)
 
 
 def spread(tree: Tree, rows: Tensor) -> Tensor:
     """[trunk, ...] to [leaves, ...]: copies. The gradient is `total`."""
     result: Tensor = _Spread.apply(rows, tree)  # type: ignore[no-untyped-call]
+    return result
+
+
+def spread_together(parts: Sequence[tuple[Tree, Tensor]], padding: Sequence[int]) -> tuple[Tensor, ...]:
+    """Copies as by `spread`, side by side in one buffer of rows, which an exchange sends as it is.
+
+    parts: trees with as many leaves, each with its [trunk, ...]. padding: of each part. Whole numbers have no gradient.
+    """
+    trees, rows = zip(*parts, strict=True)
+    result: tuple[Tensor, ...] = _SpreadTogether.apply(trees, padding, *rows)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -130,6 +160,27 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.tree.sums(gradient), None
+
+
+class _SpreadTogether(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, trees: Sequence[Tree], padding: Sequence[int], *rows: Tensor) -> tuple[Tensor, ...]:
+        ctx.trees = trees
+        form = RowFormat.of(rows)
+        views = form.views(form.new_buffer(trees[0].leaves, rows[0].device))
+        for tree, part, view, blank in zip(trees, rows, views, padding, strict=True):
+            tree.copies(part, view, blank)
+        ctx.mark_non_differentiable(*[view for view in views if not view.is_floating_point()])
+        return views
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        sums = [
+            tree.sums(gradient) if needed else None
+            for tree, gradient, needed in zip(ctx.trees, gradients, wanted, strict=True)
+        ]
+        return None, None, *sums
 
 
 class _Total(torch.autograd.Function):

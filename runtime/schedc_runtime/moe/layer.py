@@ -363,7 +363,7 @@ class _Pack(nn.Module):
 
 
 class _Relay(nn.Module):
-    def forward(self, route: Route, rows: Tensor, gates: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, route: Route, rows: Tensor, gates: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
         return routes.relay(route, rows, gates, ids)
 
 

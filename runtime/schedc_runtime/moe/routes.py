@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from schedc_runtime.moe import trees
-from schedc_runtime.moe.bags import Copies, Tree, spread, total
+from schedc_runtime.moe.bags import Copies, Tree, spread, spread_together, total
 from schedc_runtime.moe.counts import Choices, Counts, Method, Shape, owners
 from schedc_runtime.moe.exchange import Hop
 from schedc_runtime.moe.hot import NOTHING_HOT, Lending
@@ -101,15 +101,14 @@ def pack(route: Route, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     """
     rows, gates = leave(route)
     if not route.shape.two_hops:
-        return spread(rows, x), spread(gates, weights.reshape(-1))
+        return spread_together([(rows, x), (gates, weights.reshape(-1))], (0, 0))
     sorted_weights = spread(gates, weights.reshape(-1)).view_as(weights)
-    return spread(rows, x), spread(rows, sorted_weights), _numbers(route, rows, route.choices.ids)
+    return _with_numbers(route, rows, x, sorted_weights, route.choices.ids)
 
 
-def relay(route: Route, rows: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def relay(route: Route, rows: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
     """[rows, H], [rows, k] and [rows, k] that came over the rail, to those that go on inside the node."""
-    tree = pass_on(route, ids)
-    return spread(tree, rows), spread(tree, weights), _numbers(route, tree, ids)
+    return _with_numbers(route, pass_on(route, ids), rows, weights, ids)
 
 
 def leave(route: Route) -> Trees:
@@ -197,11 +196,6 @@ def _landing(route: Route) -> Trees:
     return route.arriving
 
 
-def _numbers(route: Route, tree: Tree, ids: Tensor) -> Tensor:
-    """[leaves, k] the experts' numbers of copied rows; for padding the number behind the last expert."""
-    assert isinstance(tree, Copies)
-    none = route.shape.experts
-    if not len(ids):
-        return ids.new_full((len(tree.direct), ids.shape[1]), none)
-    copies = ids.index_select(0, tree.direct)
-    return copies if tree.blank is None else copies.masked_fill_(tree.blank.unsqueeze(1), none)
+def _with_numbers(route: Route, tree: Tree, rows: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    """Copies of [rows, H], [rows, k] and of the experts' numbers [rows, k]: padding has that behind the last expert."""
+    return spread_together([(tree, rows), (tree, weights), (tree, ids)], (0, 0, route.shape.experts))

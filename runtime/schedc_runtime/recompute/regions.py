@@ -263,8 +263,8 @@ class Recorder:
         self.regions: dict[int, list[weakref.ref[Region]]] = {}
         self.saved: dict[int, dict[int, StorageWeakRef]] = {}
         """Storages that are held for the backward of each node, parameters among them."""
-        self._entries: dict[int, _Entry] = {}
-        """Results of regions, by storage. They keep their regions alive until the backward begins."""
+        self._entries: dict[tuple[int, torch.dtype], _Entry] = {}
+        """Results of regions, by storage and dtype: parts of rows may share a buffer of bytes. They keep their regions alive until the backward begins."""
         self._inside: Region | None = None
 
     @contextmanager
@@ -313,7 +313,7 @@ class Recorder:
         """From here on save a note in place of ``tensor`` [...], which is result ``index`` of ``producer``."""
         storage = tensor.untyped_storage()
         entry = _Entry(_weak(storage), producer, index, int(tensor.storage_offset()))
-        self._entries.setdefault(storage._cdata, entry)
+        self._entries.setdefault((storage._cdata, tensor.dtype), entry)
 
     def note(self, tensor: Tensor) -> Note:
         """The note that is held in place of a tensor [...] that autograd saves."""
@@ -322,7 +322,7 @@ class Recorder:
             number = inside.count
             inside.count += 1
         storage = _storage(tensor)
-        if (entry := self._entries.get(storage)) is not None:
+        if (entry := self._entries.get((storage, tensor.dtype))) is not None:
             offset = int(tensor.storage_offset()) - entry.offset
             return RegionOutput(entry.producer, entry.output, tensor.shape, tensor.stride(), offset)
         if inside is not None and storage not in inside.own and not _is_parameter(tensor):

@@ -27,6 +27,7 @@ from schedc_runtime.transport.collective_calls import (
 )
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
 from schedc_runtime.transport.distributed import plain_text, wait_for
+from schedc_runtime.transport.rows import RowFormat, buffer_of
 
 __all__ = [
     "Communicator",
@@ -106,6 +107,8 @@ class TorchCommunicator:
 
     def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Started:
         call = checked_call(self, label, tensors, send, receive)
+        if len(tensors) > 1 and len({*call.send}) == len({*call.receive}) == 1:
+            return self._send_rows(call, tensors)
         leaving, coming = _pieces(tensors, call.send), _pieces(tensors, call.receive)
         packed = _pack(tensors, leaving)
         buffer = packed.new_empty(sum(map(sum, coming)))
@@ -113,6 +116,18 @@ class TorchCommunicator:
         started = self._start(call, dist.all_to_all_single, buffer, packed, *sizes)
         kinds = [(tensor.dtype, tensor.shape[1:]) for tensor in tensors]
         return started._replace(finish=lambda: _unpack(buffer, coming, kinds, call.receive))
+
+    def _send_rows(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> _Started:
+        """An all-to-all of tensors that travel row by row, in one buffer of rows."""
+        form, send, receive = RowFormat.of(tensors), call.send[0], call.receive[0]
+        leaving = buffer_of(tensors)
+        if leaving is None:
+            leaving = form.new_buffer(sum(send), tensors[0].device)
+            for view, tensor in zip(form.views(leaving), tensors, strict=True):
+                view.copy_(tensor)
+        coming = form.new_buffer(sum(receive), tensors[0].device)
+        started = self._start(call, dist.all_to_all_single, coming, leaving, list(receive), list(send))
+        return started._replace(finish=lambda: form.views(coming))
 
     def all_gather(self, tensor: Tensor, label: str = "") -> _Started:
         call = CollectiveCall("all_gather", label, self.issued)

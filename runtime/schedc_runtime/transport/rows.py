@@ -46,24 +46,16 @@ class RowFormat(NamedTuple):
         widest = max((part.dtype.itemsize for part in parts), default=1)
         return RowFormat(tuple(parts), _aligned(end, widest))
 
+    def new_buffer(self, rows: int, device: torch.device) -> Tensor:
+        """[rows, bytes] of uint8, to be written."""
+        return torch.empty(rows, self.bytes, dtype=torch.uint8, device=device)
+
     def views(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """The parts of a buffer [rows, bytes] of uint8, each [rows, ...]. They share its memory."""
         return tuple(
             buffer[:, part.start : part.start + part.bytes].view(part.dtype).view(len(buffer), *part.shape)
             for part in self.parts
         )
-
-
-def gather_rows(tensors: Sequence[Tensor], index: Tensor) -> tuple[RowFormat, Tensor]:
-    """(format, buffer [copies, bytes] of uint8): row ``index[i]`` of every tensor [rows, ...], at i.
-
-    The buffer is sent as it is; `RowFormat.views` reads it on both sides. No gradient flows through it.
-    """
-    form = RowFormat.of(tensors)
-    buffer = torch.empty(len(index), form.bytes, dtype=torch.uint8, device=index.device)
-    for tensor, view in zip(tensors, form.views(buffer), strict=True):
-        torch.index_select(tensor.detach(), 0, index, out=view)
-    return form, buffer
 
 
 def buffer_of(tensors: Sequence[Tensor]) -> Tensor | None:
