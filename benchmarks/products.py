@@ -47,7 +47,6 @@ from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig, choose
 from schedc_runtime.stage.split import SplitBackward
-from schedc_runtime.transport import collectives
 from schedc_runtime.transport.rows import RowFormat, buffer_of
 
 COMMAND = "python benchmarks/products.py --json"
@@ -241,13 +240,16 @@ def packing(repetitions: int) -> dict[str, float]:
     )
     index = torch.randint(0, 4096, (ROWS_SENT,), generator=generator)
     arrive = torch.randperm(ROWS_SENT, generator=generator)
-    splits = [[ROWS_SENT // RANKS] * RANKS] * len(tensors)
+    splits = [ROWS_SENT // RANKS] * RANKS
 
     def parts() -> Sequence[Tensor]:
+        """Copied, put together member by member, and taken apart, as exchanges did before."""
         copies = [tensor.index_select(0, index) for tensor in tensors]
-        pieces = collectives._pieces(copies, splits)
-        buffer = collectives._pack(copies, pieces)
-        return collectives._unpack(buffer, pieces, [(each.dtype, each.shape[1:]) for each in copies], splits)
+        cut = [copy.view(torch.uint8).split(splits) for copy in copies]
+        buffer = torch.cat([part.flatten() for member in zip(*cut, strict=True) for part in member])
+        pieces = buffer.split([part.numel() for member in zip(*cut, strict=True) for part in member])
+        joined = [torch.cat(pieces[position :: len(copies)]) for position in range(len(copies))]
+        return [part.view(copy.dtype).view_as(copy) for part, copy in zip(joined, copies, strict=True)]
 
     def rows() -> Sequence[Tensor]:
         tree = Copies(index, ())

@@ -31,12 +31,12 @@ class SegmentRecord(NamedTuple):
 
     leaves: [values taken] the segment's own leaves, per tensor of the value, of its shape.
     edges: [values made] where gradients enter the segment's graph, per tensor of the value.
-    began: when the forward began.
+    began: when the forward began; None before the first split backward.
     """
 
     leaves: tuple[tuple[Tensor | Taken, ...], ...]
     edges: tuple[tuple[GradientEdge | None, ...], ...]
-    began: HookMark
+    began: HookMark | None
 
 
 class ExchangeRecord(NamedTuple):

@@ -84,8 +84,8 @@ class Stage:
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._input: Boundary
         self._output: Boundary
-        self._last_gradient: tuple[float, Tensor] | None = None
-        """The last loss scale, and the gradient of the loss that it gave."""
+        self._last_gradient: tuple[Any, Tensor] | None = None
+        """The last loss scale with the loss's dtype, device and class, and the gradient of the loss that they gave."""
         self._split = SplitBackward()
         self._defers = False
         """Whether there was an I. Only split backwards use the marks that forwards take."""
@@ -291,8 +291,9 @@ class Stage:
     def _loss_gradient(self, loss: Tensor, scale: float) -> Tensor:
         """[] ``scale`` as the gradient of the loss: the bits that the backward of ``loss * scale`` begins with."""
         last = self._last_gradient
-        if last is None or last[0] != scale or last[1].dtype != loss.dtype or last[1].device != loss.device or type(last[1]) is not type(loss):
-            last = self._last_gradient = (scale, torch.full_like(loss, scale))
+        kind = (scale, loss.dtype, loss.device, type(loss))
+        if last is None or last[0] != kind:
+            last = self._last_gradient = (kind, torch.full_like(loss, scale))
         return last[1]
 
     def _call(self, leaves: Sequence[Tensor]) -> Any:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from schedc_runtime.transport.base import Handle, MessageMismatch
 
-Splits = Sequence[int] | Sequence[Sequence[int]]
-"""[members] rows for each member: one list for all tensors of a call, or one list per tensor."""
+Splits = Sequence[int]
+"""[members] rows for each member, the same of every tensor of a call."""
 
 
 class Communicator(Protocol):
@@ -97,14 +97,14 @@ def ordered_sum(parts: Tensor) -> Tensor:
 class CollectiveCall(NamedTuple):
     """A collective as one member starts it.
 
-    send, receive: [tensors][members] rows. root: the member whose tensor is sent or summed into; -1 for none.
+    send, receive: [members] rows. root: the member whose tensor is sent or summed into; -1 for none.
     """
 
     kind: str
     label: str
     number: int
-    send: tuple[tuple[int, ...], ...] = ()
-    receive: tuple[tuple[int, ...], ...] = ()
+    send: tuple[int, ...] = ()
+    receive: tuple[int, ...] = ()
     root: int = -1
 
 
@@ -112,28 +112,18 @@ def checked_call(
     me: Communicator, label: str, tensors: Sequence[Tensor], send: Splits, receive: Splits
 ) -> CollectiveCall:
     """Check an all-to-all's splits against its tensors, and count its bytes."""
-    call = CollectiveCall(
-        "all_to_all", label, me.issued, per_tensor(send, len(tensors)), per_tensor(receive, len(tensors))
-    )
-    for splits in (*call.send, *call.receive):
+    call = CollectiveCall("all_to_all", label, me.issued, tuple(send), tuple(receive))
+    for splits in (send, receive):
         if len(splits) != me.size:
             raise MessageMismatch(f"{call_place(me, call)}: splits for {len(splits)} members in a group of {me.size}")
-    for tensor, splits in zip(tensors, call.send, strict=True):
-        if tensor.shape[0] != sum(splits):
+    for tensor in tensors:
+        if tensor.shape[0] != sum(send):
             raise MessageMismatch(
-                f"{call_place(me, call)}: {tensor.shape[0]} rows to send where the splits have {sum(splits)}"
+                f"{call_place(me, call)}: {tensor.shape[0]} rows to send where the splits have {sum(send)}"
             )
-        row = row_bytes(tensor)
-        count_sent(me, [count * row for count in splits])
+    row = sum(map(row_bytes, tensors))
+    count_sent(me, [count * row for count in send])
     return call
-
-
-def per_tensor(splits: Splits, tensors: int) -> tuple[tuple[int, ...], ...]:
-    """[tensors][members] rows; a single list is repeated for every tensor."""
-    shared = [count for count in splits if isinstance(count, int)]
-    if len(shared) == len(splits):
-        return (tuple(shared),) * tensors
-    return tuple(tuple(each) for each in splits if not isinstance(each, int))
 
 
 def count_sent(me: Communicator, sent: Sequence[int]) -> None:

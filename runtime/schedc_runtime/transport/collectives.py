@@ -22,7 +22,6 @@ from schedc_runtime.transport.collective_calls import (
     count_sent,
     count_sum,
     ordered_sum,
-    row_bytes,
     shares,
 )
 from schedc_runtime.transport.collectives_in_process import InProcessCommunicator, InProcessCommunicators
@@ -107,25 +106,13 @@ class TorchCommunicator:
 
     def all_to_all(self, tensors: Sequence[Tensor], send: Splits, receive: Splits, label: str = "") -> _Started:
         call = checked_call(self, label, tensors, send, receive)
-        if len(tensors) > 1 and len({*call.send}) == len({*call.receive}) == 1:
-            return self._send_rows(call, tensors)
-        leaving, coming = _pieces(tensors, call.send), _pieces(tensors, call.receive)
-        packed = _pack(tensors, leaving)
-        buffer = packed.new_empty(sum(map(sum, coming)))
-        sizes = [sum(member) for member in coming], [sum(member) for member in leaving]
-        started = self._start(call, dist.all_to_all_single, buffer, packed, *sizes)
-        kinds = [(tensor.dtype, tensor.shape[1:]) for tensor in tensors]
-        return started._replace(finish=lambda: _unpack(buffer, coming, kinds, call.receive))
-
-    def _send_rows(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> _Started:
-        """An all-to-all of tensors that travel row by row, in one buffer of rows."""
-        form, send, receive = RowFormat.of(tensors), call.send[0], call.receive[0]
+        form, device = RowFormat.of(tensors), tensors[0].device
         leaving = buffer_of(tensors)
         if leaving is None:
-            leaving = form.new_buffer(sum(send), tensors[0].device)
+            leaving = form.new_buffer(sum(send), device)
             for view, tensor in zip(form.views(leaving), tensors, strict=True):
                 view.copy_(tensor)
-        coming = form.new_buffer(sum(receive), tensors[0].device)
+        coming = form.new_buffer(sum(receive), device)
         started = self._start(call, dist.all_to_all_single, coming, leaving, list(receive), list(send))
         return started._replace(finish=lambda: form.views(coming))
 
@@ -241,32 +228,3 @@ def _broadcast_from(source: int) -> Callable[..., Any]:
 def _bytes(tensor: Tensor) -> Tensor:
     """[bytes] a contiguous tensor as bytes: gloo knows few dtypes, and only the bits matter."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _pieces(tensors: Sequence[Tensor], splits: Sequence[Sequence[int]]) -> list[list[int]]:
-    """[members][tensors] bytes of each tensor's rows."""
-    rows = [row_bytes(tensor) for tensor in tensors]
-    return [[count * row for count, row in zip(member, rows, strict=True)] for member in zip(*splits, strict=True)]
-
-
-def _pack(tensors: Sequence[Tensor], pieces: list[list[int]]) -> Tensor:
-    """[bytes] all tensors in one buffer, member by member. A single tensor is not copied."""
-    flat = [_bytes(tensor.contiguous()) for tensor in tensors]
-    if len(flat) == 1:
-        return flat[0]
-    cut = [torch.split(each, list(sizes)) for each, sizes in zip(flat, zip(*pieces, strict=True), strict=True)]
-    return torch.cat([part for member in zip(*cut, strict=True) for part in member])
-
-
-def _unpack(
-    buffer: Tensor,
-    pieces: list[list[int]],
-    kinds: Sequence[tuple[torch.dtype, torch.Size]],
-    receive: Sequence[Sequence[int]],
-) -> tuple[Tensor, ...]:
-    """The tensors in a buffer of bytes, each [rows received, ...]. kinds: (dtype, shape of a row) of each."""
-    parts = torch.split(buffer, [size for member in pieces for size in member])
-    return tuple(
-        (buffer if len(kinds) == 1 else torch.cat(parts[position :: len(kinds)])).view(dtype).view(sum(rows), *shape)
-        for position, ((dtype, shape), rows) in enumerate(zip(kinds, receive, strict=True))
-    )

@@ -143,10 +143,7 @@ class _CollectiveMeeting:
 
 
 def _exchanged(members: list[tuple[CollectiveCall, tuple[Tensor, ...]]]) -> list[Any]:
-    cut = [
-        [torch.split(tensor, list(splits)) for tensor, splits in zip(tensors, call.send, strict=True)]
-        for call, tensors in members
-    ]
+    cut = [[torch.split(tensor, list(call.send)) for tensor in tensors] for call, tensors in members]
     width = len(cut[0])
     return [
         tuple(torch.cat([sender[position][target] for sender in cut]) for position in range(width))
@@ -203,12 +200,11 @@ def _compare(
         raise MessageMismatch(
             f"{place} ({call_name(call)}): rank {a} brings {shapes[0]} where rank {b} brings {shapes[1]}"
         )
-    for position, (sent, received, sent_back, expected) in enumerate(
-        zip(call.send, call.receive, other.send, other.receive, strict=True)
-    ):
-        for source, target, rows, wanted in ((a, b, sent[b], expected[a]), (b, a, sent_back[a], received[b])):
-            if rows != wanted:
-                raise MessageMismatch(
-                    f"{place} ({call_name(call)}): rank {source} sends {rows} rows of tensor {position} to rank "
-                    f"{target}, which expects {wanted}"
-                )
+    if call.kind != "all_to_all":
+        return
+    directions = ((a, b, call.send[b], other.receive[a]), (b, a, other.send[a], call.receive[b]))
+    for source, target, rows, wanted in directions:
+        if rows != wanted:
+            raise MessageMismatch(
+                f"{place} ({call_name(call)}): rank {source} sends {rows} rows to rank {target}, which expects {wanted}"
+            )

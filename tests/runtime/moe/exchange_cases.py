@@ -279,8 +279,9 @@ def collectives_over_gloo(rank: int, world_size: int) -> list[str]:
     flags = torch.tensor([rank % 2 == 0] * rank, dtype=torch.bool)
     only_last = [rank if member == world_size - 1 else 0 for member in range(world_size)]
     received = list(range(world_size)) if rank == world_size - 1 else [0] * world_size
+    uneven = communicator.all_to_all((flags, torch.full((rank, 3), rank)), only_last, received)
     ones = [1] * world_size
-    handle = communicator.all_to_all((turned, flags), [ones, only_last], [ones, received], "odd")
+    handle = communicator.all_to_all((turned, turned[:, 0] > 99), ones, ones, "odd")
     empty = communicator.all_to_all((torch.empty(0, 3),), [0] * world_size, [0] * world_size)
     short = communicator.all_gather(torch.tensor([[rank, -1]], dtype=torch.int16))
     total = communicator.sum(torch.full((5,), 0.1, dtype=torch.float32) * (rank + 1))
@@ -288,19 +289,22 @@ def collectives_over_gloo(rank: int, world_size: int) -> list[str]:
     wrong += ["rows"] * (
         rows.tolist() != [[rank + 100.0 * m, world_size + rank + 100.0 * m] for m in range(world_size)]
     )
-    wrong += ["marks"] * (marks.tolist() != [m % 2 == 0 for m in range(world_size) for _ in range(received[m])])
+    wrong += ["marks"] * (marks.tolist() != [m > 0 for m in range(world_size)])
+    marks, sources = communicator.wait(uneven)
+    wrong += ["flags"] * (marks.tolist() != [m % 2 == 0 for m in range(world_size) for _ in range(received[m])])
+    wrong += ["sources"] * (sources.tolist() != [[m] * 3 for m in range(world_size) for _ in range(received[m])])
     wrong += ["empty"] * (communicator.wait(empty)[0].shape != (0, 3))
     wrong += ["gather"] * (communicator.wait(short).tolist() != [[[m, -1]] for m in range(world_size)])
     expected = torch.zeros(5)
     for member in range(world_size):
         expected = expected + torch.full((5,), 0.1, dtype=torch.float32) * (member + 1)
     wrong += ["sum"] * (not torch.equal(communicator.wait(total), expected))
-    wrong += ["issued"] * (communicator.issued != 4)
+    wrong += ["issued"] * (communicator.issued != 5)
     try:
         communicator.wait(handle)
         wrong.append("twice")
     except RuntimeError as error:
-        wrong += ["message"] * ("collective 0 (all_to_all `odd`)" not in str(error))
+        wrong += ["message"] * ("collective 1 (all_to_all `odd`)" not in str(error))
     return wrong
 
 
