@@ -264,8 +264,8 @@ class Recorder:
         self.saved: dict[int, dict[int, StorageWeakRef]] = {}
         """Storages that are held for the backward of each node, parameters among them."""
         self._entries: dict[tuple[int, torch.dtype], _Entry] = {}
-        """Results of regions, by storage and dtype: parts of rows share a buffer. They keep their regions alive until the
-        backward begins."""
+        """Results of regions, by storage and dtype: parts of rows share a buffer. They keep their regions alive
+        until the backward begins."""
         self._inside: Region | None = None
 
     @contextmanager
