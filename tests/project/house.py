@@ -11,7 +11,6 @@ counts by rule and file may only shrink. Sentences that break a rule for a reaso
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import sys
 import tomllib
@@ -94,19 +93,17 @@ def repeated_classes() -> dict[str, list[str]]:
     """Class names that more than one file of the packages defines, with these files."""
     defined: dict[str, set[str]] = {}
     for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                defined.setdefault(node.name, set()).add(where(path))
+        for name in house_imports.written(path).classes:
+            defined.setdefault(name, set()).add(where(path))
     return {name: sorted(files) for name, files in sorted(defined.items()) if len(files) > 1}
 
 
 def long_functions() -> Iterator[tuple[str, int, str]]:
     """(file, line, name) of functions with more lines than allowed, from ``def`` to the last line."""
     for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            if function and node.end_lineno - node.lineno >= MOST_LINES["function"]:
-                yield where(path), node.lineno, node.name
+        for first, last, name in house_imports.written(path).functions:
+            if last - first >= MOST_LINES["function"]:
+                yield where(path), first, name
 
 
 def long_files() -> dict[str, int]:

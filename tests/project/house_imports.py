@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from project.room_order import LEVELS, ROOMS
 from support.paths import ROOT
@@ -34,15 +35,48 @@ def modules() -> dict[str, Path]:
     return {module_name(path): path for package in PACKAGES for path in sources(package)}
 
 
-def imported_names(path: Path) -> Iterator[str]:
-    """Every module that a file imports, for types and inside functions, too; of ``from a import b`` ``a.b`` as well."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Written(NamedTuple):
+    """What the rules of the house ask of a file's text, read once.
+
+    imports: every module that it imports, for types and inside functions, too; of ``from a import b`` ``a.b`` as well.
+    classes: names. functions: (first line, last line, name). called: (line, name) of calls by a plain name. says: the
+    module's docstring.
+    """
+
+    imports: tuple[str, ...]
+    classes: tuple[str, ...]
+    functions: tuple[tuple[int, int, str], ...]
+    called: tuple[tuple[int, str], ...]
+    says: str | None
+
+
+@cache
+def written(path: Path) -> Written:
+    """What stands in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports: list[str] = []
+    classes: list[str] = []
+    functions: list[tuple[int, int, str]] = []
+    called: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imports += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            imports += (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.lineno, node.end_lineno or node.lineno, node.name))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.append((node.lineno, node.func.id))
+    return Written(tuple(imports), tuple(classes), tuple(functions), tuple(called), ast.get_docstring(tree))
+
+
+def imported_names(path: Path) -> tuple[str, ...]:
+    """Every module that a file imports, for types and inside functions, too; of ``from a import b`` ``a.b`` as well."""
+    return written(path).imports
 
 
 @cache
