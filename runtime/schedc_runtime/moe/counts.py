@@ -137,9 +137,9 @@ class Choices:
 
 def ascending(index: Tensor, experts: int) -> Choices:
     """The choices ``index`` [..., N, k] of experts, where negative numbers and those out of range are none."""
-    kept = (index >= 0) & (index < experts)
     small = torch.int16 if experts < 2**15 - 1 else torch.int32
-    ids, slots = torch.where(kept, index, experts).to(small).sort(-1)
+    numbers = index.clamp(-1, experts).to(small)
+    ids, slots = numbers.masked_fill_(numbers < 0, experts).sort(-1)
     return Choices(ids, slots)
 
 
@@ -212,7 +212,7 @@ def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: 
     """[...] int32 sum of `Flag`s."""
     ids = choices.ids
     wrong = {
-        Flag.RANGE: _anywhere(index >= shape.experts),
+        Flag.RANGE: _largest(index) >= shape.experts,
         Flag.TWICE: _anywhere(_repeats(ids) & (ids < shape.experts)),
     }
     if weight is not None:
@@ -222,6 +222,11 @@ def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: 
     if shape.capacity is not None:
         wrong[Flag.ROOM] = (rows > shape.capacity).any(-1)
     return sum((flag.value * mask.to(torch.int32) for flag, mask in wrong.items()), torch.zeros_like(rows[..., 0]))
+
+
+def _largest(index: Tensor) -> Tensor:
+    """[...] the largest of each [N, k]; -1 where N is 0."""
+    return index.amax((-2, -1)) if index.shape[-2] else index.new_full(index.shape[:-2], -1)
 
 
 def _anywhere(mask: Tensor) -> Tensor:
