@@ -86,7 +86,7 @@ BALANCED = 9.0
 PER_ROW = BALANCED / (MEAN * (RANKS - 1) / RANKS)
 ROUTING = 1.0
 QUEUE = "node"
-"""Of all exchanges: the ranks are one node."""
+"""The lane of all exchanges: the ranks are one node."""
 SKEWS = {"zipf_1.0": 1.0, "zipf_0.6": 0.6, "balanced": 0.0}
 WARM = 2
 """Steps that are not measured: the first lends none, the second allocates the slots."""

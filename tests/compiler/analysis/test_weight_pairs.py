@@ -12,7 +12,7 @@ from schedc.analysis.timeline import simulate
 from schedc.cell import CellCosts, SegmentTimes, cell_program, stage_shape
 from schedc.cell.predict import predict
 from schedc.cell.serial import serial
-from schedc.compiler import analyse, legal_schedule
+from schedc.compiler import analyse
 from schedc.cost.costs import Costs, load_costs
 from schedc.interchange.torch_csv import from_torch_csv, to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
@@ -20,48 +20,23 @@ from schedc.ir.json import program_from_json, program_to_json
 from schedc.ir.npz import program_from_npz, program_to_npz
 from schedc.ir.ops import OpKind, pair_number
 from schedc.ir.program import InstructionKind, Program, computation
-from schedc.ir.schedule import Schedule
 from schedc.ir.text import parse_program, parse_schedule, print_program, print_schedule
 from schedc.ir.verify_program import verify_program
 from schedc.passes.insert_communication import insert_communication
-from schedc.source import Source
-from schedc.syntax.parser import parse
 from support.paths import ROOT
+from support.weight_pairs import schedule_of_pairs
 
-TEXT = """sched 1
-schedule example(P: ranks = 2, M: microbatches = 4) {
-  place linear
-  rank r {
-    phase warmup { F  I }
-    phase steady repeat M - 1 { %s }
-    phase flush { W }
-  }
-}
-"""
-
-
-def forward_pairs() -> Schedule:
-    return _schedule("W & F  I")
-
-
-def input_pairs() -> Schedule:
-    return _schedule("F  I & W")
-
-
-def _schedule(steady: str) -> Schedule:
-    return legal_schedule(parse(Source("example.sched", TEXT % steady)).schedules[0], {"P": 2, "M": 4})
-
-
-SCHEDULES = {"FW": forward_pairs, "IW": input_pairs}
+PAIRS = {"FW": "WF", "IW": "IW"}
+"""By kind of cell, the pair as it is written: the F second, which a reader puts first."""
 
 
 def program_of(name: str) -> Program:
-    return insert_communication(SCHEDULES[name]())
+    return insert_communication(schedule_of_pairs(PAIRS[name]))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_every_form_gives_the_program_back(name: str) -> None:
-    schedule, program = SCHEDULES[name](), program_of(name)
+    schedule, program = schedule_of_pairs(PAIRS[name]), program_of(name)
     pairs = program.kind == InstructionKind.CELL
     assert pairs.sum() == 6
     assert set(program.backward[pairs].tolist()) == {pair_number(OpKind[name[0]], OpKind.W)}
@@ -82,9 +57,9 @@ def test_both_ops_of_a_pair_have_their_stage_and_microbatch() -> None:
     assert (pair.stages, pair.last_slot) == ((1, 1), (1, 0))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_torch_has_both_ops_one_after_the_other(name: str) -> None:
-    schedule, program = SCHEDULES[name](), program_of(name)
+    schedule, program = schedule_of_pairs(PAIRS[name]), program_of(name)
     text = to_torch_csv(schedule)
     assert "OVERLAP" not in text
     again = from_torch_csv(text, schedule.placement)
@@ -94,9 +69,9 @@ def test_torch_has_both_ops_one_after_the_other(name: str) -> None:
     assert lowered == [cell for cell in text.replace("\n", ",").split(",") if cell]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_takes_the_time_of_both_ops_where_nothing_is_known_of_its_inside(name: str) -> None:
-    schedule = SCHEDULES[name]()
+    schedule = schedule_of_pairs(PAIRS[name])
     costs = Costs(F=(3.0, 5.0), I=(2.0, 7.0), W=(1.0, 4.0), FB=0.5)
     timeline = simulate(schedule, costs)
     cells, first = timeline.dependencies, OpKind[name[0]]
@@ -109,7 +84,7 @@ def test_a_pair_takes_the_time_of_both_ops_where_nothing_is_known_of_its_inside(
 
 
 def test_a_gradient_in_a_pair_is_the_message_of_its_first_op() -> None:
-    cells = Dependencies.of(input_pairs())
+    cells = Dependencies.of(schedule_of_pairs("IW"))
     assert np.array_equal(cells.backward[cells.pairs], cells.first[cells.pairs])
     assert not cells.with_backward.any()
     sent = [x for x in program_of("IW").instructions(1) if x.kind is InstructionKind.SEND]
@@ -117,7 +92,7 @@ def test_a_gradient_in_a_pair_is_the_message_of_its_first_op() -> None:
 
 
 def test_the_forward_of_a_pair_allocates_before_the_weight_gradient_frees() -> None:
-    memory = measure_memory(forward_pairs())
+    memory = measure_memory(schedule_of_pairs("WF"))
     assert memory.peak_activations.tolist() == [2, 2]
     assert memory.peak_activations_between.tolist() == [1, 1]
 

@@ -10,45 +10,28 @@ import pytest
 
 from schedc.cell.serial import serial
 from schedc.cell.verify import verify
-from schedc.compiler import legal_schedule
 from schedc.ir.program import InstructionKind, Program
-from schedc.ir.schedule import Schedule
 from schedc.passes.insert_communication import insert_communication
-from schedc.source import Source
-from schedc.syntax.parser import parse
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.runtime_cases import differences, next_token_loss, oracle, small_gpt, tokens
 from support.segmented_cases import listed, shuffled, small_moe, together, unequal
+from support.weight_pairs import schedule_of_pairs
 
 pytestmark = pytest.mark.slow
 
-TEXT = """sched 1
-schedule example(P: ranks = 2, M: microbatches = 3) {
-  place linear
-  rank r {
-    phase warmup { F  I }
-    phase steady repeat M - 1 { %s }
-    phase flush { W }
-  }
-}
-"""
-STEADY = {"FW": "F & W  I", "IW": "F  I & W"}
-
-
-def schedule_of(kind: str) -> Schedule:
-    return legal_schedule(parse(Source("example.sched", TEXT % STEADY[kind])).schedules[0], {"P": 2, "M": 3})
+KINDS = ("FW", "IW")
 
 
 def program_of(kind: str, paired: bool = True) -> Program:
-    schedule = schedule_of(kind)
+    schedule = schedule_of_pairs(kind, M=3)
     if not paired:
         schedule = replace(schedule, pair=np.full(len(schedule), -1, np.int32))
     return insert_communication(schedule)
 
 
-@pytest.mark.parametrize("kind", STEADY)
+@pytest.mark.parametrize("kind", KINDS)
 def test_pairs_in_any_order_inside_give_the_bits_of_single_ops(kind: str) -> None:
     mesh = Mesh(2, experts=2)
     paired, single = program_of(kind), program_of(kind, paired=False)
@@ -62,7 +45,7 @@ def test_pairs_in_any_order_inside_give_the_bits_of_single_ops(kind: str) -> Non
         assert [unequal(other[place], results[0][place]) for place in other] == [[]] * 4
 
 
-@pytest.mark.parametrize("kind", STEADY)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", ["moe", "dense", "whole"])
 def test_pairs_train_as_the_serial_reference(kind: str, model: str) -> None:
     """Cut at exchanges, cut at blocks, and without segments, where both ops run one after the other."""
@@ -77,7 +60,7 @@ def test_pairs_train_as_the_serial_reference(kind: str, model: str) -> None:
 
 def test_the_cells_of_a_pair_are_whole() -> None:
     shape = small_shape()
-    for kind in STEADY:
+    for kind in KINDS:
         for source in (serial, listed, shuffled(2)):
             assert verify(source(kind, shape, shape), shape, shape) == []
 
@@ -88,9 +71,7 @@ def small_shape() -> Any:
 
 
 def program_on_one_rank() -> Program:
-    return insert_communication(
-        legal_schedule(parse(Source("example.sched", TEXT % STEADY["FW"])).schedules[0], {"P": 1, "M": 3})
-    )
+    return insert_communication(schedule_of_pairs("FW", P=1, M=3))
 
 
 @pytest.mark.processes
