@@ -24,8 +24,7 @@ def travelling_rows(plan: Attachments) -> dict[str, RowTraffic]:
     """Rows per token that a rank sends in one dispatch, by method; empty where the plan says too little."""
     if plan.experts is None or plan.topology is None:
         return {}
-    traffic = {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
-    return {method: value for method, value in traffic.items() if value is not None}
+    return {method: rows(method, routing_of(plan.experts), plan.topology) for method in METHODS}
 
 
 def arriving_rows(plan: Attachments) -> float | None:

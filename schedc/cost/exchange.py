@@ -1,7 +1,9 @@
-"""The cost of dispatching rows to experts: copies, bytes and seconds of three methods in closed form, and a choice.
+"""The cost of dispatching rows to experts: copies, bytes and seconds of three methods, and a choice.
 
-The figures are expectations for tokens whose experts are drawn uniformly. A token has any ``top`` of ``experts``
-different ones. With limited groups it has any ``limit`` of ``groups``, and then any ``top`` of the experts in these.
+The figures are expectations for tokens whose scores are drawn uniformly. A token has any ``top`` of ``experts``
+different ones. With limited groups it has the best ``top`` in its strongest ``limit`` of ``groups``. How many of them
+lie in each group is drawn by `schedc.cost.limited_groups`; the rest is in closed form.
+
 Copies of a token that leave its node are those of docs/guide/plans.md: flat k(N-1)/N, all-gather N-1, one per node
 (N-1)(1 - C(E-E/N, k)/C(E, k)). A combine moves the same rows back, and a backward pass both again.
 """
@@ -10,8 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, comb, prod
+from functools import lru_cache
+from math import ceil, prod
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedc.cost.limited_groups import drawn_counts
+from schedc.ir.arrays import Floats
 
 MARGIN = 0.05
 """A simpler method is taken where it is within this of the least time: fewer hops, or equal splits."""
@@ -61,27 +70,37 @@ class MethodChoice:
     times: dict[str, float]
 
 
-def untouched(routing: Routing, parts: int) -> float | None:
+@lru_cache(maxsize=256)
+def untouched(routing: Routing, parts: int) -> float:
     """Probability that none of a token's experts lies in one of ``parts`` equal parts of the experts.
 
-    None where the groups and the parts do not nest: no exact form is known then.
+    It is the mean over the parts, where groups are limited and parts cut them in different ways.
     """
-    held = routing.experts // parts
-    if routing.limit >= routing.groups:
+    held, groups = routing.experts // parts, routing.groups
+    size = routing.experts // groups
+    if routing.limit >= groups or size == 1:
         return _missed(routing.experts, held, routing.top)
-    size, allowed = routing.experts // routing.groups, routing.experts // routing.groups * routing.limit
-    if parts % routing.groups == 0:  # a part lies inside one group
-        chosen = routing.limit / routing.groups
-        return 1 - chosen + chosen * _missed(allowed, held, routing.top)
-    if routing.groups % parts:
-        return None
-    inside, limit = routing.groups // parts, routing.limit  # a part holds whole groups
-    ways = comb(routing.groups, limit)
-    return sum(
-        comb(inside, taken) * comb(routing.groups - inside, limit - taken) / ways
-        * _missed(allowed, taken * size, routing.top)
-        for taken in range(min(inside, limit) + 1)
-    )  # fmt: skip
+    counts = drawn_counts(routing.experts, routing.top, groups, routing.limit)
+    if parts % groups == 0:  # a part lies inside one group
+        return float(_misses(size, held, routing.top)[counts].mean())
+    return sum(_missed_part(counts, size, part * held, (part + 1) * held) for part in range(parts)) / parts
+
+
+def _missed_part(counts: npt.NDArray[np.intp], size: int, first: int, end: int) -> float:
+    """Probability that drawn tokens avoid the experts from ``first`` to before ``end``.
+
+    counts: [tokens, groups] experts of a token in each group of ``size``.
+    """
+    missed = np.ones(len(counts))
+    for group in range(first // size, -(-end // size)):
+        inside = min(end, (group + 1) * size) - max(first, group * size)
+        missed *= _misses(size, inside, size)[counts[:, group]]
+    return float(missed.mean())
+
+
+def _misses(size: int, held: int, top: int) -> Floats:
+    """[min(top, size) + 1] probability that a draw of so many different ones of ``size`` experts avoids ``held``."""
+    return np.array([_missed(size, held, taken) for taken in range(min(top, size) + 1)])
 
 
 def _missed(experts: int, held: int, top: int) -> float:
@@ -92,8 +111,8 @@ def _missed(experts: int, held: int, top: int) -> float:
     return prod((experts - more - at) / (experts - at) for at in range(fewer))
 
 
-def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic | None:
-    """Rows per token and rank of one dispatch; None where there is no exact form (`untouched`).
+def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic:
+    """Rows per token and rank of one dispatch.
 
     flat: one row per expert, over both kinds of links at once. The others have two hops. The first hop takes one row to
     each node that needs it (hierarchical), or to every node (allgather). The second takes one row, inside each node, to
@@ -103,25 +122,20 @@ def rows(method: str, routing: Routing, topology: Topology) -> RowTraffic | None
     if method == "flat":
         return RowTraffic(routing.top * others / topology.nodes, routing.top * inside / topology.ranks)
     missed_node, missed_rank = untouched(routing, topology.nodes), untouched(routing, topology.ranks)
-    if missed_rank is None or missed_node is None:
-        return None
     rail = others if method == "allgather" else others * (1 - missed_node)
     return RowTraffic(rail, topology.nodes * inside * (1 - missed_rank))
 
 
-def arrivals(method: str, routing: Routing, topology: Topology) -> float | None:
-    """Rows that a rank gets in one dispatch per token of its own, its own rows included; None as in `rows`."""
-    if method == "flat":
-        return float(routing.top)
-    missed = untouched(routing, topology.ranks)
-    return None if missed is None else topology.ranks * (1 - missed)
+def arrivals(method: str, routing: Routing, topology: Topology) -> float:
+    """Rows that a rank gets in one dispatch per token of its own, its own rows included."""
+    return float(routing.top) if method == "flat" else topology.ranks * (1 - untouched(routing, topology.ranks))
 
 
 METHODS = ("flat", "allgather", "hierarchical")
 """The methods, the simplest first: one hop; a first hop of the same size whatever the routing; two that follow it."""
 
 
-def time(method: str, routing: Routing, topology: Topology, bytes_per_token: float) -> float | None:
+def time(method: str, routing: Routing, topology: Topology, bytes_per_token: float) -> float:
     """Seconds of one dispatch of a rank; bytes_per_token: its tokens times the bytes of a row.
 
     The two hops follow each other, while the rows of flat use both kinds of links at once. A link whose speed is not
@@ -129,8 +143,6 @@ def time(method: str, routing: Routing, topology: Topology, bytes_per_token: flo
     node there is no rail.
     """
     moved = rows(method, routing, topology)
-    if moved is None:
-        return None
     inside = topology.node if topology.rail or topology.nodes == 1 else 0.0
     rail = moved.rail * bytes_per_token / (topology.rail or 1.0)
     node = moved.node * bytes_per_token / inside if inside else 0.0
@@ -143,8 +155,7 @@ def choose(routing: Routing, topology: Topology, bytes_per_token: float = 1.0) -
     bytes_per_token: a rank's tokens times the bytes of a row, as in `time`.
     """
     methods = METHODS if topology.nodes > 1 else ("flat", "hierarchical")  # in one node allgather is the latter
-    times = {method: time(method, routing, topology, bytes_per_token) for method in methods}
-    seconds = {method: value for method, value in times.items() if value is not None}
+    seconds = {method: time(method, routing, topology, bytes_per_token) for method in methods}
     least = min(seconds.values())
     method = next(name for name, value in seconds.items() if value <= least * (1 + MARGIN) + 1e-300)
     return MethodChoice(method, _why(method, seconds, routing, topology), seconds)
@@ -168,28 +179,23 @@ _IN_ONE_NODE = {
     "flat": "a copy for each expert takes about as long, or the speed of the links in it is not known",
     "hierarchical": "a rank that holds several of a token's experts gets one copy",
 }
-_NO_OTHER = (
-    "the other methods have no known closed form, because the groups of experts are not equal parts of the nodes"
-)
 
 
 def _why(method: str, times: dict[str, float], routing: Routing, topology: Topology) -> str:
-    moved = {name: traffic for name in times if (traffic := rows(name, routing, topology)) is not None}
+    moved = {name: rows(name, routing, topology) for name in times}
     next_best = min((value for name, value in times.items() if name != method), default=0.0)
     gain = (
         f"; {next_best / times[method]:.2f} times as fast as the next" if next_best > 1.005 * times[method] > 0 else ""
     )
     if topology.nodes == 1:
         copies_text = ", ".join(f"{name} {value.node:.2f}" for name, value in moved.items())
-        reason = _IN_ONE_NODE[method] if len(moved) > 1 else _NO_OTHER
+        reason = _IN_ONE_NODE[method]
         return f"there is one node, which no row leaves; {reason}; copies that leave a rank: {copies_text}{gain}"
     copies = {name: value.rail for name, value in moved.items()}
     copies_text = ", ".join(f"{name} {value:.2f}" for name, value in copies.items())
     speeds = "" if topology.rail else " (link speeds are not known: copies are compared)"
     few, many = _REASONS[method]
     reason = few if copies[method] <= min(copies.values()) * (1 + MARGIN) else many
-    if len(copies) == 1:
-        reason = _NO_OTHER
     return f"{reason}; copies of a token that leave its node: {copies_text}{gain}{speeds}"
 
 
@@ -222,10 +228,7 @@ class BoundedRows(NamedTuple):
 
 
 def bounded_rows(tokens: int, routing: Routing, topology: Topology, factor: float) -> BoundedRows:
-    """Buffers of ``factor`` times the mean rows of ``tokens`` of a rank, at most as many rows as there can be.
-
-    Where no exact form of a mean is known, a token counts once for each of its experts.
-    """
+    """Buffers of ``factor`` times the mean rows of ``tokens`` of a rank, at most as many rows as there can be."""
     own = max(1, routing.experts // topology.ranks)
     pair = min(tokens * min(routing.top, own), ceil(Fraction(str(factor)) * tokens * routing.top / topology.ranks))
     return BoundedRows(pair, *(_room(tokens, routing, parts, factor) for parts in (topology.nodes, topology.ranks)))
@@ -233,6 +236,4 @@ def bounded_rows(tokens: int, routing: Routing, topology: Topology, factor: floa
 
 def _room(tokens: int, routing: Routing, parts: int, factor: float) -> int:
     """``factor`` times the mean number of tokens that have an expert in one of ``parts`` equal parts."""
-    missed = untouched(routing, parts)
-    share = min(1.0, routing.top / parts) if missed is None else 1 - missed
-    return min(tokens, ceil(factor * tokens * share))
+    return min(tokens, ceil(factor * tokens * (1 - untouched(routing, parts))))

@@ -41,7 +41,7 @@ def mesh_for(plan: Attachments, program: Program, mesh: Mesh | None) -> Mesh:
 
 
 def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
-    """How rows travel: the plan's method, or for `auto` the one with the shortest exchange by closed forms."""
+    """How rows travel: the plan's method, or for `auto` the one with the shortest exchange by the rows expected."""
     if plan.method is not Method.AUTO:
         return plan.method.value
     routing = layer.router.routing

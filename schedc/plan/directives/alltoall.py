@@ -52,7 +52,7 @@ def _why(plan: Attachments) -> str:
     choice = choose(routing_of(plan.experts), plan.topology, size)
     if choice.method == plan.method:
         return choice.why
-    return f"as the plan has it; by the closed form {choice.method} is better: {choice.why}"
+    return f"as the plan has it; by the rows expected {choice.method} is better: {choice.why}"
 
 
 def _text(facts: dict[str, Any]) -> Iterator[str]:
