@@ -15,7 +15,7 @@ from schedc.analysis.group_pricing import GroupPricing, KindOfCell, RankRows, pr
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import CellCosts
 from schedc.cell.delays import Delays, closed_delays, lower_bound_delays, program_delays
-from schedc.cell.graph import EXCHANGE_LANES, StageShape
+from schedc.cell.graph import EXCHANGE_LANES, LINKS, StageShape
 from schedc.cell.predict import Prediction, hidden_share, predict
 from schedc.cell.program import HALVES, CellProgram, PlanOrder
 from schedc.cell.schedule import cell_program
@@ -113,7 +113,14 @@ class CellPricing:
 
     @cached_property
     def lanes(self) -> dict[str, tuple[float, float]]:
-        """(busy, exposed) of each lane over the step, summed over pipeline ranks, the mean over a group."""
+        """(busy, exposed) of each lane over the step, summed over pipeline ranks, the mean over a group.
+
+        The host has an entry where it is asked for sizes.
+        """
+        return {lane: use for lane, use in self._lanes.items() if lane in LINKS or use[0]}
+
+    @property
+    def _lanes(self) -> dict[str, tuple[float, float]]:
         if self.group is not None:
             spent = [lanes.sum(axis=1).mean(axis=1).tolist() for lanes in (self.group.carried, self.group.exposed)]
             return {lane.value: pair for lane, pair in zip(EXCHANGE_LANES, zip(*spent, strict=True), strict=True)}

@@ -13,7 +13,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, timeline_of
 from schedc.cell.costs import OF_ROWS, CellCosts
-from schedc.cell.graph import StageShape
+from schedc.cell.graph import EXCHANGE_LANES, StageShape
 from schedc.cell.group import GroupTasks, play_group, play_ranks, task_times
 from schedc.cell.issue_order import ExpertRanks
 from schedc.cell.program import CellProgram
@@ -125,7 +125,7 @@ def price_group(
     times = _TaskTimes(dependencies, [GroupTasks.of(*of, costs, group.ranks) for of in kinds], group)
     cells, ranks = len(dependencies), group.factors.shape[2]
     there, arrival = np.zeros((3, cells + 1, ranks)), np.zeros((3, cells, ranks))
-    compute, lanes = np.zeros((cells, ranks)), np.zeros((3, 2, cells, ranks))
+    compute, lanes = np.zeros((cells, ranks)), np.zeros((3, len(EXCHANGE_LANES), cells, ranks))
     waits = np.stack([dependencies.previous, *dependencies.producers]).astype(np.int64)
     after = np.concatenate([np.zeros((1, cells)), dependencies.remote * p2p])[:, :, None]
     row = np.arange(3)[:, None]

@@ -17,9 +17,13 @@ class Lane(StrEnum):
     """The links between nodes: one exchange at a time."""
     NODE = "node"
     """The links inside a node: one exchange at a time."""
+    HOST = "host"
+    """The way to the host and back, which no other rank takes: one copy of sizes at a time."""
 
 
-EXCHANGE_LANES = (Lane.RAIL, Lane.NODE)
+LINKS = (Lane.RAIL, Lane.NODE)
+"""The lanes that ranks share."""
+EXCHANGE_LANES = (*LINKS, Lane.HOST)
 LANES = (*EXCHANGE_LANES, Lane.COMPUTE)
 COUNTS = "counts"
 """The queue of small exchanges on communicators that no rows use: of the balance, and of the routing if rows take two

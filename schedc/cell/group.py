@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from schedc.cell.costs import OF_ROWS, CellCosts
-from schedc.cell.graph import EXCHANGE_LANES, QUEUES, StageShape
+from schedc.cell.graph import EXCHANGE_LANES, QUEUES, Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
 from schedc.cell.program import Action, CellProgram, Edge, Half, graph_of
 from schedc.cell.simulate import Played, StepSpan
@@ -26,7 +26,8 @@ from schedc.ir.arrays import Floats
 class GroupTasks:
     """A cell program, and the times of its tasks on every rank of a group.
 
-    members: [tasks] groups of ranks that exchange with each other; None for a segment, and where all ranks do.
+    members: [tasks] groups of ranks that exchange with each other; None for a segment, and where all ranks do. Empty
+        for what asks the own host: every rank is alone.
     base: [tasks] times at the mean rows. layers: [tasks] number of the layer in the stage, -1 where rows do not matter.
     """
 
@@ -58,9 +59,12 @@ class GroupTasks:
 
 def _members(shape: StageShape, node: int, ranks: ExpertRanks | None) -> tuple[tuple[int, ...], ...] | None:
     """The ranks of each communicator that runs an exchange; None where one has all ranks of the group."""
+    lane = shape.nodes[node].lane
+    if lane is Lane.HOST:
+        return ()
     if ranks is None:
         return None
-    lane, reach = shape.nodes[node].lane, scope(shape, node)
+    reach = scope(shape, node)
     names = dict.fromkeys(ranks.communicator(lane, reach, rank) for rank in range(ranks.size))
     return tuple(tuple(ranks.members(name)) for name in names) if len(names) > 1 else None
 

@@ -133,7 +133,7 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
         for part in parts.get(index, ()):
             if isinstance(part, MovedMessage):
                 message(part.at)
-            elif isinstance(part, Edge) or part.action is Action.RUN:
+            elif isinstance(part, Edge) or part.action is Action.RUN or _alone(cells[index], part):
                 continue
             elif part.action is Action.START:
                 started[part.half, part.node] = collective = _started(
@@ -146,6 +146,12 @@ def stream(program: Program, rank: int, replica: int, group: ExpertRanks, cell_o
             message(index)
         index += batch_width(items, index)
     return issued
+
+
+def _alone(cell: CellOnRank, step: Step) -> bool:
+    """Whether a step involves no other rank: it asks the own host."""
+    shape = graph_of(cell.program.kind, step.half, cell.forward, cell.backward)
+    return shape is not None and shape.nodes[step.node].lane is Lane.HOST
 
 
 def _started(

@@ -30,7 +30,7 @@ class Prediction:
     """Times of one cell from its start, in the unit of its costs.
 
     duration: ``compute`` plus all exposed communication. compute: time of the segments.
-    lanes: [2] use of the rail and the node lane.
+    lanes: [3] use of each of `schedc.cell.graph.EXCHANGE_LANES`.
     activation_at, gradient_at: when the forward's outputs, and the gradients of the backward's inputs, are complete
         and may be sent; None where the cell has none.
     chain: time of the longest chain of dependent segments and exchanges. No order is shorter.
@@ -38,7 +38,7 @@ class Prediction:
 
     duration: float
     compute: float
-    lanes: tuple[LaneUse, LaneUse]
+    lanes: tuple[LaneUse, ...]
     activation_at: float | None
     gradient_at: float | None
     chain: float
@@ -85,11 +85,10 @@ def predict(
         [sum(span.time for span in spans if span.task.lane is lane) for lane in EXCHANGE_LANES]
         for spans in (played.spans, played.waits)
     )
-    rail, node = (LaneUse(*use) for use in zip(busy, exposed, strict=True))
     return Prediction(
         duration=played.duration,
         compute=sum(time for time, task in zip(played.costs, played.tasks.all, strict=True) if not task.exchange),
-        lanes=(rail, node),
+        lanes=tuple(LaneUse(*use) for use in zip(busy, exposed, strict=True)),
         activation_at=played.activation_at,
         gradient_at=played.gradient_at,
         chain=max(longest_paths(played.tasks, played.costs), default=0.0),

@@ -1,4 +1,4 @@
-"""Finds the order inside a cell: by list scheduling on a compute lane and two exchange lanes, or by hand."""
+"""Finds the order inside a cell: by list scheduling on a compute lane and the exchange lanes, or by hand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import lru_cache
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import QUEUES, StageShape
+from schedc.cell.host_lane import without_host
 from schedc.cell.list_scheduler import MANNERS, LaneClock, Placed, Priority
-from schedc.cell.local_search import improved, lower_bound, merit, varied
+from schedc.cell.local_search import improved, in_order, lower_bound, merit, varied
 from schedc.cell.predict import longest_paths
 from schedc.cell.program import Action, CellProgram, Half, PlanOrder, Step
+from schedc.cell.simulate import play
 from schedc.cell.tasks import Tasks, tasks_of
 from schedc.cell.written_order import chooser
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -32,7 +34,8 @@ def cell_program(
         R has the graph of the backward, whose own cell then has `StageShape.ready`.
     costs: costs of the forward's stage, and of the backward's stage unless ``backward_costs`` gives others.
     order: order by hand of an FB or FI. Without it the shortest of several list schedules is taken, and of equally
-        short ones the one whose outputs are complete first.
+        short ones the one whose outputs are complete first. With copies of sizes to the host it is no longer than the
+        order without them, in which each copy is waited for at once.
     recomputed: nodes of the backward's stage to recompute, in addition to those that its graph marks.
 
     Raises `DiagnosticError` (S323) for an order by hand that cannot run.
@@ -43,12 +46,22 @@ def cell_program(
     if order is not None and len(kind) == 2:
         placed = _by_hand(tasks, duration, order)
         return _steps(tasks, placed)
+    bare = without_host(tasks, duration)
+    if bare is None:
+        return _steps(tasks, _searched(tasks, duration))
+    asking = in_order(tasks, duration, bare.order(_searched(bare.tasks, bare.duration)))
+    programs = _steps(tasks, _searched(tasks, duration, asking)), _steps(tasks, asking)
+    return min(programs, key=lambda program: play(program, forward, backward, costs, back).duration)
+
+
+def _searched(tasks: Tasks, duration: tuple[float, ...], *starts: Placed) -> Placed:
+    """The best schedule of the search. starts: schedules from which it begins before all others."""
     bound = lower_bound(tasks, duration)
     rules = list(_rules(tasks, duration))
     tried = [LaneClock(tasks, duration).run(rule) for rule in rules]
     merits = [merit(tasks, placed, bound) for placed in tried]
     more = varied(tasks, duration, rules[merits.index(min(merits))], bound)
-    return _steps(tasks, improved(tasks, duration, (tried, more), bound))
+    return improved(tasks, duration, (starts, tried, more), bound)
 
 
 def _rules(tasks: Tasks, duration: tuple[float, ...]) -> Iterator[Priority]:

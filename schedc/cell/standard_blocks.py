@@ -19,6 +19,7 @@ def stage_shape(
     tail_weights: bool = False,
     hot: bool = False,
     balance: bool = False,
+    sizes: bool = False,
 ) -> StageShape:
     """The graph of a stage whose blocks are ``dense`` or ``moe``, in this order.
 
@@ -27,8 +28,9 @@ def stage_shape(
     tail_weights: whether the segment behind the last exchange has weights (the head of the model).
     hot: whether every MoE block lends hot experts.
     balance: whether every MoE block has an auxiliary loss over several replicas.
+    sizes: whether the copy of the sizes to the host is a node of its own, between the plan of the rows and the rows.
     """
-    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance)
+    builder = _BlockBuilder(method, shared, Lane.RAIL if nodes > 1 else Lane.NODE, hot, balance, sizes)
     for number, block in enumerate(blocks):
         builder.add(
             block, last=number + 1 == len(blocks), before_moe=tuple(blocks[number + 1 : number + 2]) == ("moe",)
@@ -41,13 +43,13 @@ def stage_shape(
 class _BlockBuilder:
     """The nodes so far, and those whose outputs the next block takes."""
 
-    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool) -> None:
+    def __init__(self, method: str, shared: bool, flat: Lane, hot: bool, balance: bool, sizes: bool) -> None:
         if method not in METHODS:
             raise CompilerBug("cells", f"no method {method}")
         self.nodes: list[Node] = []
         self.carried: tuple[int, ...] = ()
         self.hops = (flat,) if method == "flat" else (Lane.RAIL, Lane.NODE)
-        self.shared, self.flat, self.hot, self.balance = shared, flat, hot, balance
+        self.shared, self.flat, self.hot, self.balance, self.sizes = shared, flat, hot, balance, sizes
         self.counts = {"dense": 0, "moe": 0}
 
     def add(self, block: str, last: bool, before_moe: bool) -> None:
@@ -74,7 +76,11 @@ class _BlockBuilder:
         balance: list[int] = []
         if self.balance:
             balance = [self.node(f"{layer}balance.{self.flat}", [attention], self.flat, differentiable=False)]
-        plan = self.node(layer + "permute", [attention, routing], weights=self.hot)
+        sized = [routing]
+        if self.sizes:
+            planned = self.node(layer + "plan", [attention, routing], differentiable=False)
+            sized = [planned, self.node(f"{layer}sizes.{Lane.HOST}", [planned], Lane.HOST, differentiable=False)]
+        plan = self.node(layer + "permute", [attention, *sized], weights=self.hot)
         slots: list[int] = []
         rows = self.travel(layer, "dispatch", self.hops, plan, plan, slots)
         rows = self.node(layer + "experts", [plan, *slots, rows], weights=True)

@@ -9,13 +9,16 @@ from functools import cached_property
 from pathlib import Path
 
 from schedc.cell.costs import CellCosts, SegmentTimes
-from schedc.cell.graph import EXCHANGE_LANES, Lane, StageShape
+from schedc.cell.graph import LINKS, Lane, StageShape
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
 from schedc.cell.standard_blocks import METHODS, stage_shape
 from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
 
-ROLES = (*SEGMENTS, "dense")
+ROLES = (*SEGMENTS, "plan", "dense")
+SIZES = "sizes"
+"""The role of the copy of sizes to the host. Its time makes it a node of the graphs."""
+_LANES_OF = {**dict.fromkeys(EXCHANGES, LINKS), SIZES: (Lane.HOST,)}
 LARGEST_STAGE = 4096
 """Most blocks of one stage; more is a mistake of the writer."""
 
@@ -52,9 +55,15 @@ class CellTable:
             if row not in shapes:
                 shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
-                    hot="hot" in timed, balance="balance" in timed,
+                    hot="hot" in timed, balance="balance" in timed, sizes=SIZES in timed,
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
+
+    @cached_property
+    def without_sizes(self) -> CellTable:
+        """The table of layers whose sizes are known ahead: the host needs no copy."""
+        left = tuple(times for times in self.costs.exchanges if not times[0].endswith(f"{SIZES}.{Lane.HOST}"))
+        return replace(self, costs=replace(self.costs, exchanges=left))
 
     def with_blocks(self, blocks: Sequence[Sequence[str]]) -> CellTable:
         return replace(self, blocks=tuple(tuple(row) for row in blocks))
@@ -88,7 +97,7 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
     """The table ``[cell]`` of a cost file, and its findings.
 
     Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
-    backward]. Segments and exchanges that are left out take no time.
+    backward]; ``sizes`` with {host}. Segments and exchanges that are left out take no time.
     """
     problems: list[Problem] = []
     segments: dict[str, SegmentTimes] = {}
@@ -107,11 +116,11 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
         elif _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
-        elif _role(key) in EXCHANGES:
-            times, new = _times(key, value, tuple(lane.value for lane in EXCHANGE_LANES), both=True)
+        elif (lanes := _LANES_OF.get(_role(key))) is not None:
+            times, new = _times(key, value, tuple(lane.value for lane in lanes), both=True)
             exchanges |= {f"{key}.{lane}": SegmentTimes(*pair) for lane, pair in times.items()}
         else:
-            new = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *EXCHANGES))}")]
+            new = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *_LANES_OF))}")]
         problems += new
     return replace(table, costs=CellCosts.of(segments, exchanges)), problems
 

@@ -13,7 +13,7 @@ from schedc.draw.graph import CRITICAL, lines, new_graph, refuse_large, text
 from schedc.draw.markup import quantity
 from schedc.draw.palette import LIGHT
 
-_FILLS = {Lane.COMPUTE: LIGHT.phases[1], Lane.RAIL: LIGHT.phases[2], Lane.NODE: LIGHT.phases[0]}
+_FILLS = dict(zip((Lane.NODE, Lane.COMPUTE, Lane.RAIL, Lane.HOST), LIGHT.phases, strict=False))
 _EXCHANGE = {"shape": "hexagon", "style": "filled", "margin": "0,0"}
 _BARE = {"shape": "plain", "style": "", "class": "bare", "fontcolor": LIGHT.text}
 

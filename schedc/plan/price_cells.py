@@ -143,10 +143,15 @@ def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
 
 
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:
-    """The table with the method that the plan chooses, and the plan's written orders by kind of cell."""
+    """The table with the method that the plan chooses, and the plan's written orders by kind of cell.
+
+    With a capacity or bounded sizes the host is asked for no sizes.
+    """
     if not schedule.plan:
         return table, {}
     plan = plan_of(schedule)
+    if plan.capacity is not None or plan.bound is not None:
+        table = table.without_sizes
     choice = chosen_method(plan)
     method = choice.method if choice else plan.method
     orders = {cell.kind: PlanOrder(cell.compute, cell.communication) for cell in plan.cells}

@@ -38,7 +38,7 @@ def to_json(inside: CellPricing) -> dict[str, Any]:
         "lanes": {name: {"busy": busy, "exposed": open_} for name, (busy, open_) in inside.lanes.items()},
         "shares": shares,
         "bound": max(shares, key=lambda name: shares[name]),
-        "kinds": [_kind_json(kind) for kind in inside.kinds],
+        "kinds": [_kind_json(kind, tuple(inside.lanes)) for kind in inside.kinds],
         **({} if inside.group is None else _group_json(inside.group)),
     }
 
@@ -69,7 +69,7 @@ def _removed(idle: dict[str, float]) -> float:
     return 1 - idle["inside"] / idle["overlapped"] if idle["overlapped"] else 0.0
 
 
-def _kind_json(kind: CellKind) -> dict[str, Any]:
+def _kind_json(kind: CellKind, lanes: tuple[str, ...]) -> dict[str, Any]:
     prediction = kind.prediction
     return {
         "kind": kind.kind,
@@ -84,6 +84,7 @@ def _kind_json(kind: CellKind) -> dict[str, Any]:
         "lanes": {
             lane.value: {"busy": use.busy, "exposed": use.exposed}
             for lane, use in zip(EXCHANGE_LANES, prediction.lanes, strict=True)
+            if lane.value in lanes
         },
         "activation_at": prediction.activation_at,
         "gradient_at": prediction.gradient_at,
@@ -110,7 +111,8 @@ def to_text(facts: dict[str, Any]) -> list[str]:
             share = f"hidden {hidden_share(use['busy'], use['exposed']):.4f}"
             lines.append(f"{name}: communication {use['busy']:g}, exposed {use['exposed']:g}: {share}")
     columns = ("serial", "duration", "compute", "communication", "exposed")
-    lines.append("cell  stages      count  " + "  ".join(columns) + "  hidden  rail exposed  node exposed  bound by")
+    exposed = "  ".join(f"{name} exposed" for name in facts["lanes"])
+    lines.append("cell  stages      count  " + "  ".join(columns) + f"  hidden  {exposed}  bound by")
     for kind in facts["kinds"]:
         pair = kind["stages"] if len(kind["kind"]) == 2 else kind["stages"][:1]
         figures = "  ".join(f"{kind[name]:>{len(name)}g}" for name in columns)
