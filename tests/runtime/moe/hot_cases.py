@@ -24,10 +24,10 @@ ROWS = 4
 """Rows of a microbatch, 6 tokens each."""
 
 
-def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2) -> Any:
-    """Four blocks, the first dense, whose routers prefer some experts: all tokens the same ones, the stronger it is."""
+def skewed(strength: float = 1.0, seed: int = 0, inner: int = 2, moe_blocks: int = 2) -> Any:
+    """A dense block and some with experts, whose routers prefer some: all tokens the same ones, the stronger it is."""
     routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
-    model = small_moe(moe_blocks=3, dense_blocks=1, routing=routing, expert_inner=inner)
+    model = small_moe(moe_blocks=moe_blocks, dense_blocks=1, routing=routing, expert_inner=inner)
     for number, (_, layer) in enumerate(moe_layers(model)):
         _prefer(layer, strength, seed + number)
     return model
@@ -53,7 +53,7 @@ def set_strength(pipe: Pipeline, strength: float) -> None:
 def pipeline(schedule: str, sizes: dict[str, int], lines: str, model: Any, here: bool = True) -> Pipeline:
     """All ranks here, cells one after the other; or this process' rank, as the plan has it."""
     lines = lines.replace("overlap auto", "overlap off") if here else lines
-    program = compiled(schedule, sizes, lines)
+    program = compiled(schedule, sizes, lines, f"{len(model.blocks)} dense 1")
     batch, _ = tokens(ROWS * program.microbatches)
     return Pipeline(model, program, loss_fn=next_token_loss, in_process=here, timeout=30, example=batch)
 
@@ -110,11 +110,16 @@ def module(rank: int, world_size: int, frozen: bool) -> tuple[float, int, bool]:
     return error, layer.statistics.hot_rows, layer.experts.down.grad is not None
 
 
+def _model_of(case: tuple[str, dict[str, int], str]) -> Any:
+    """A block for each of two stages on every rank, and three at least."""
+    return skewed(moe_blocks=max(2, 2 * case[1]["P"] - 1))
+
+
 def parity(rank: int, world_size: int, cases: Sequence[tuple[str, dict[str, int], str]]) -> list[Any]:
     """Per case: names of what differs here from all ranks in one process, after two steps; and what was lent here."""
     outcomes = []
     for case, (expected, wanted) in zip(cases, spread(_reference, cases), strict=True):
-        pipe = pipeline(*case, skewed(), here=False)
+        pipe = pipeline(*case, _model_of(case), here=False)
         losses = [torch.equal(step(pipe, seed), loss) for seed, loss in zip((1, 2), expected, strict=True)]
         wrong = [name for name, grad in gradients(pipe).items() if not torch.equal(grad, wanted[name])]
         outcomes.append([losses, wrong, lent(pipe)])
@@ -124,5 +129,5 @@ def parity(rank: int, world_size: int, cases: Sequence[tuple[str, dict[str, int]
 
 def _reference(case: tuple[str, dict[str, int], str]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Losses of two steps, and the gradients after them, of all ranks in one process."""
-    pipe = pipeline(*case, skewed())
+    pipe = pipeline(*case, _model_of(case))
     return [step(pipe, seed) for seed in (1, 2)], gradients(pipe)

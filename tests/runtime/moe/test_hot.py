@@ -149,7 +149,7 @@ def test_the_graph_has_one_exchange_more_and_none_without(method: Any) -> None:
         (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
         shape = stage_graph(stage, 1, ["0"]).shape
         lends = hot is not None and hot.by_microbatch
-        assert shape == stage_shape(["dense", "moe", "moe", "moe"], method, hot=lends, balance=True)
+        assert shape == stage_shape(["dense", "moe", "moe"], method, hot=lends, balance=True)
         assert ("0.hot.rail" in shape.names) == lends
 
 
@@ -164,7 +164,7 @@ def test_a_cost_file_with_hot_has_the_exchange() -> None:
 def test_with_a_capacity_nobody_is_hot() -> None:
     lines = "  experts 8 top 2\n  topology nodes 1 x 2\n  overlap auto\n  hot 2\n  capacity 1.25 drop probs"
     pipe = pipeline("1f1b", {"P": 1, "M": 1}, lines, skewed())
-    assert [layer.hot for layer in layers_of(pipe)] == [None] * 6
+    assert [layer.hot for layer in layers_of(pipe)] == [None] * 4
 
 
 # Training.
@@ -191,8 +191,8 @@ def test_gradients_are_those_without_hot_experts(nodes: int, per_node: int, meth
     if method == "flat":  # every row alone, so that all bytes are known; each carries its gate weight there and back
         counted = lent(hot)
         fewer = counted["hot_bytes_saved"] + 2 * 8 * counted["hot_rows"] - counted["hot_bytes_sent"]
-        # Ranks gather two choices of 24 tokens in place of 8 counts, tokens and flags: 3 layers, 2 microbatches.
-        more = 3 * 2 * 4 * 3 * (2 * 2 * 24 - 4 * (8 + 2))
+        # Ranks gather two choices of 24 tokens in place of 8 counts, tokens and flags: 2 layers, 2 microbatches.
+        more = 2 * 2 * 4 * 3 * (2 * 2 * 24 - 4 * (8 + 2))
         assert exchanged_bytes(without) - exchanged_bytes(hot) == fewer - more > 0
 
 
