@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments
 from schedc.cost.checks import Cost
@@ -45,12 +46,15 @@ def layer_costs(directives: Directives) -> LayerCosts:
     """The costs of the model's parts: those of the plan, defaults for the others.
 
     Memory is in bytes where the plan's memory has a unit. The activations of MoE layers then follow from the experts
-    and the tokens, unless a line says them.
+    and the tokens, their parameters from the experts and the ranks, unless a line says them.
     """
     costs, plan = LayerCosts(), directives.tree
-    activations = activation_bytes(directives.plan)
-    if activations is not None and plan.memory is not None and plan.memory.unit:
+    in_bytes = plan.memory is not None and bool(plan.memory.unit)
+    activations, parameters = activation_bytes(directives.plan), moe_parameter_bytes(directives.plan)
+    if activations is not None and in_bytes:
         costs = replace(costs, activations=costs.activations._replace(moe=activations, mtp=activations))
+    if parameters is not None and in_bytes:
+        costs = replace(costs, parameters=costs.parameters._replace(moe=float(parameters), mtp=float(parameters)))
     for line in plan.lines:
         if isinstance(line, TableLine):
             table = _TABLES[line.word]

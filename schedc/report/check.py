@@ -77,10 +77,13 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
         return {}
     from schedc.plan import plan_of
     from schedc.plan.apply import layout_of_plan
+    from schedc.plan.counted_parameters import parameter_facts
     from schedc.report import plan
 
-    layout = layout_of_plan(analysis.tree.tree, analysis.schedule)
-    return {"plan": plan.to_json(plan_of(analysis.schedule), layout, analysis.schedule)}
+    tree, values = analysis.tree.tree, plan_of(analysis.schedule)
+    layout = layout_of_plan(tree, analysis.schedule)
+    facts = plan.to_json(values, layout, analysis.schedule)
+    return {"plan": facts | parameter_facts(tree, values, layout)}
 
 
 def _cells(analysis: Analysis) -> dict[str, Any]:

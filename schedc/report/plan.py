@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from schedc.attachments.units import shown
 from schedc.attachments.values import Attachments
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -30,3 +31,15 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
     """`to_json`'s facts for people, a line each."""
     for directive in DIRECTIVES.values():
         yield from directive.text(facts)
+    yield from _parameters(facts.get("parameters"))
+
+
+def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
+    """What the memory counts as parameters, and what it does not; nothing for a plan without a memory in bytes."""
+    if facts and facts["moe_layer"]:
+        weights = f"{facts['moe_layer']:,} parameters on a rank, {shown(facts['moe_layer_bytes'])} of weights alone"
+        yield f"memory of a MoE layer: experts and router have {weights}"
+    if facts and facts["unknown"]:
+        *first, last = facts["unknown"]
+        names = f"{', '.join(first)} and {last}" if first else last
+        yield f"parameters of {names} are not known: counted as 0"

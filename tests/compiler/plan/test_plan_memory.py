@@ -16,6 +16,7 @@ from schedc.plan import (
     Level,
 )
 from schedc.report.check import to_json as report
+from schedc.report.check import to_text
 from support.paths import ROOT
 from support.plan_cases import written
 
@@ -159,3 +160,27 @@ def test_slots_of_hot_experts_at_the_sizes_of_deepseek_v3(tmp_path: Path) -> Non
     hot = report(analyse(former, {}))["plan"]["hot"]
     # Four layers of a stage hold them for each of 2P + 1 microbatches in flight.
     assert (hot["by"], hot["held_bytes"]) == ("microbatch", 4 * 17 * 3 * 3 * 2048 * 7168 * 2)
+
+
+def test_parameters_of_moe_layers_follow_from_the_sizes(tmp_path: Path) -> None:
+    """By hand: a rank of eight holds 8 of 64 experts, one shared expert and the router of each layer, in bf16."""
+    count = 3 * 2048 * 1408 * (64 // 8 + 1) + 2048 * 64
+    lines = BYTES.replace("moe 1200 MB ", "")
+    layer = 4096 * layer_bytes(ExpertSizes(64, 8, 1, 1, 1, 1408, 2048), "bf16")
+    held = 4 * layer + 4 * count * 2  # rank 1 has four layers, and one microbatch
+    first = 2 * (3 * layer + 300e6) + 3 * count * 2 + 0.2e9
+    rank, most = max(enumerate((first, held)), key=lambda pair: pair[1])
+    with pytest.raises(DiagnosticError, match=f"rank {rank} holds {re.escape(shown(most, up=True))} "):
+        analyse(written(tmp_path, f"{lines} memory {int(most / 1e6) - 1} MB"), {})
+    facts = report(analyse(written(tmp_path, f"{lines} memory {int(most / 1e6) + 1} MB"), {}))
+    unknown = ["attention", "the embedding", "the head"]
+    assert facts["plan"]["parameters"] == {"moe_layer": count, "moe_layer_bytes": 2 * count, "unknown": unknown}
+    text = to_text(facts, False)
+    assert "experts and router have 77,987,840 parameters on a rank, 156 MB of weights alone" in text
+    assert "parameters of attention, the embedding and the head are not known: counted as 0" in text
+    elsewhere = report(analyse(written(tmp_path, f"{lines.replace('topology nodes 2 x 4', '')} memory 90 GB"), {}))
+    unknown = ["MoE layers", "the embedding", "the head"]
+    assert elsewhere["plan"]["parameters"] == {"moe_layer": None, "moe_layer_bytes": None, "unknown": unknown}
+    given = lines.replace("dense 200 MB", "dense 200 MB moe 1 GB embedding 0 MB head 1 GB")
+    assert report(analyse(written(tmp_path, f"{given} memory 90 GB"), {}))["plan"]["parameters"]["unknown"] == []
+    assert "parameters" not in report(analyse(written(tmp_path, lines), {}))["plan"]

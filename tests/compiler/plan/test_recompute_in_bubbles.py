@@ -38,7 +38,7 @@ from support.paths import ROOT
 from support.random_schedules import random_schedule
 
 EXAMPLE = ROOT / "examples" / "04_plan" / "recompute_bubbles.sched"
-SIZED = "experts 8 top 2 width 128 hidden 256  tokens 64  topology nodes 1 x 2"
+SIZED = "experts 8 top 2 width 128 hidden 256  tokens 64  topology nodes 1 x 2  parameters moe 0 MB"
 
 
 def of_plan(tmp_path: Path, lines: str, schedule: str = "1f1b(P = 2, M = 4)", body: str = "") -> str:

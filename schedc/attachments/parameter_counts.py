@@ -1,0 +1,24 @@
+"""Counts the parameters of a MoE layer on a rank, from the sizes of a plan."""
+
+from __future__ import annotations
+
+from schedc.attachments.values import Attachments, bytes_per_number
+
+
+def moe_parameters(plan: Attachments) -> int | None:
+    """Parameters that a rank holds of one MoE layer: 3HF(E/R + s) of experts, and HE of the router.
+
+    None where the plan does not say the columns H and F, or the R ranks that share the E experts. s: shared experts.
+    Not in it is attention.
+    """
+    experts = plan.experts
+    if experts is None or plan.topology is None or not (experts.width and experts.hidden):
+        return None
+    held = experts.count // plan.topology.ranks + experts.shared
+    return experts.hidden * (3 * experts.width * held + experts.count)
+
+
+def moe_parameter_bytes(plan: Attachments) -> int | None:
+    """Bytes of `moe_parameters` in the plan's dtype: weights alone, without gradients and states of an optimizer."""
+    count = moe_parameters(plan)
+    return None if count is None else count * bytes_per_number(plan.dtype)
