@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch.distributed.pipelining")
+pytest.importorskip("torch")
 
-from compiler.interchange.torch_cases import plain
 from schedc.compiler import compile_at, legal_schedule
 from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
@@ -24,11 +23,19 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _pipelining() -> None:
+    """Loads torch's pipelines where a test runs, not where tests are collected: that takes a second."""
+    pytest.importorskip("torch.distributed.pipelining")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=[name for name, _ in CASES])
 def test_both_levels_run_unchanged_with_bitwise_equal_gradients(
     name: str, sizes: dict[str, int], tmp_path: Path
 ) -> None:
+    from compiler.interchange.torch_cases import plain  # which loads torch's pipelines
+
     schedule = legal_schedule(open_schedule(name), sizes)
     texts = {"compute_only": to_torch_csv(schedule), "compute_comms": to_lowered_csv(compile_at(name, sizes))}
     expected = plain(schedule.stages, schedule.microbatches)
