@@ -38,6 +38,7 @@ def test_hover_tells_the_op_its_cost_and_the_reason_of_the_wait(browser: Browser
     view.finish()
 
 
+@pytest.mark.slow
 def test_waits_for_messages_and_pairs_are_named(browser: Browser, tmp_path: Path) -> None:
     view = PageView(
         browser, tmp_path, library_chart("1f1b", Costs(p2p=0.5), P=2, M=2), library_chart("dualpipev", P=4, M=10)

@@ -36,6 +36,7 @@ def test_cells_have_the_colours_of_the_palette_and_one_microbatch_stands_out(bro
     view.finish()
 
 
+@pytest.mark.slow
 def test_the_table_sums_the_classes(browser: Browser, tmp_path: Path) -> None:
     chart = library_chart("1f1b", Costs(F=(1, 1, 2, 1), B=(2, 2, 4, 2), p2p=0.25), P=4, M=12)
     PageView(browser, tmp_path, chart).finish()

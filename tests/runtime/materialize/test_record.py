@@ -122,6 +122,7 @@ def test_what_has_no_random_numbers_has_the_bits_of_an_eager_construction() -> N
         assert torch.equal(getattr(model, name), getattr(Exact(), name)), name
 
 
+@pytest.mark.slow
 def test_values_follow_from_seed_and_name_alone() -> None:
     def part(seed: int, every: int) -> dict[str, Tensor]:
         with deferred():

@@ -62,6 +62,7 @@ def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
             torch.testing.assert_close(result.tensors, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(cases(), st.sampled_from([1.0, 1.5, 3.0, 100.0]))
 def test_bounded_buffers_change_no_bit_and_tell_when_they_are_too_small(case: Case, bound: float) -> None:
