@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -123,6 +124,16 @@ def open_schedule(argument: Given) -> ScheduleTree:
 def open_named(argument: Given) -> ScheduleTree | Plan:
     """The checked schedule or plan of that name; see `open_schedule`. A plan's lines are not checked here."""
     source, wanted = _asked(argument)
+    return _shipped(source, source.path, wanted) if source.path else _named(source, wanted)
+
+
+@lru_cache(maxsize=64)
+def _shipped(source: Source, _path: str, wanted: str | None) -> ScheduleTree | Plan:
+    """The tree of a shipped text, which is read once per process. A text in two places has two trees."""
+    return _named(source, wanted)
+
+
+def _named(source: Source, wanted: str | None) -> ScheduleTree | Plan:
     file = parse(source)
     tree = _choose(file, wanted, source)
     if isinstance(tree, PlanTree):
