@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpu.setting import Setting
-from schedc_runtime.moe.bags import Bags, offsets
+from schedc_runtime.moe.bags import Bags
 
 LENGTHS = (0, 1, 2, 3, 8, 40)
 """Entries of bags; the last is longer than any warp is wide."""
@@ -35,7 +36,7 @@ def in_order(setting: Setting, dtype: torch.dtype, columns: int) -> bool:
     at = torch.randint(0, 200, (entries,), generator=generator)
     summands, at, counts = summands.to(setting.device, dtype), at.to(setting.device), counts.to(setting.device)
     # Entries behind the last offset belong to no bag.
-    bags = Bags(torch.cat([at, at[:5]]), offsets(counts))
+    bags = Bags(torch.cat([at, at[:5]]), functional.pad(counts.cumsum(0), (1, 0)))
     exact = added(summands, at, counts.tolist())
     result = bags.total(summands)
     missed = (result.to(exact.dtype) - exact).abs()

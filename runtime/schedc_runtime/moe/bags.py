@@ -44,11 +44,6 @@ class Bags:
         return sums.view(rows, *summands.shape[1:])
 
 
-def offsets(counts: Tensor) -> Tensor:
-    """[rows + 1] where bags of ``counts`` [rows] entries begin and end."""
-    return functional.pad(counts.cumsum(0), (1, 0))
-
-
 class Tree(Protocol):
     """Copies of rows, and sums of the copies."""
 

@@ -128,19 +128,20 @@ class Choices:
     """A rank's choices, those of a token in ascending order of experts.
 
     ids: [..., N, k] experts, int16 where that holds them; ``experts`` for a choice that was dropped. slots: [..., N, k]
-    where each stood before.
+    where each stood before. unsorted: [..., N, k] the experts as they stood before.
     """
 
     ids: Tensor
     slots: Tensor
+    unsorted: Tensor
 
 
 def ascending(index: Tensor, experts: int) -> Choices:
     """The choices ``index`` [..., N, k] of experts, where negative numbers and those out of range are none."""
     small = torch.int16 if experts < 2**15 - 1 else torch.int32
     numbers = index.clamp(-1, experts).to(small)
-    ids, slots = numbers.masked_fill_(numbers < 0, experts).sort(-1)
-    return Choices(ids, slots)
+    numbers.add_(numbers < 0, alpha=experts + 1)
+    return Choices(*numbers.sort(-1), numbers)
 
 
 def gathered(index: Tensor, weight: Tensor, experts: int, rows: int) -> Tensor:
@@ -168,12 +169,20 @@ def counted(choices: Choices, index: Tensor, shape: Shape, weight: Tensor | None
     return torch.cat([part.to(torch.int32) for part in parts], -1)
 
 
+def floor_divided(numbers: Tensor, divisor: int) -> Tensor:
+    """[...] whole ``numbers`` [...] divided by one number, rounded down. A shift takes a fifth of a division's time."""
+    if divisor & (divisor - 1):
+        return numbers.div(divisor, rounding_mode="floor")
+    return numbers >> (divisor.bit_length() - 1)
+
+
 def owners(ids: Tensor, experts: int, size: int, first: int = 0, parts: int | None = None) -> Tensor:
     """[...] int16 or int32: which of ``parts`` neighbouring groups of ``size`` experts holds each of ``ids`` [...].
 
     first: the first expert of the first group. ``parts`` where none of them does; None: all groups.
     """
-    parts = experts // size if parts is None else parts
+    if parts is None:
+        return floor_divided(ids, size)
     table = (torch.arange(experts + 1, device=ids.device) - first).div(size, rounding_mode="floor")
     table = torch.where((table < 0) | (table > parts), parts, table).to(ids.dtype)
     return table.index_select(0, ids.reshape(-1).int()).view(ids.shape)
@@ -181,31 +190,34 @@ def owners(ids: Tensor, experts: int, size: int, first: int = 0, parts: int | No
 
 def run_starts(owner: Tensor, parts: int) -> Tensor:
     """[..., k] which choices are the first of their token with this owner; ``parts`` is no owner."""
-    return (owner < parts) & ~_repeats(owner)
+    return _changes(owner).logical_and_(owner < parts)
 
 
-def _repeats(numbers: Tensor) -> Tensor:
-    """[..., k] which of ``numbers`` [..., k] are equal to the one before in their row."""
+def _changes(numbers: Tensor) -> Tensor:
+    """[..., k] which of ``numbers`` [..., k] are not the one before in their row. The first of a row is a change."""
     flat = numbers.reshape(-1)
-    same = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
-    torch.eq(flat[1:], flat[:-1], out=same[1:])
-    same = same.view(numbers.shape)
-    same[..., 0].zero_()
-    return same
+    changes = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
+    torch.ne(flat[1:], flat[:-1], out=changes[1:])
+    changes = changes.view(numbers.shape)
+    changes[..., 0] = True
+    return changes
 
 
 def _distinct(ids: Tensor, experts: int, parts: int) -> Tensor:
     """[..., parts] tokens that have an expert in each of ``parts`` equal parts."""
     owner = owners(ids, experts, experts // parts)
-    return _tally(torch.where(run_starts(owner, parts), owner, parts), parts)
+    return _tally(owner, parts, _changes(owner).int())
 
 
-def _tally(ids: Tensor, experts: int) -> Tensor:
-    """[..., experts] how often each number occurs in ``ids`` [..., N, k]; ``experts`` itself does not count."""
-    flat = ids.reshape(*ids.shape[:-2], -1).long()
-    ones = torch.ones((), dtype=torch.int32, device=ids.device).expand(flat.shape)
-    table = torch.zeros(*flat.shape[:-1], experts + 1, dtype=torch.int32, device=ids.device)
-    return table.scatter_add_(-1, flat, ones)[..., :experts]
+def _tally(numbers: Tensor, parts: int, weights: Tensor | None = None) -> Tensor:
+    """[..., parts] how often each number occurs in ``numbers`` [..., N, k]; ``parts`` itself does not count.
+
+    weights: [..., N, k] int32 how often each entry counts; None: once.
+    """
+    flat = numbers.flatten(-2).long()
+    ones = torch.ones((), dtype=torch.int32, device=flat.device).expand(flat.shape)
+    table = torch.zeros(*flat.shape[:-1], parts + 1, dtype=torch.int32, device=flat.device)
+    return table.scatter_add_(-1, flat, ones if weights is None else weights.flatten(-2))[..., :parts]
 
 
 def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: Tensor | None) -> Tensor:
@@ -213,7 +225,7 @@ def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: 
     ids = choices.ids
     wrong = {
         Flag.RANGE: _largest(index) >= shape.experts,
-        Flag.TWICE: _anywhere(_repeats(ids) & (ids < shape.experts)),
+        Flag.TWICE: _anywhere((ids < shape.experts) & ~_changes(ids)),
     }
     if weight is not None:
         wrong[Flag.NAN] = weight.sum((-2, -1)).isnan()
@@ -221,7 +233,10 @@ def _flags(choices: Choices, index: Tensor, rows: Tensor, shape: Shape, weight: 
         wrong[Flag.NAN] = _anywhere(index == torch.iinfo(index.dtype).min)
     if shape.capacity is not None:
         wrong[Flag.ROOM] = (rows > shape.capacity).any(-1)
-    return sum((flag.value * mask.to(torch.int32) for flag, mask in wrong.items()), torch.zeros_like(rows[..., 0]))
+    flags = torch.zeros_like(rows[..., 0])
+    for flag, mask in wrong.items():
+        flags.add_(mask, alpha=flag.value)
+    return flags
 
 
 def _largest(index: Tensor) -> Tensor:
@@ -231,7 +246,7 @@ def _largest(index: Tensor) -> Tensor:
 
 def _anywhere(mask: Tensor) -> Tensor:
     """[...] whether any entry of each [N, k] is set."""
-    return mask.reshape(*mask.shape[:-2], -1).any(-1)
+    return mask.view(torch.uint8).amax((-2, -1)) > 0 if mask.shape[-2] else mask.any(-1).any(-1)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", len
     choices: this rank's, in the experts' numbers of ``counts``. where: the layer and the microbatch, for messages.
     """
     shape, (tokens, top) = counts.shape, choices.ids.shape
-    own = trees.Runs((), ()) if shape.two_hops else trees.runs(choices, shape)
+    own = trees.Runs((), (), ()) if shape.two_hops else trees.runs(choices, shape)
     if not shape.padded:
         return Route(choices, counts, own, CopiedSizes(counts, own.bags), where, lending)
     return Route(choices, counts, own, ConstantSizes(shape, tokens, top), where, lending)

@@ -89,11 +89,13 @@ Marks = list[tuple[str, list[int]]]
 
 def overflowed(marks: Marks) -> bool:
     """Whether any rank had more rows than bounded buffers hold."""
-    return any(value & Flag.OVERFLOW for _, flags in marks for value in flags)
+    return any(value & Flag.OVERFLOW.value for _, flags in marks for value in flags)
 
 
 def check_flags(flags: Sequence[int], where: str) -> None:
     """Raise `RoutingFault` if any of ``flags`` [R] is set: the same error on all ranks of the group."""
+    if not any(flags):  # the usual case: a comparison with an `IntFlag` takes a microsecond
+        return
     for flag, (trouble, help) in TROUBLES.items():
         ranks = [rank for rank, value in enumerate(flags) if value & flag]
         if ranks:
@@ -104,16 +106,17 @@ def _parts(counts: Counts, bags: Sequence[Tensor]) -> dict[str, Tensor]:
     """[numbers] on the device, by name."""
     shape = counts.shape
     (node, position), nodes, per_node = shape.place, shape.nodes, shape.per_node
-    by_rank = counts.by_rank
+    by_rank = (shape.ranks, shape.local)
     parts = {
         "flags": counts.flags,
         "tokens": counts.tokens,
-        "ranks": by_rank.sum(0),
+        "ranks": counts.rows.sum(0).view(by_rank).sum(1),
         "counts": counts.mine.sum(0),
         "bags": torch.stack(tuple(bags)) if bags else counts.flags[:0],
     }
     if not shape.two_hops:
-        return parts | {"flat send": by_rank[shape.rank], "flat receive": by_rank[:, shape.rank]}
+        sent = counts.rows[shape.rank].view(by_rank).sum(1)
+        return parts | {"flat send": sent, "flat receive": counts.mine.sum(1)}
     rail = slice(position, None, per_node)  # the ranks of the same position
     inside = slice(node * per_node, (node + 1) * per_node)
     if shape.method == "allgather":

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, offsets, taken
-from schedc_runtime.moe.counts import Choices, Counts, Shape, group_sizes, owners, run_starts
+from schedc_runtime.moe.bags import Bags, Copies, Moves, Tree, taken
+from schedc_runtime.moe.counts import Choices, Counts, Shape, floor_divided, group_sizes, owners, run_starts
 
 
 class Trees(NamedTuple):
@@ -32,21 +32,16 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, arange(len(order), order))
 
 
-def set_entries(mask: Tensor, room: int) -> Tensor:
-    """[room] the flat indices of the set entries of a mask, in order; -1 behind the last one."""
-    return torch.nonzero_static(mask.reshape(-1), size=room, fill_value=-1).flatten()
+def set_entries(mask: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """([room], [rows + 1]) flat indices of the set entries of a mask [rows, k], and how many stand before each row.
 
-
-def rows_of(entries: Tensor, top: int) -> Tensor:
-    """[...] the row of each entry, where a row has ``top`` entries. A division takes five times as long as a shift."""
-    if top & (top - 1):
-        return entries.div(top, rounding_mode="floor")
-    return entries >> (top.bit_length() - 1)
-
-
-def counted_up(mask: Tensor) -> Tensor:
-    """[...] the number of each set entry of a mask, counted in order."""
-    return mask.reshape(-1).cumsum(0).sub_(1).view(mask.shape)
+    The indices ascend; behind the last one stands -1. Entries beyond ``room`` are left out.
+    """
+    flat = mask.flatten()
+    counted = flat.cumsum(0)
+    where = (counted * flat).clamp_(max=room + 1)  # 0 takes what is not set, room + 1 what has no room
+    entries = torch.full((room + 2,), -1, device=mask.device).scatter_(0, where, arange(len(flat), flat))
+    return entries[1:-1], functional.pad(counted.view(mask.shape)[:, -1], (1, 0))
 
 
 def arange(count: int, like: Tensor) -> Tensor:
@@ -57,10 +52,12 @@ def arange(count: int, like: Tensor) -> Tensor:
 class Runs(NamedTuple):
     """Neighbouring choices of a token that one rank or node holds.
 
-    starts: [levels][N, k] which choices begin a run. bags: [levels] number of runs.
+    starts: [levels][N, k] which choices begin a run. counted: [levels][N, k] runs that have begun, up to each choice.
+    bags: [levels] number of runs.
     """
 
     starts: tuple[Tensor, ...]
+    counted: tuple[Tensor, ...]
     bags: tuple[Tensor, ...]
 
 
@@ -69,37 +66,39 @@ def runs(choices: Choices, shape: Shape) -> Runs:
     starts = tuple(
         run_starts(owners(choices.ids, shape.experts, size), shape.experts // size) for size in group_sizes(shape)
     )
-    return Runs(starts, tuple(start.sum() for start in starts))
+    counted = tuple(start.flatten().cumsum(0) for start in starts)
+    return Runs(
+        starts,
+        tuple(count.view(start.shape) for count, start in zip(counted, starts, strict=True)),
+        tuple(count[-1:].sum() for count in counted),
+    )
 
 
 def flat_packing(choices: Choices, counts: Counts, own: Runs, bags: Sequence[int]) -> Trees:
     """The copies of tokens that a flat dispatch sends. bags: number of sums of each level."""
     shape, (tokens, top) = counts.shape, choices.ids.shape
-    entries = tokens * top
-    order = choices.ids.flatten().argsort(stable=True)
-    slots = (arange(tokens, choices.ids)[:, None] * top + choices.slots).flatten()
+    numbers = choices.unsorted.flatten()
+    order = numbers.argsort(stable=True)
     place = inverse(order)
     if not shape.padded:
-        levels = flat_levels(place, None, own, bags, (tokens, top))
-        gate = slots.index_select(0, order)
-        back = inverse(gate)
-        return Trees(Copies(rows_of(order, top), levels), Moves(gate, back))
-    ids = choices.ids.flatten().long()
+        at = place.view(tokens, top).gather(1, choices.slots).flatten()
+        levels = flat_levels(at, None, own, bags, (tokens, top))
+        return Trees(Copies(floor_divided(order, top), levels), Moves(order, place))
     if shape.capacity is not None:
-        layout, block = Blocks(counts.rows[shape.rank], shape.capacity), ids
+        layout, block = Blocks(counts.rows[shape.rank], shape.capacity), numbers.long()
     else:
-        layout, block = Blocks(counts.by_rank[shape.rank], shape.block), ids.div(shape.local, rounding_mode="floor")
-    sorted_at, blank = layout.sources(entries)
-    chosen = taken(order, sorted_at, None)
-    kept = (choices.ids < shape.experts).flatten()
+        layout, block = Blocks(counts.by_rank[shape.rank], shape.block), floor_divided(numbers, shape.local).long()
+    sorted_at, blank = layout.sources(tokens * top)
     leaf = layout.leaves(place, block)
-    at = taken(leaf, set_entries(kept, entries).clamp_(min=0), None)
-    levels = flat_levels(at, kept, own, bags, (tokens, top))
-    back = torch.empty_like(leaf).scatter_(0, slots, leaf)
-    absent = torch.empty_like(kept).scatter_(0, slots, ~kept)
+    kept = choices.ids < shape.experts
+    at = leaf.view(tokens, top).gather(1, choices.slots).flatten()
+    entries, ends = set_entries(kept, tokens * top)
+    at = taken(at, entries.clamp(min=0), None)
+    levels = flat_levels(at, (kept.flatten().cumsum(0) - 1, ends), own, bags, (tokens, top))
+    chosen = taken(order, sorted_at, None)
     return Trees(
-        Copies(rows_of(chosen, top), levels, blank),
-        Moves(taken(slots, chosen, None), back, blank, absent),
+        Copies(floor_divided(chosen, top), levels, blank),
+        Moves(chosen, leaf, blank, numbers >= shape.experts),
     )
 
 
@@ -131,28 +130,23 @@ class Blocks:
 
 
 def flat_levels(
-    at: Tensor, kept: Tensor | None, own: Runs, bags: Sequence[int], shape: tuple[int, int]
+    at: Tensor, kept: tuple[Tensor, Tensor] | None, own: Runs, bags: Sequence[int], shape: tuple[int, int]
 ) -> tuple[Bags, ...]:
     """The sums of a flat combine.
 
-    at: [entries] the leaf of each kept choice, by token and expert. kept: [entries] which choices those are; None: all.
-    shape: (N, k).
+    at: [entries] the leaf of each kept choice, by token and expert. kept: ([N * k], [N + 1]) the number of each kept
+    choice, and how many stand before each token; None: all are kept. shape: (N, k).
     """
     tokens, top = shape
-    levels: list[Bags] = []
-    places = arange(tokens * top, at) if kept is None else counted_up(kept)
-    last = torch.full((), tokens * top, device=at.device) if kept is None else kept.sum()
-    ends = None if kept is None else kept.view(tokens, top).sum(1).cumsum(0)
-    for start, room in zip(own.starts, bags, strict=True):
-        bag = counted_up(start)
+    places, ends = kept or (arange(tokens * top, at), arange(tokens + 1, at) * top)
+    last, levels = ends[-1], []
+    for start, counted, runs_begun, room in zip(*own, bags, strict=True):
         table = last.expand(room + 2).clone()
-        table.scatter_(0, torch.where(start, bag, room + 1).flatten(), places.flatten())
-        levels.append(Bags(at, table[: room + 1]))
-        at, places, ends = arange(room, at), bag, bag[:, -1] + 1
-        last = ends[-1:].sum()
-    if ends is None:
-        return (*levels, Bags(at, arange(tokens + 1, at) * top))
-    return (*levels, Bags(at, functional.pad(ends, (1, 0))))
+        table.scatter_(0, (counted * start).flatten(), places)  # entry 0 takes what begins no run
+        levels.append(Bags(at, table[1:]))
+        at, places, last = arange(room, at), counted.flatten() - 1, runs_begun
+        ends = functional.pad(counted[:, -1], (1, 0))
+    return (*levels, Bags(at, ends))
 
 
 def flat_landing(counts: Counts, rows: int) -> Trees:
@@ -169,12 +163,14 @@ def flat_landing(counts: Counts, rows: int) -> Trees:
     if shape.bounds is not None:
         return bounded_landing(counts, rows)
     sizes = counts.mine.long()  # [R, local]
-    first = offsets(sizes.flatten())[:-1].view_as(sizes)  # where blocks begin as they come
-    grouped = offsets(sizes.t().flatten())[:-1].view(shape.local, shape.ranks).t()  # and by expert
-    there = (grouped - first).flatten().repeat_interleave(sizes.flatten(), output_size=rows)
-    here = (first - grouped).t().flatten().repeat_interleave(sizes.t().flatten(), output_size=rows)
+    coming, by_expert = sizes.flatten(), sizes.t().flatten()
+    ends = coming.cumsum(0).view_as(sizes)  # where blocks end as they come
+    grouped_ends = by_expert.cumsum(0).view(shape.local, shape.ranks)  # where they end by expert
+    shift = ends.t() - grouped_ends
     number = arange(rows, sizes)
-    moves = Moves(number + here, number + there)
+    here = shift.flatten().repeat_interleave(by_expert, output_size=rows)
+    there = shift.t().flatten().repeat_interleave(coming, output_size=rows)
+    moves = Moves(here.add_(number), number - there)
     return Trees(moves, moves)
 
 
@@ -208,19 +204,25 @@ def fan(owner: Tensor, targets: int, blocks: int, room: int | None, length: int)
     number of copies, padding included.
     """
     rows, top = owner.shape
-    starts = run_starts(owner, targets)
-    entry = set_entries(starts, length)
-    chosen = entry.clamp(min=0)
-    row, key = rows_of(chosen, top), taken(owner.reshape(-1), chosen, None)
-    ends = offsets(starts.sum(1))
+    entry, ends = set_entries(run_starts(owner, targets), length)
     if room is None:
-        order = key.argsort(stable=True)
-        return Copies(row.index_select(0, order), (Bags(inverse(order), ends),))
+        row, key = floor_divided(entry, top), owner.reshape(-1).index_select(0, entry)
+        leaf = places_by_target(key, row, targets, rows)
+        return Copies(torch.empty_like(row).scatter_(0, leaf, row), (Bags(leaf, ends),))
+    chosen = entry.clamp(min=0)
+    row, key = floor_divided(chosen, top), taken(owner.reshape(-1), chosen, None)
     key = key.long() * blocks + row.div(max(1, rows // blocks), rounding_mode="floor")
     layout, order, leaf = in_blocks(torch.where(entry < 0, targets * blocks, key), targets * blocks, room)
     direct, blank = layout.sources(length)
     ends = ends.clamp(max=length)
     return Copies(row.index_select(0, order.index_select(0, direct)), (Bags(leaf, ends),), blank)
+
+
+def places_by_target(target: Tensor, row: Tensor, targets: int, rows: int) -> Tensor:
+    """[entries] the place of each entry among them all by target, then row. No two have both in common."""
+    cell = target.long().mul_(rows).add_(row)
+    taken_cells = torch.zeros(targets * rows, dtype=torch.bool, device=cell.device).scatter_(0, cell, True)
+    return taken_cells.cumsum(0).index_select(0, cell).sub_(1)
 
 
 def in_blocks(key: Tensor, blocks: int, capacity: int) -> tuple[Blocks, Tensor, Tensor]:
@@ -246,14 +248,13 @@ def hop_landing(counts: Counts, ids: Tensor, room: int | None, rows: int) -> Tre
     rows: number of the experts' rows.
     """
     shape, (received, top) = counts.shape, ids.shape
-    expert = ids - shape.rank * shape.local
-    held = (expert >= 0) & (expert < shape.local)
-    pair = set_entries(held, rows)
+    held = owners(ids, shape.experts, shape.local) == shape.rank
+    pair, sums = set_entries(held, rows)
     chosen = pair.clamp(min=0)
-    row, groups = rows_of(chosen, top), shape.local * shape.ranks
+    row, groups = floor_divided(chosen, top), shape.local * shape.ranks
     source = taken(_sources(counts, room, received), row, None)
-    key = taken(expert.reshape(-1), chosen, None).long() * shape.ranks + source
-    blank, sums = None, offsets(held.sum(1))
+    expert = taken(ids.reshape(-1), chosen, None).long() - shape.rank * shape.local
+    key, blank = expert * shape.ranks + source, None
     if shape.capacity is None:
         if shape.bounds is not None:
             key, sums = torch.where(pair < 0, groups, key), sums.clamp(max=rows)
