@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -47,16 +48,17 @@ def expression(form: LinearForm, symbols: Iterable[str]) -> Any:
     """The linear form in the costs, factored; what counts latencies stands apart."""
     parts = {name: value for name, value in coefficients(form, symbols).items() if value != 0}
     work = [(_symbol(name), value) for name, value in parts.items() if name != LATENCY]
-    total = _shortest(sympy.Add(*(s * v for s, v in work)), [s for s, _ in work])
+    total = _shortest(sympy.Add(*(s * v for s, v in work)), tuple(s for s, _ in work))
     latency = parts.get(LATENCY, sympy.Integer(0))
-    return total + _symbol(LATENCY) * _shortest(latency, [])
+    return total + _symbol(LATENCY) * _shortest(latency, ())
 
 
 def count_expression(form: LinearForm) -> Any:
-    return _shortest(coefficients(form, [""])[""], [])
+    return _shortest(coefficients(form, [""])[""], ())
 
 
-def _shortest(expr: Any, costs: list[Any]) -> Any:
+@lru_cache(maxsize=4096)
+def _shortest(expr: Any, costs: tuple[Any, ...]) -> Any:
     """The shortest of a few ways to write the same, one without a leading minus and with a product first."""
     sizes = sorted((s for s in expr.free_symbols - set(costs) if s.name.isidentifier()), key=str)
     factored = sympy.factor(expr)
@@ -64,7 +66,13 @@ def _shortest(expr: Any, costs: list[Any]) -> Any:
     ways += [way for size in sizes for way in _about(expr, size)]
     if factored.is_Mul and factored.could_extract_minus_sign():
         ways[0] = sympy.Mul(*_turned(factored))
-    return min(ways, key=lambda way: (len(text(way)) - 4 * way.is_Mul + 6 * text(way).startswith("-"), str(way)))
+    lengths = {way: _length(way, text(way)) for way in ways}
+    least = min(lengths.values())
+    return min((way for way, length in lengths.items() if length == least), key=str)
+
+
+def _length(way: Any, written: str) -> int:
+    return len(written) - 4 * bool(way.is_Mul) + 6 * written.startswith("-")
 
 
 def _turned(product: Any) -> list[Any]:
