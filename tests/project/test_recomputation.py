@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.analysis.batch import simulate_batch
@@ -57,6 +57,7 @@ from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
 from support import orders
 from support.random_schedules import random_schedule, with_recomputation
+from support.sweeps import swept
 
 ONE_F_ONE_B = """sched 1
 schedule a(P: ranks = 4, M: microbatches = 8) {
@@ -178,6 +179,8 @@ def test_it_hides_where_a_rank_waits_for_a_gradient() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(st.integers(0, 10**6))
 def test_random_orders_with_it_compile_and_come_back(seed: int) -> None:
     schedule = with_recomputation(random_schedule(seed), seed)

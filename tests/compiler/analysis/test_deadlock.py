@@ -16,10 +16,12 @@ from schedc.diagnostics import CompilerBug
 from schedc.ir.placement import linear, loop
 from schedc.ir.schedule import Schedule
 from support import orders
+from support.sweeps import swept
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@pytest.mark.sweep
+@settings(max_examples=swept(150, 60))
 @given(orders.orders(legal=False))
 def test_a_deadlock_is_found_exactly_where_execution_gets_stuck(schedule: Schedule) -> None:
     stuck = slow_ends(schedule, Costs()) is None

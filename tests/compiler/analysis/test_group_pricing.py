@@ -24,6 +24,7 @@ from schedc.diagnostics import DiagnosticError
 from schedc.ir.arrays import Floats
 from schedc.source import Source
 from support.cell_cases import graphs, reference_costs, shapes_of
+from support.sweeps import swept
 
 CELLS = (Path(__file__).parents[3] / "examples" / "costs" / "cells.toml").read_text()
 TIMES = st.integers(0, 9).map(float)
@@ -52,7 +53,8 @@ def factors(*ranks: float) -> Floats:
     return np.array(ranks).reshape(1, 1, -1)
 
 
-@settings(max_examples=60)
+@pytest.mark.sweep
+@settings(max_examples=swept(60, 25))
 @given(st.data(), st.sampled_from(KINDS), graphs(), graphs())
 def test_ranks_with_equal_rows_take_what_one_takes(
     data: st.DataObject, kind: str, forward: StageShape, backward: StageShape

@@ -13,6 +13,7 @@ from schedc.ir.placement import linear
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
 from support import orders
+from support.sweeps import swept
 
 PEAKS = [
     ("gpipe_P4_M8", [8, 8, 8, 8]),
@@ -66,7 +67,8 @@ def test_zbh1_holds_what_the_paper_says(P: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(orders.orders(legal=True), st.data())
 def test_curves_equal_an_independent_count(schedule: Schedule, data: st.DataObject) -> None:
     stages = schedule.stages

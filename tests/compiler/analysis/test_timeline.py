@@ -30,6 +30,7 @@ from schedc.source import Source
 from schedc.syntax.parser import parse
 from support import orders
 from support.random_schedules import random_schedule
+from support.sweeps import swept
 
 ZBH2 = """sched 1
 schedule zbh2(P: ranks = 4, M: microbatches = 8) {
@@ -178,7 +179,8 @@ def stage_costs(stages: int) -> st.SearchStrategy[Costs]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@pytest.mark.sweep
+@settings(max_examples=swept(60, 30))
 @given(orders.orders(legal=True), st.data())
 def test_timeline_equals_an_independent_simulation(schedule: Schedule, data: st.DataObject) -> None:
     assert check_schedule(schedule) == []

@@ -26,6 +26,7 @@ from schedc.ir.ops import LETTERS
 from schedc.ir.program import COLUMNS, Channel, Instruction, InstructionKind, Program, computation
 from schedc.ir.rendezvous import QueueAction, QueueStep, Streams, find_stuck
 from support.paths import ROOT
+from support.sweeps import swept
 
 EXAMPLES, DOCS = ROOT / "examples" / "costs", ROOT / "docs" / "inside" / "cells.md"
 RUN = Step(Action.RUN, Half.FORWARD, 0)
@@ -135,7 +136,8 @@ def random_cells(known: Dependencies, shapes: Sequence[StageShape], choose: Rand
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@pytest.mark.sweep
+@settings(deadline=None, max_examples=swept(60, 25))
 @given(
     name=st.sampled_from(["dualpipev", "1f1b_overlap", "zbv", "1f1b"]),
     blocks=st.lists(st.lists(st.sampled_from(["dense", "moe"]), max_size=2), min_size=4, max_size=4),

@@ -18,6 +18,7 @@ from schedc.load.library import open_schedule
 from schedc.source import Source
 from schedc.syntax import tree as t
 from schedc.syntax.parser import parse
+from support.sweeps import swept
 
 
 def make(body: str, place: str = "v", head: str = "", **sizes: int) -> Schedule:
@@ -167,7 +168,8 @@ def statements(depth: int = 0, loops: int = 0) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=250)
+@pytest.mark.sweep
+@settings(max_examples=swept(250, 100))
 @given(st.lists(statements(), min_size=1, max_size=5).map(" ".join), st.integers(1, 4), st.randoms())
 def test_expansion_equals_a_plain_interpreter(body: str, ranks: int, random: Any) -> None:
     weights = " ".join(random.choice(("W", "W0", "W1")) for _ in range(random.randrange(3)))

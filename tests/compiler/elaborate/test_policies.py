@@ -20,6 +20,7 @@ from schedc.elaborate.list_schedule import list_schedule
 from schedc.ir.ops import OpKind
 from schedc.ir.schedule import Schedule
 from schedc.load.library import open_schedule
+from support.sweeps import swept
 
 
 def test_preferring_backwards_under_1f1bs_cap_is_1f1b() -> None:
@@ -117,7 +118,8 @@ def test_a_weight_gradient_only_fills_gaps_that_are_long_enough(data: st.DataObj
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@pytest.mark.sweep
+@settings(max_examples=swept(40, 20))
 @given(st.data(), st.integers(1, 4), st.integers(1, 9), st.integers(0, 5))
 def test_zb_auto_and_zb_greedy_keep_the_limit_and_are_never_slower_than_zbh1_and_zbh2(
     data: st.DataObject, P: int, M: int, more: int
@@ -186,7 +188,8 @@ def test_zb_auto_has_the_published_bubble_rates(M: int, costs: Costs, one: float
         assert round(float((timeline.span_bubble / (timeline.span_bubble + timeline.busy)).max()), 4) == published
 
 
-@settings(max_examples=40)
+@pytest.mark.sweep
+@settings(max_examples=swept(40, 20))
 @given(st.data(), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 8))
 def test_a_search_is_legal_and_keeps_within_its_memory(
     data: st.DataObject, P: int, M: int, most: int, whole: int
@@ -210,7 +213,8 @@ def test_a_search_within_what_1f1b_holds_is_zbh1(P: int, more: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@pytest.mark.sweep
+@settings(max_examples=swept(40, 20))
 @given(st.data(), st.sampled_from([(1, 1, 2), (2, 2, 1), (2, 2, 3), (3, 2, 2), (4, 1, 2), (4, 2, 2), (4, 3, 1)]))
 def test_the_adaptive_pipe_is_never_worse_than_the_fixed_orders(
     data: st.DataObject, shape: tuple[int, int, int]
@@ -238,7 +242,8 @@ def test_the_adaptive_pipe_gains_where_stages_are_uneven() -> None:
     assert compile_at("adaptive_pipe", sizes, costs).name == "adaptive_pipe"
 
 
-@settings(max_examples=30)
+@pytest.mark.sweep
+@settings(max_examples=swept(30, 15))
 @given(st.data(), st.sampled_from(["dualpipe", "dualpipev", "zbv", "interleaved_overlap", "zbh2"]))
 def test_the_dispatchers_clock_is_the_timelines(data: st.DataObject, name: str) -> None:
     schedule = legal_schedule(open_schedule(name), {"P": 4, "M": 8})

@@ -32,6 +32,7 @@ from schedc.load.library import open_schedule
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Source
 from support.orders import orders
+from support.sweeps import swept
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 """1F1B on two ranks, compute level."""
@@ -233,7 +234,8 @@ def garbled(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@pytest.mark.sweep
+@settings(max_examples=swept(200, 80))
 @given(garbled())
 def test_a_garbled_file_is_refused_at_a_place_of_it_or_legal(text: str) -> None:
     source = Source("order.csv", text)

@@ -13,6 +13,7 @@ from schedc.interchange.torch_csv import to_torch_csv
 from schedc.interchange.torch_lowered import to_lowered_csv
 from schedc.load.library import names, open_schedule
 from schedc_runtime.testing import pool
+from support.sweeps import swept
 
 CASES = [
     ("1f1b", {"P": 2, "M": 5}),
@@ -60,18 +61,22 @@ def is_lowered(name: str) -> bool:
     return not segmented and tree.places[0].form != "pipes"
 
 
-LOWERED = [name for name in names() if is_lowered(name)]
+KINDS = ("eager_1f1b", "hanayo", "looped_bfs", "vmin", "zb_auto", "zbh1_late", "dualpipev")
+"""One schedule of each way to place stages, and of each order of B, of I and W, and of pairs."""
 
 
+@pytest.mark.sweep
 @pytest.mark.processes
 def test_every_lowered_order_gives_the_gradients_of_our_runtime(tmp_path: Path) -> None:
     """Weights, biases and norms, bit by bit, where W comes in another order than I (`zbh1_late`), too."""
-    sizes = {"P": 4, "M": 8}
+    lowered = {name for name in names() if is_lowered(name)}
+    assert len(lowered) >= 19
+    assert lowered >= set(KINDS)
+    sizes, chosen = {"P": 4, "M": 8}, swept(sorted(lowered), sorted(KINDS))
     ranks = pool(4).run(
-        "compiler.interchange.torch_cases:unlike_ours", names=LOWERED, sizes=sizes, folder=str(tmp_path), timeout=120
+        "compiler.interchange.torch_cases:unlike_ours", names=chosen, sizes=sizes, folder=str(tmp_path), timeout=120
     )
-    assert len(LOWERED) >= 19
     for differing in ranks:
-        assert differing.keys() == set(LOWERED)
+        assert differing.keys() == set(chosen)
         assert {name: keys for name, (keys, _) in differing.items() if keys} == {}
         assert all(count % 6 == 0 and count > 0 for _, count in differing.values())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedc.diagnostics import DiagnosticError
@@ -23,6 +23,7 @@ from schedc.ir.text import parse_program, parse_schedule, print_program, print_s
 from schedc.passes.insert_communication import insert_communication
 from schedc.source import Span
 from support.random_schedules import ORDERS, published, random_schedule
+from support.sweeps import swept
 
 NAMES = [path.stem.rsplit("_P4", 1)[0] for path in ORDERS]
 
@@ -60,6 +61,8 @@ def test_published_orders_come_back_equal(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(st.integers(0, 10**6), st.text(max_size=20))
 def test_any_schedule_and_program_come_back_equal(seed: int, text: str) -> None:
     schedule = decorated(random_schedule(seed), random.Random(seed), text)

@@ -15,6 +15,7 @@ from schedc.ir.placement import Placement, linear, v_shape
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import SHOWN, verify
 from support import orders
+from support.sweeps import swept
 
 
 def positions(*lines: str, place: Placement | None = None) -> list[tuple[str, int, int]]:
@@ -132,7 +133,8 @@ def test_published_orders_are_legal(file: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@pytest.mark.sweep
+@settings(max_examples=swept(150, 60))
 @given(orders.orders(legal=True), st.data())
 def test_no_mutation_of_a_legal_order_passes_unseen(schedule: Schedule, data: st.DataObject) -> None:
     """Drop, double or rename an op of a schedule without pairs: verify says which invariant broke."""

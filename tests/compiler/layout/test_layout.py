@@ -29,6 +29,7 @@ from schedc.layout import (
 from schedc.layout.compare import measure, peak_in_flight
 from schedc.load.library import open_schedule
 from schedc.source import Source
+from support.sweeps import swept
 
 
 def letters(layout: Layout) -> str:
@@ -107,11 +108,12 @@ def test_hostile_strings_end_at_once(text: str) -> None:
     assert time.process_time() - begin < 2
 
 
+@pytest.mark.sweep
 @given(
     st.text(st.sampled_from("EtmL|(),*0123 \nnopx\t\x00é*"), max_size=30) | st.text(max_size=20),
     st.none() | st.integers(-2, 9),
 )
-@settings(max_examples=400)
+@settings(max_examples=swept(400, 150))
 def test_any_text_is_read_or_refused_at_a_place_in_it(text: str, dense: int | None) -> None:
     try:
         layout = parse_layout(text, dense=dense)
@@ -150,8 +152,9 @@ PARTS = st.lists(st.lists(st.sampled_from("tt-"), max_size=9), min_size=1, max_s
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @given(PARTS, st.integers(0, 2), st.integers(0, 5))
-@settings(max_examples=200)
+@settings(max_examples=swept(200, 80))
 def test_every_layout_is_written_and_read_back(decoder: list[list[str]], mtp: int, dense: int) -> None:
     rows = ["".join(row) for row in decoder]
     rows[0] = "E" + rows[0]

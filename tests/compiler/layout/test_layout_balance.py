@@ -14,6 +14,7 @@ from schedc.ir.placement import Placement, linear, loop, v_shape, waves
 from schedc.layout import LayerCosts, Layout, Model, ModelPart, PartKind, PerKind, frontier
 from schedc.layout.balancing import groups_of
 from schedc.layout.compare import load_per_rank
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -56,8 +57,9 @@ def held(layout: Layout, placement: Placement, costs: LayerCosts, in_flight: lis
     return round(max(float(memory[group].sum()) for group in groups), 9)
 
 
+@pytest.mark.sweep
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=swept(100, 40))
 def test_no_layout_is_better(data: st.DataObject) -> None:
     placement = data.draw(st.sampled_from(PLACEMENTS))
     layers = data.draw(st.integers(1, 7))

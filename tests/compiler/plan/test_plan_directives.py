@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
@@ -55,6 +55,7 @@ from schedc.syntax.formatter import format_source
 from schedc.syntax.plan_words import FORMS, INSIDE, PLAN_WORDS
 from support.paths import ROOT
 from support.plan_cases import written
+from support.sweeps import swept
 
 FULL = """plan a = dualpipev(P = 2, M = 8) {
   layers 8 dense 1
@@ -140,6 +141,8 @@ levels = (
 factors = st.floats(1, 1e4, exclude_min=True)
 
 
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(
     st.builds(
         Attachments,

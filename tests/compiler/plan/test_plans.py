@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
@@ -29,6 +29,7 @@ from schedc.report.check import to_json as report
 from schedc.source import Source
 from schedc.syntax.formatter import format_source
 from support.paths import ROOT
+from support.sweeps import swept
 
 SIZES = {"P": 8, "M": 16, "v": 2}
 HEAD = "plan a = interleaved_1f1b(P = 8, M = 16, v = 2) "
@@ -88,6 +89,8 @@ def test_auto_is_the_proven_balance(tmp_path: Path, lines: str, pad: int | None)
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(
     F=st.floats(0, 9),
     W=st.floats(0, 9),

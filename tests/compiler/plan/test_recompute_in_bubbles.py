@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedc
@@ -36,6 +36,7 @@ from schedc.plan.writer import read_plan, write_plan
 from schedc.source import Source
 from support.paths import ROOT
 from support.random_schedules import random_schedule
+from support.sweeps import swept
 
 EXAMPLE = ROOT / "examples" / "04_plan" / "recompute_bubbles.sched"
 SIZED = "experts 8 top 2 width 128 hidden 256  tokens 64  topology nodes 1 x 2  parameters moe 0 MB"
@@ -70,6 +71,8 @@ def test_the_example_by_hand_is_as_short() -> None:
     assert by_hand.makespan == analyse(f"{EXAMPLE}:bubbles", {}).timeline.makespan
 
 
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(st.integers(0, 10**6), st.sampled_from([1.0, 2.0, 0.25, 5.0]), st.sampled_from([0.0, 0.5]))
 def test_no_step_gets_longer(seed: int, R: float, p2p: float) -> None:
     schedule = random_schedule(seed)

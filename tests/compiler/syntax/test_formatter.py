@@ -17,6 +17,7 @@ from schedc.source import Source
 from schedc.syntax.formatter import format_source
 from schedc.syntax.parser import parse
 from support.paths import ROOT
+from support.sweeps import swept
 
 LIBRARY = sorted((ROOT / "schedules").glob("*.sched"))
 
@@ -115,7 +116,8 @@ def respaced(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@pytest.mark.sweep
+@settings(max_examples=swept(60, 25))
 @given(respaced())
 def test_any_white_space_is_formatted_once_and_keeps_its_meaning(text: str) -> None:
     once = formatted(text)
@@ -164,7 +166,8 @@ STATEMENTS: st.SearchStrategy[str] = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@pytest.mark.sweep
+@settings(max_examples=swept(150, 60))
 @given(STATEMENTS)
 def test_random_programs_keep_their_tokens(body: str) -> None:
     text = f"schedule s(P: ranks, M: microbatches) {{ rank r {{ {body} }} }}"
