@@ -9,7 +9,8 @@ runs the whole layer on the meta device, where asking for a value is an error. H
 train in one process, with 2 microbatches and with 4, and what the others ask for is counted.
 
 Printed: `asks_per_layer` by mode, the most of any method: `exact`, `padded` (a capacity), `adaptive` (exact with
-adaptive recomputation), `bounded` (buffers of 1.5 times the mean rows). `hot` is exact, with two experts lent by step.
+adaptive recomputation), `bounded` (buffers of 1.5 times the mean rows). `host_lane` is exact, with the copy of sizes as
+a step of its own. `hot` is exact, with two experts lent by step.
 `uploads_per_layer`, and `runs_on_meta` for `padded` and `bounded`.
 """
 
@@ -47,7 +48,7 @@ ASKING = (
     "unique_consecutive", "is_nonzero", "equal",
 )  # fmt: skip
 """Operations whose result needs values on the host."""
-MODES = ("exact", "padded", "bounded", "adaptive")
+MODES = ("exact", "padded", "bounded", "adaptive", "host_lane")
 LAYERS = 2
 METHODS_OF_TENSORS = ("tolist", "numpy", "cpu", "item", "__int__", "__bool__", "__float__", "__array__", "__index__")
 
@@ -117,7 +118,8 @@ def layer_of(method: Method, mode: str, device: str = "cpu") -> MoELayer:
     torch.manual_seed(0)
     layer = MoELayer(Router(16, RouterConfig(8, 2)), Experts(8, 16, 12)).to(device)
     capacity = ExpertCapacity(1.25, Drop.PROBS) if mode == "padded" else None
-    layer.attach(ExpertGroup.solo(), method, capacity, bound=1.5 if mode == "bounded" else None)
+    bound = 1.5 if mode == "bounded" else None
+    layer.attach(ExpertGroup.solo(), method, capacity, bound=bound, host_lane=mode == "host_lane")
     return layer
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from schedc.cell.graph import Node, StageShape
+from schedc.cell.graph import Lane, Node, StageShape
 from schedc.cell.program import Half
 
 
@@ -64,6 +64,11 @@ class CellCosts:
     @cached_property
     def _table(self) -> dict[str, SegmentTimes]:
         return {**dict(self.segments), **dict(self.exchanges)}
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether they give the copy of sizes to the host a time."""
+        return any(name.endswith(f".{Lane.HOST}") for name, _ in self.exchanges)
 
     def times(self, shape: StageShape, index: int) -> SegmentTimes:
         """Times of the node with this index."""

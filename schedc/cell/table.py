@@ -55,7 +55,7 @@ class CellTable:
             if row not in shapes:
                 shapes[row] = stage_shape(
                     row, self.method, "shared" in self.roles, nodes=2 if rail else 1,
-                    hot="hot" in timed, balance="balance" in timed, sizes=SIZES in timed,
+                    hot="hot" in timed, balance="balance" in timed, sizes=self.costs.asks_host,
                 )  # fmt: skip
         return tuple(shapes[row] for row in blocks)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +24,12 @@ from schedc.ir.program import Program
 from schedc.plan import Attachments
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import CellSource
-from schedc_runtime.execute.executor import Executor, run_together
+from schedc_runtime.execute.executor import Executor, Interval, run_together
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.routes import Method
 from schedc_runtime.moe.shards import shard_experts
+from schedc_runtime.moe.sizes import CopiedSizes, Sizes
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.pipeline.apply_plan import recompute_stages
@@ -44,7 +48,8 @@ COSTS = CellCosts.of(
         "dense": SegmentTimes(30, 30, 20), "permute": SegmentTimes(1, 1, 0),
         "relay": SegmentTimes(1, 1, 0), "relay_back": SegmentTimes(1, 1, 0),
     },
-    {f"{label}.{lane}": 9 for label in ("routing", "dispatch", "combine") for lane in ("rail", "node")},
+    {f"{label}.{lane}": 9 for label in ("routing", "dispatch", "combine") for lane in ("rail", "node")}
+    | {"sizes.host": 9},
 )  # fmt: skip
 
 
@@ -122,6 +127,7 @@ class Ranks:
         places: Mapping[Coordinate, tuple[PeerGroups, Transport]],
         cells: CellSource,
         method: Method = "flat",
+        host_lane: bool = False,
     ) -> None:
         parts = partition(model, program.stages, placement=program.placement)
         self.program, self.count = program, program.microbatches
@@ -133,7 +139,7 @@ class Ranks:
             modules = copy.deepcopy({index: parts.modules[index] for index in stages_on(program, place.pipeline)})
             held: dict[int, Any] = {}
             for index, module in modules.items():
-                shard_experts(module, near.experts, method)
+                shard_experts(module, near.experts, method, host_lane=host_lane)
                 for part in module.modules():
                     if isinstance(part, Exchange) and part.group.size == 1:
                         part.group = near.experts
@@ -168,12 +174,14 @@ class Ranks:
         return of_places
 
 
-def together(mesh: Mesh, model: nn.Module, program: Program, cells: CellSource, method: Method = "flat") -> Ranks:
+def together(
+    mesh: Mesh, model: nn.Module, program: Program, cells: CellSource, method: Method = "flat", host_lane: bool = False
+) -> Ranks:
     """All ranks of a mesh in this process."""
     near = in_process_peer_groups(mesh)
     networks = [InProcessNetwork(mesh.pipeline) for _ in range(mesh.replicas)]
     places = {place: (near[place], networks[place.replica].transport(place.pipeline)) for place in near}
-    return Ranks(model, program, places, cells, method)
+    return Ranks(model, program, places, cells, method, host_lane)
 
 
 def unequal(mine: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
@@ -184,8 +192,13 @@ def unequal(mine: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[
     )  # fmt: skip
 
 
-def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], experts: int, method: Method) -> list[str]:
-    """One step on real processes against the serial order of all ranks in this process; what differs here."""
+def parity(
+    rank: int, world_size: int, schedule: str, sizes: dict[str, int], experts: int, method: Method, host_lane: bool
+) -> list[str]:
+    """One step on real processes against the serial order of all ranks in this process; what differs here.
+
+    host_lane: copy the sizes in steps of the cells. The list then has the faults of these steps, too.
+    """
     import torch.distributed as dist
 
     program = compile_schedule(schedule, **sizes)
@@ -194,10 +207,42 @@ def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], exp
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = peer_groups(mesh, place, 30.0)
     transport = TorchTransport(groups[place.replica], 30.0)
-    mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method)
-    mine.step()
+    mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method, host_lane)
+    with first_joins() as joins:
+        mine.step(trace=True)
     (expected,) = spread(_serially, [(mesh, program, method)])
-    return unequal(mine.results()[place], expected[place])
+    faults = round_trip_faults(program, mine.executors[place].intervals or [], joins) if host_lane else []
+    return unequal(mine.results()[place], expected[place]) + faults
+
+
+@contextmanager
+def first_joins() -> Iterator[list[int]]:
+    """When sizes were first waited for, in ns of `perf_counter_ns`."""
+    times: list[int] = []
+    join = CopiedSizes.join
+
+    def noted(self: CopiedSizes, where: str = "") -> Sizes:
+        if self._sizes is None:
+            times.append(perf_counter_ns())
+        return join(self, where)
+
+    with patch.object(CopiedSizes, "join", noted):
+        yield times
+
+
+def round_trip_faults(program: Program, spans: Sequence[Interval], joins: Sequence[int]) -> list[str]:
+    """Joins outside of the waits that cells have for them, and pairs that compute nothing of the backward meanwhile."""
+    waits = [i for i, span in enumerate(spans) if span.part.startswith("wait forward") and "sizes.host" in span.part]
+    inside = [sum(spans[i].start <= time <= spans[i].end for time in joins) for i in waits]
+    faults = [f"{len(joins)} joins, {inside} in waits"] if not joins or inside != [1] * len(joins) else []
+    for i in waits:
+        row = spans[i].row
+        own = [span.part for span in spans if span.row == row]
+        start = next(k for k in reversed(range(i)) if spans[k].part == spans[i].part.replace("wait", "start"))
+        meanwhile = [span.part for span in spans[start:i] if span.part.startswith(("run backward", "run weight"))]
+        if any(part.startswith("run backward") and "experts" in part for part in own) and not meanwhile:
+            faults.append(f"{spans[i].part} of {program.kind[row]}")
+    return faults
 
 
 def _serially(case: tuple[Mesh, Program, Method]) -> dict[Coordinate, dict[str, Tensor]]:

@@ -115,7 +115,7 @@ def _calibrate(program: Program, plan: Attachments, sharing: int, options: argpa
     if rank >= sharing:
         return None
     mesh = Mesh(1, sharing, per_node=per_node)
-    attach(parts.modules, plan, group, mesh)
+    attach(parts.modules, plan, group, mesh, host_lane=device.type == "cuda")  # on a CPU nothing is copied
     bench = Bench(group, device, options.warmup, options.repetitions)
     times = measure_stages(
         parts, boundaries, boundaries[0].pack(parts.bind(args, kwargs)), subject.targets, subject.loss_fn, bench,

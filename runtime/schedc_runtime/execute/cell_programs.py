@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 
+import torch
+
 from schedc.cell import CellCosts, CellProgram, PlanOrder, SegmentTimes, StageShape, cell_program
 from schedc.cell.collectives import verify_collectives
 from schedc.cell.issue_order import CellOnRank, ExpertRanks
@@ -37,7 +39,8 @@ TYPICAL_COSTS = CellCosts.of(
         "post": SegmentTimes(2, 2),
         "dense": SegmentTimes(30, 30, 30),
     },
-    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")},
+    {f"{label}.{lane}": 12.0 for label in ("dispatch", "combine", "hot") for lane in ("rail", "node")}
+    | {"sizes.host": 1.0},
 )
 """Times by which cells are ordered where no costs are given: only their proportions count.
 
@@ -55,6 +58,13 @@ def cell_source(plan: Attachments, costs: CellCosts | None) -> CellSource:
         return cell_program(kind, forward, backward, times, orders.get(kind))
 
     return source
+
+
+def asks_on_lane(plan: Attachments, cells: CellCosts | CellSource | None, device: torch.device) -> bool:
+    """Whether the copy of sizes to the host is a step of cells: where costs give it a time; without costs, on a GPU."""
+    if isinstance(cells, CellCosts):
+        return cells.asks_host
+    return cells is None and plan.overlap and device.type == "cuda"
 
 
 def segmented(stage: object) -> SegmentedStage:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from schedc.cell.graph import StageShape
+from schedc.cell.graph import Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
@@ -60,8 +60,13 @@ class SharedStarts:
             Path(path[0]).unlink()  # the ranks keep it open
         return cls(mesh, process, table)
 
-    def post(self, shape: StageShape, node: int, start: float, time: float) -> Ticket:
-        """Note that this rank started an exchange; start: seconds of `perf_counter`, time: seconds."""
+    def post(self, shape: StageShape, node: int, start: float, time: float) -> Ticket | None:
+        """Note that this rank started an exchange; None for a copy to its host, in which no other rank takes part.
+
+        start: seconds of `perf_counter`, time: seconds.
+        """
+        if shape.nodes[node].lane is Lane.HOST:
+            return None
         lane, reach = shape.nodes[node].lane, scope(shape, node)
         channel = CHANNELS.index(reach if reach != "lane" else f"lane {lane}")
         place, number = self.mesh.coordinate(self.process), self.counts[channel]

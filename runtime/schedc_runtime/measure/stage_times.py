@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from schedc.cell.costs import CellCosts, SegmentTimes
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
-from schedc.cell.table import ROLES, CellTable
+from schedc.cell.table import ROLES, SIZES, CellTable
 from schedc.cell.written_order import EXCHANGES
 from schedc.cost.costs import Costs
 from schedc_runtime.partition import Partition
@@ -262,7 +262,7 @@ def _cell_costs(shapes: Sequence[StageShape], tables: Sequence[Mapping[str, floa
         for node in shape.nodes:
             role = f"{node.role}.{node.lane}" if node.exchange else node.role
             ends_another = node.role == "attention" and any(shape.nodes[before].exchange for before in node.after)
-            if ends_another or node.role not in (*ROLES, *EXCHANGES):
+            if ends_another or node.role not in (*ROLES, *EXCHANGES, SIZES):
                 continue
             exchanges |= {role} if node.exchange else set()
             for half in HALVES:

@@ -48,6 +48,7 @@ class Loads(nn.Module):
     a capacity. lender: who lends the hot experts of a step, and needs its rows.
     """
 
+    differentiable = False
     chosen: Tensor
     dropped: Tensor
 

@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.moe import routes
 from schedc_runtime.moe.balance import Balance, BalanceExchange, Loads, Tally, updated_bias
 from schedc_runtime.moe.capacity import Dropper, ExpertCapacity
 from schedc_runtime.moe.counts import Method
@@ -32,13 +31,13 @@ from schedc_runtime.moe.experts import Experts, gated
 from schedc_runtime.moe.hot import HotChooser, HotExchange, Lend
 from schedc_runtime.moe.hot_choice import HotPolicy
 from schedc_runtime.moe.hot_slots import StepLender
-from schedc_runtime.moe.planner import Counter, Planner
-from schedc_runtime.moe.products import RowGroups
+from schedc_runtime.moe.planner import Counter, Planner, WithSizes
 from schedc_runtime.moe.router import Router
-from schedc_runtime.moe.routes import Route
+from schedc_runtime.moe.row_steps import Arrive, Collect, Depart, Pack, Relay, RelayBack
+from schedc_runtime.moe.sizes import SizesExchange
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.ranks.expert_group import ExpertGroup
-from schedc_runtime.recompute.regions import region, region_of_rows
+from schedc_runtime.recompute.regions import region
 from schedc_runtime.transport.collectives import Communicator
 
 METHODS: tuple[Method, ...] = ("flat", "hierarchical", "allgather")
@@ -105,6 +104,7 @@ class MoELayer(nn.Module):
     combine_flat: RowExchange | None
     combine_node: RowExchange | None
     combine_rail: RowExchange | None
+    sizes: SizesExchange | None
     hot: HotExchange | None
     balancing: BalanceExchange | None
 
@@ -118,9 +118,9 @@ class MoELayer(nn.Module):
         self.routing = CountsExchange()
         self.loads = Loads(router.routing.experts)
         self.tally, self.balance = Tally(), Balance(router.routing)
-        self.planner = Planner()
-        self.pack, self.relay, self.arrive = _Pack(), _Relay(), _Arrive()
-        self.depart, self.relay_back, self.collect = _Depart(), _RelayBack(), _Collect()
+        self.planner, self.with_sizes = Planner(), WithSizes()
+        self.pack, self.relay, self.arrive = Pack(), Relay(), Arrive()
+        self.depart, self.relay_back, self.collect = Depart(), RelayBack(), Collect()
         self.lend = Lend()
         self.outlined = 0
         """Tokens of the last forward on fake tensors; 0 before any."""
@@ -140,6 +140,7 @@ class MoELayer(nn.Module):
         *,
         bound: float | None = None,
         tokens: int | None = None,
+        host_lane: bool = False,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
@@ -148,7 +149,8 @@ class MoELayer(nn.Module):
         `StepLender.leave` of `lender`, which a pipeline calls. replicas: all ranks with this layer, whose tokens share
         one auxiliary loss; None: the ranks of ``group``. bound: give buffers this many times the mean rows, so that the
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
-        most of a rank, needed with a capacity or bound where ranks have different numbers.
+        most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
+        sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
 
         Raises `RuntimeFault` if the experts here are not this rank's.
         """
@@ -161,13 +163,11 @@ class MoELayer(nn.Module):
         self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
         self.counter.group, self.counter.method = group, method
-        self.dispatch_flat = _exchange("dispatch", "flat", method)
-        self.dispatch_rail = _exchange("dispatch", "rail", method)
-        self.dispatch_node = _exchange("dispatch", "node", method)
-        self.combine_node = _exchange("combine", "node", method)
-        self.combine_rail = _exchange("combine", "rail", method)
-        self.combine_flat = _exchange("combine", "flat", method)
-        policy = None if capacity or bound else self._policy(group, hot)
+        self._exchange_rows(method)
+        constant = capacity is not None or bound is not None
+        self.sizes = SizesExchange() if host_lane and not constant else None
+        self.planner.copies = self.sizes is None
+        policy = None if constant else self._policy(group, hot)
         self._lend_by_step(group, policy)
         self.planner.chooser = self._chooser(group, policy)
         self.hot = None if self.planner.chooser is None else HotExchange()
@@ -177,6 +177,14 @@ class MoELayer(nn.Module):
         for module in self.children():
             if isinstance(module, Exchange):
                 module.group = group
+
+    def _exchange_rows(self, method: Method) -> None:
+        self.dispatch_flat = _exchange("dispatch", "flat", method)
+        self.dispatch_rail = _exchange("dispatch", "rail", method)
+        self.dispatch_node = _exchange("dispatch", "node", method)
+        self.combine_node = _exchange("combine", "node", method)
+        self.combine_rail = _exchange("combine", "rail", method)
+        self.combine_flat = _exchange("combine", "flat", method)
 
     def _policy(self, group: ExpertGroup, hot: HotPolicy | None) -> HotPolicy | None:
         """The policy with its numbers; None where nobody lends."""
@@ -213,6 +221,9 @@ class MoELayer(nn.Module):
             (tally,) = self.balancing(None, tally)
         everyone = self.loads(everyone)
         route = self.planner(everyone, choices)
+        if self.sizes is not None:
+            (sizes,) = self.sizes(route)
+            route = self.with_sizes(route, sizes)
         numbers: tuple[Tensor, ...] = ()
         if self.dispatch_flat is not None:
             rows, gates = self.pack(route, tokens, weight)
@@ -355,46 +366,3 @@ def _exchange(label: str, hop: Any, method: Method) -> RowExchange | None:
     if (hop == "flat") != (method == "flat"):
         return None
     return RowExchange(label, hop, reverse=label == "combine")
-
-
-class _Pack(nn.Module):
-    def forward(self, route: Route, tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return routes.pack(route, tokens, weight)
-
-
-class _Relay(nn.Module):
-    def forward(self, route: Route, rows: Tensor, gates: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        return routes.relay(route, rows, gates, ids)
-
-
-class _Arrive(nn.Module):
-    """Also returns which rows belong to which local expert, as the host and the device know it.
-
-    With bounds only the device knows it, and rows behind the last expert's are padding.
-    """
-
-    def forward(self, route: Route, rows: Tensor, gates: Tensor, *ids: Tensor) -> tuple[Tensor, Tensor, RowGroups]:
-        for numbers in ids:
-            routes.land(route, numbers)
-        rows, gates = region_of_rows(Level.LIGHT, routes.arrive, route, rows, gates)
-        if route.shape.capacity is not None:
-            return rows, gates, RowGroups()
-        ends = route.counts.mine.sum(0).cumsum(0, dtype=torch.int32)
-        if route.shape.bounds is not None:
-            return rows, gates, RowGroups(ends=ends.clamp(max=len(rows)))
-        return rows, gates, RowGroups(route.sizes.counts, ends)
-
-
-class _Depart(nn.Module):
-    def forward(self, route: Route, rows: Tensor) -> Tensor:
-        return routes.depart(route, rows)
-
-
-class _RelayBack(nn.Module):
-    def forward(self, route: Route, rows: Tensor) -> Tensor:
-        return routes.relay_back(route, rows)
-
-
-class _Collect(nn.Module):
-    def forward(self, route: Route, rows: Tensor) -> Tensor:
-        return routes.collect(route, rows)

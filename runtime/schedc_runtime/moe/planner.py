@@ -1,6 +1,6 @@
 """Counts a rank's choices, and plans a microbatch from everyone's: the steps of a MoE layer around the routing.
 
-index, weight --Counter--> counts --[routing]--> everyone's --Planner--> route
+index, weight --Counter--> counts --[routing]--> everyone's --Planner--> route --[sizes]--> WithSizes --> route
 """
 
 from __future__ import annotations
@@ -75,8 +75,12 @@ class Choosing(NamedTuple):
 class Planner(nn.Module):
     """Plans a microbatch: everyone's counts [ranks, columns], or choices [ranks, N, k], to the `Route` of this rank."""
 
+    differentiable = False
+
     def __init__(self) -> None:
         super().__init__()
+        self.copies = True
+        """Whether it starts the copy of sizes; otherwise a `SizesExchange` does."""
         self.name = ""
         """Name of the layer in its model, for messages."""
         self.chooser: HotChooser | None = None
@@ -96,9 +100,8 @@ class Planner(nn.Module):
     def forward(self, everyone: Tensor, choosing: Choosing) -> Route:
         counting = self.training and torch.is_grad_enabled()
         route: Route = keep(self._route, everyone, choosing, counting)
-        if (current := recorder()) is not None:
-            top = choosing.choices.ids.shape[1]
-            current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
+        if self.copies:
+            decide(route)
         if not replaying():
             self._note(route)
         if counting:
@@ -115,8 +118,12 @@ class Planner(nn.Module):
     def _route(self, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:
         choices, shape = choosing
         if self.chooser is None:
-            return routes.plan_route(choices, Counts(everyone, shape), self.where)
-        return replace(_lent_route(self.chooser, everyone, choosing, counting), where=self.where)
+            route = routes.plan_route(choices, Counts(everyone, shape), self.where)
+        else:
+            route = replace(_lent_route(self.chooser, everyone, choosing, counting), where=self.where)
+        if self.copies:
+            route.copied.start()
+        return route
 
     @property
     def where(self) -> str:
@@ -136,6 +143,21 @@ class Planner(nn.Module):
         self.rows = self.padded_rows = self.overflowed = 0
         if self.chooser is not None:
             self.chooser.end_step()
+
+
+class WithSizes(nn.Module):
+    """Goes on with a route whose sizes are on the host. sizes: what brought them, int32 [numbers]."""
+
+    def forward(self, route: Route, sizes: Tensor) -> Route:
+        decide(route)
+        return route
+
+
+def decide(route: Route) -> None:
+    """Decide, by the rows that a route brings, what is recomputed. Waits for the sizes where that depends on them."""
+    if (current := recorder()) is not None:
+        top = route.choices.ids.shape[1]
+        current.decide(lambda: arrivals(route.sizes, top), route.shape.rank)
 
 
 def _lent_route(chooser: HotChooser, everyone: Tensor, choosing: Choosing, counting: bool) -> Route:

@@ -42,7 +42,7 @@ __all__ = ["Method", "Route", "Shape", "arrive", "collect", "depart", "pack", "p
 class Route:
     """The way of one microbatch through a MoE layer, as one rank sees it. Trees are made where rows first need them.
 
-    choices: those of this rank. counts: those of all ranks. copied: the sizes on their way to the host. where: the
+    choices: those of this rank. counts: those of all ranks. copied: the sizes for the host. where: the
     layer and the microbatch, for messages. lending: the hot experts; ``counts`` then has a slot for each, after the
     experts of every rank.
     """
@@ -83,7 +83,7 @@ class Route:
 
 
 def plan_route(choices: Choices, counts: Counts, where: str = "a MoE layer", lending: Lending = NOTHING_HOT) -> Route:
-    """The route of one microbatch, with the copy of its sizes to the host on its way.
+    """The route of one microbatch. ``copied.start()`` begins the copy of its sizes to the host.
 
     choices: this rank's, in the experts' numbers of ``counts``. where: the layer and the microbatch, for messages.
     """

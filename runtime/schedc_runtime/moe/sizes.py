@@ -1,7 +1,9 @@
 """The sizes of a route that the host needs: one copy from the device, started with the plan and joined where needed.
 
-    START   the vector of sizes on the device, its copy to pinned memory, an event behind it
+    START   the vector's copy to pinned memory, an event behind it
     WAIT    the event; the numbers, by name; an error where a rank has flagged its choices
+
+Both are steps of a cell where a layer has a `SizesExchange`: other segments run between them.
 
 With a capacity or bounds every size is constant, and nothing is copied.
 """
@@ -10,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from schedc.cell.graph import Lane
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.moe.counts import TROUBLES, Counts, Flag, Shape, group_sizes
+from schedc_runtime.ranks.exchange import Exchange, Pending
+from schedc_runtime.transport.collectives import SoloCommunicator
 
 
 class HopSplits(NamedTuple):
@@ -53,28 +58,32 @@ class RoutingFault(RuntimeFault):
 
 
 class CopiedSizes:
-    """Sizes on their way to the host. Making it is START, `join` is WAIT."""
+    """Sizes on the device, and on their way to the host: `start` is START, `join` is WAIT."""
 
     def __init__(self, counts: Counts, bags: Sequence[Tensor] = ()) -> None:
         parts = _parts(counts, bags)
         self._shape, self._lengths = counts.shape, {name: len(part) for name, part in parts.items()}
-        vector = torch.cat([part.to(torch.int32) for part in parts.values()])
+        self._vector: Tensor | None = torch.cat([part.to(torch.int32) for part in parts.values()])
         self._event: torch.cuda.Event | None = None
-        if vector.is_cuda:
-            pinned = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-            vector = pinned.copy_(vector, non_blocking=True)
+        self._sizes: Sizes | None = None
+
+    def start(self) -> Tensor:
+        """The vector of sizes, int32 [numbers], on its way to the host. A second call changes nothing."""
+        assert self._vector is not None
+        if self._vector.is_cuda:
+            pinned = torch.empty(self._vector.shape, dtype=torch.int32, pin_memory=True)
+            self._vector = pinned.copy_(self._vector, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        self._vector: Tensor | None = vector
-        self._sizes: Sizes | None = None
+        return self._vector
 
     def join(self, where: str = "a MoE layer") -> Sizes:
         """The sizes. Raises `RoutingFault` if a rank has a flag. where: the layer and the microbatch, for messages."""
         if self._sizes is None:
-            assert self._vector is not None
+            vector = self.start()
             if self._event is not None:
                 self._event.synchronize()
-            numbers = self._vector.tolist()
+            numbers = vector.tolist()
             named: dict[str, tuple[int, ...]] = {}
             for name, length in self._lengths.items():
                 named[name], numbers = tuple(numbers[:length]), numbers[length:]
@@ -133,6 +142,35 @@ def _sizes(named: dict[str, tuple[int, ...]], shape: Shape) -> Sizes:
     return Sizes(named["counts"], splits, named["ranks"], named["tokens"], named["bags"])
 
 
+class Copying(Protocol):
+    """The part of a `Route` that `SizesExchange` uses."""
+
+    copied: CopiedSizes
+    where: str
+
+
+class SizesExchange(Exchange):
+    """The copy of a route's sizes to the host, without another rank: to int32 [numbers], and without a gradient."""
+
+    label, differentiable = "sizes", False
+    lane = Lane.HOST.value
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alone = SoloCommunicator("host")
+
+    def start(self, route: Copying, *payload: Tensor) -> Pending:
+        return Pending(self.alone, (route.copied, route.where, route.copied.start()))
+
+    def finish(self, pending: Pending) -> tuple[Tensor, ...]:
+        copied, where, vector = pending.handle
+        copied.join(where)
+        return (vector,)
+
+    def forward(self, route: Copying, *payload: Tensor) -> tuple[Tensor, ...]:
+        return self.finish(self.start(route))
+
+
 class ConstantSizes:
     """The sizes of padded blocks: those of every microbatch of as many tokens, so that there is nothing to wait for."""
 
@@ -143,6 +181,9 @@ class ConstantSizes:
             counts, _constant_splits(shape), (rows,) * shape.ranks, (tokens,) * shape.ranks,
             tuple(tokens * min(top, shape.experts // size) for size in group_sizes(shape)),
         )  # fmt: skip
+
+    def start(self) -> None:
+        """Nothing is copied."""
 
     def join(self, where: str = "") -> Sizes:
         """The sizes."""

@@ -58,11 +58,13 @@ def attach(
     mesh: Mesh,
     replicas: Communicator | None = None,
     costs: CellCosts | None = None,
+    *,
+    host_lane: bool = False,
 ) -> None:
     """Spread the experts of one place's stage modules over ``group``, and let rows travel as the plan says.
 
     replicas: the ranks that hold the same stages; None for those of ``group``. costs: times of cells, by which hot
-    experts pay or not.
+    experts pay or not. host_lane: see `MoELayer.attach`.
     """
     capacity = None if plan.capacity is None else ExpertCapacity(plan.capacity.factor, plan.capacity.drop)
     hot = None if plan.hot is None else HotPolicy(plan.hot.most, plan.hot.below, plan.hot.by_microbatch, costs=costs)
@@ -77,10 +79,10 @@ def attach(
         wanted = method_for(plan, layers[0], mesh)
         method = next(method for method in METHODS if method == wanted)
         if group.size > 1:
-            shard_experts(module, group, method, capacity, hot, replicas, bound=plan.bound)
+            shard_experts(module, group, method, capacity, hot, replicas, bound=plan.bound, host_lane=host_lane)
         else:
             for layer in layers:
-                layer.attach(group, method, capacity, replicas=replicas, bound=plan.bound)
+                layer.attach(group, method, capacity, replicas=replicas, bound=plan.bound, host_lane=host_lane)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:

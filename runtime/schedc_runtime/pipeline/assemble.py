@@ -27,7 +27,7 @@ from schedc.plan import Attachments, plan_of
 from schedc_runtime.compiled.settings import CompileSettings, compile_settings
 from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
-from schedc_runtime.execute.cell_programs import CellSource, cell_source, cells_on_rank, check_cells
+from schedc_runtime.execute.cell_programs import CellSource, asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import Construction, construction_of
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
@@ -212,7 +212,8 @@ def make_stages(assembly: Assembly) -> None:
     def spread(place: Coordinate, modules: Iterable[nn.Module]) -> None:
         modules, near = list(modules), network.peer_groups[place]
         costs = settings.cells if isinstance(settings.cells, CellCosts) else None
-        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, costs)
+        on_lane = asks_on_lane(assembly.plan, settings.cells, assembly.device)
+        attach(modules, assembly.plan, near.experts, assembly.mesh, near.replicas, costs, host_lane=on_lane)
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 

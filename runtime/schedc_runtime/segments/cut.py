@@ -198,7 +198,8 @@ def _same_layer(a: CutNode, b: CutNode) -> bool:
 
 _BETWEEN = {
     ("", "routing"): "attention", ("", "dispatch"): "attention", ("routing", "dispatch"): "permute",
-    ("dispatch", "dispatch"): "relay", ("dispatch", "combine"): "experts", ("combine", "combine"): "relay_back",
+    ("routing", "sizes"): "plan", ("sizes", "dispatch"): "permute", ("dispatch", "dispatch"): "relay",
+    ("dispatch", "combine"): "experts", ("combine", "combine"): "relay_back",
 }  # fmt: skip
 """The role of a segment, by the labels of the exchanges before and behind it in its layer."""
 

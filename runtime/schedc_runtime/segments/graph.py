@@ -25,6 +25,7 @@ class Segment:
 
     run: function of the stage module and the values ``takes``; returns the values ``gives`` as a tuple.
     modules: paths of the submodules that it calls. parameters: paths of the parameters that it reads directly.
+    differentiable: whether gradients go through it; not where all of its modules say ``differentiable = False``.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Segment:
     gives: tuple[int, ...]
     modules: tuple[str, ...]
     parameters: tuple[str, ...]
+    differentiable: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,7 @@ class StageGraph:
                 Lane(node.exchange.lane) if isinstance(node, Communication) else Lane.COMPUTE,
                 tuple(sorted({self.maker[value] for value in node.takes if value >= self.inputs})),
                 inputs=any(0 <= value < self.inputs for value in node.takes),
-                differentiable=not isinstance(node, Communication) or node.exchange.differentiable,
+                differentiable=(node.exchange if isinstance(node, Communication) else node).differentiable,
                 weights=isinstance(node, Segment) and (self.defers(number) or number in self.sharing),
                 recomputed=number in self.recomputed,
                 share=self.recomputed.get(number, 1.0),
@@ -281,7 +283,12 @@ class _GraphBuilder:
             tuple(self.value(node) for node in outputs),
             tuple(dict.fromkeys(called)),
             tuple(dict.fromkeys(read)),
+            any(node.op != "call_module" or self._differentiable(str(node.target)) for node in group.nodes),
         )
+
+    def _differentiable(self, path: str) -> bool:
+        """Whether gradients go through a module, as it says itself."""
+        return getattr(self.module.get_submodule(path), "differentiable", True) is not False
 
     def _taken(self, group: Group, inside: set[fx.Node]) -> list[fx.Node]:
         """The values from outside that a group uses, also through copied nodes, in the order of use."""

@@ -23,7 +23,9 @@ from schedc.ir.json import program_to_json
 from schedc.source import Source
 from schedc_runtime import Pipeline
 from schedc_runtime.commands import calibrate, run
+from schedc_runtime.execute.cell_programs import asks_on_lane
 from schedc_runtime.measure.stage_times import Bench, StageTimes, costs_of, measure_stages, merged
+from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.partition import partition
 from schedc_runtime.partition.boundary import infer_boundaries
 from schedc_runtime.ranks.expert_group import ExpertGroup
@@ -55,7 +57,11 @@ def measured(model: torch.nn.Module, stages: int, *, split: bool = True, overlap
 
 
 def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
-    stages = measured(small_moe(3, 1), 2)
+    """With the host as a lane, as on a GPU."""
+    model = small_moe(3, 1)
+    for _, layer in moe_layers(model):
+        layer.attach(ExpertGroup.solo(), host_lane=True)
+    stages = measured(model, 2)
     for stage in stages:
         assert stage.shape is not None
         steps = [step for kind in ("F", "B") for step in serial(kind, stage.shape, stage.shape).steps]
@@ -71,7 +77,9 @@ def test_every_part_of_a_stage_is_timed_in_every_repetition() -> None:
     assert costs.cell is not None
     assert costs.cell.blocks == (("dense", "moe"), ("moe", "moe"))
     roles = {name for name, _ in costs.cell.costs.segments}
-    assert roles == {"dense", "attention", "shared", "permute", "experts", "post"}
+    assert roles == {"dense", "attention", "shared", "plan", "permute", "experts", "post"}
+    assert dict(costs.cell.costs.exchanges)["sizes.host"].forward > 0
+    assert [shape.names for shape in costs.cell.shapes(2)] == [stage.shape.names for stage in stages if stage.shape]
     assert parse_costs(Source("costs.toml", dump_costs(costs))) == costs
 
 
@@ -159,7 +167,7 @@ def test_calibrate_check_run(tmp_path: Path) -> None:
 
 def test_cell_costs_of_a_file_order_cells() -> None:
     """An order follows the file: with nothing but a long routing, the shared expert fills the wait for it."""
-    costs = CellCosts.of({"shared": SegmentTimes(5.0)}, {"routing.node": 5.0})
+    costs = CellCosts.of({"shared": SegmentTimes(5.0)}, {"routing.node": 5.0, "sizes.host": 1.0})
     loaded = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs))))).cell
     assert loaded is not None
     program = schedc.compile("1f1b", P=1, M=2)
@@ -169,6 +177,9 @@ def test_cell_costs_of_a_file_order_cells() -> None:
     steps = [f"{step.action} {names[step.node]}" for step in pipe._assembly.cells["F of 0"].program.steps]
     start, filler, wait = (steps.index(x) for x in ("start 0.routing.node", "run 0.shared", "wait 0.routing.node"))
     assert start < filler < wait
+    assert "wait 0.sizes.host" in steps
+    assert [asks_on_lane(plan, None, torch.device(name)) for name in ("cpu", "cuda")] == [False, True]
+    assert not asks_on_lane(plan, serial, torch.device("cuda"))
 
 
 def test_a_model_of_the_users(

@@ -14,7 +14,7 @@ from schedc_runtime.measure import shared_starts
 from schedc_runtime.measure.shared_starts import CHANNELS, SLOTS, SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
 
-FLAT = stage_shape(["moe"], "flat", nodes=1)
+FLAT = stage_shape(["moe"], "flat", nodes=1, sizes=True)
 HOPS = stage_shape(["moe"], "hierarchical")
 
 
@@ -39,6 +39,12 @@ def test_an_exchange_begins_with_its_last_rank_and_takes_the_longest_time() -> N
     assert [rank.last(ticket) for rank, ticket in zip(ranks, tickets, strict=True)] == [(3.0, 0.5)] * 2 + [
         (9.0, 9.0)
     ] * 2
+
+
+def test_a_copy_to_the_host_waits_for_no_other_rank() -> None:
+    first, _ = tables(Mesh(1, 2))
+    assert first.post(FLAT, node(FLAT, "0.sizes.host"), 1.0, 1.0) is None
+    assert not first.table.any()
 
 
 def test_hops_have_communicators_of_their_own() -> None:

@@ -26,8 +26,8 @@ def instrument() -> ModuleType:
 def test_a_layer_asks_once_and_not_at_all_with_constant_sizes() -> None:
     host_asks = instrument()
     for method in METHODS:
-        assert host_asks.asks(method, "exact") == (1, 0)
-        assert host_asks.asks(method, "adaptive") == (1, 0)
+        for mode in ("exact", "adaptive", "host_lane"):
+            assert host_asks.asks(method, mode) == (1, 0)
         for mode in ("padded", "bounded"):
             assert host_asks.asks(method, mode) == (0, 0)
             assert host_asks.on_meta(method, mode)

@@ -11,18 +11,18 @@ from schedc_runtime import Pipeline
 from schedc_runtime.moe.layer import moe_layers
 from schedc_runtime.ranks.mesh import Mesh
 from support.runtime_cases import next_token_loss, tokens
-from support.segmented_cases import small_moe
+from support.segmented_cases import COSTS, small_moe
 
 
 @pytest.mark.parametrize("plan", [Attachments(), Attachments(capacity=Capacity(1.25)), Attachments(bound=2.0)])
 @pytest.mark.parametrize("call", ["step", "evaluate"])
 def test_a_score_that_is_not_a_number_is_named(plan: Attachments, call: str) -> None:
-    """Exact sizes bring the flag when they are joined; with constant sizes the end of the step does, with the loss."""
+    """Exact sizes bring the flag when they are joined, by a plan or by a copy in cells; constant ones with the loss."""
     program = schedc.compile("1f1b", P=1, M=2)
     batch, targets = tokens(4)
     pipe = Pipeline(
         small_moe(1, 1), program, loss_fn=next_token_loss, in_process=True, mesh=Mesh(1, 2),
-        plan=plan, example=batch.chunk(2)[0],
+        plan=plan, example=batch.chunk(2)[0], cells=COSTS if call == "step" else None,
     )  # fmt: skip
     pipe.step(batch, targets)
     layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]

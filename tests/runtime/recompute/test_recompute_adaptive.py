@@ -37,7 +37,7 @@ from support.recompute_cases import (
     unequal,
 )
 from support.runtime_cases import next_token_loss, tokens
-from support.segmented_cases import listed
+from support.segmented_cases import COSTS, listed
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
     torch.manual_seed(0)
     pipe = Pipeline(
         moe(0.0, 3), schedc.compile("1f1b", P=1, M=2), loss_fn=next_token_loss, in_process=True, plan=plan,
-        mesh=Mesh(1, 2), cells=listed,
+        mesh=Mesh(1, 2), cells=COSTS,
     )  # fmt: skip
     recomputed: list[list[int]] = []
     counts = [0] * len(list(pipe._held()))
@@ -148,8 +148,8 @@ def skewed(plan: Attachments) -> tuple[list[list[int]], dict[str, Tensor], int]:
 @pytest.mark.parametrize(("by", "level"), [(By.GROUP, Level.FULL), (By.RANK, Level.MEDIUM)])
 def test_adaptive_recomputes_while_routing_is_skewed(by: By, level: Level) -> None:
     """In the first step all tokens go to the first rank: two layers, two microbatches."""
-    found, gradients, flops = skewed(Attachments(recompute=(Recompute(level, 1.5, by),)))
-    _, expected, least = skewed(Attachments())
+    found, gradients, flops = skewed(Attachments(overlap=True, recompute=(Recompute(level, 1.5, by),)))
+    _, expected, least = skewed(Attachments(overlap=True))
     assert found[0] == [4, 4]
     assert found[1] == ([4, 4] if by is By.GROUP else [4, 0])  # off on the rank that had no rows
     assert found[2] == [0, 0]

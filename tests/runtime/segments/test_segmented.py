@@ -29,13 +29,14 @@ from support.segmented_cases import shuffled, small_moe, unequal
 
 @pytest.mark.parametrize("method", ["flat", "hierarchical", "allgather"])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("dense", "moe"), [(0, 1), (1, 2), (2, 0)])
-def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: int, moe: int) -> None:
+@pytest.mark.parametrize(("dense", "moe", "sizes"), [(0, 1, True), (1, 2, False), (2, 0, True)])
+def test_shapes_are_those_of_standard_blocks(method: Any, shared: bool, dense: int, moe: int, sizes: bool) -> None:
     model = small_moe(moe, dense, shared=int(shared))
-    shard_experts(model, in_process_expert_groups(4, 2)[0], method)
+    shard_experts(model, in_process_expert_groups(4, 2)[0], method, host_lane=sizes)
     (stage,) = partition(nn.Sequential(*model.blocks), 1, blocks="").modules
     names = [str(i) for i in range(dense + moe)]
-    assert stage_graph(stage, 1, names).shape == stage_shape(["dense"] * dense + ["moe"] * moe, method, shared)
+    blocks = ["dense"] * dense + ["moe"] * moe
+    assert stage_graph(stage, 1, names).shape == stage_shape(blocks, method, shared, sizes=sizes)
 
 
 @pytest.mark.parametrize("method", ["flat", "hierarchical"])
