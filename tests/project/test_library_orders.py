@@ -149,7 +149,7 @@ def test_rules_with_a_third_size(third: int) -> None:
 # Completeness, order, deadlock and claims at every legal size in a range.
 
 
-MICROBATCHES = swept(list(range(1, 33)), [1, 2, 3, 4, 7, 8, 10, 16])
+MICROBATCHES = swept(list(range(1, 33)), [1, 2, 3, 4, 5, 7, 8, 10, 15, 16])
 
 
 def legal_sizes(name: str) -> Iterator[tuple[dict[str, int], Schedule]]:
