@@ -1,0 +1,36 @@
+"""Shortens the search for the orders inside of cells, for tests that ask for the bits of an order and not for its time.
+
+Such a search is the larger part of what it takes to build a small pipeline, and every rank searches by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+
+from schedc.cell import local_search
+from schedc.cell.schedule import cell_program
+
+VARIED, TRIES_PER_TASK = 4, 20
+
+
+@contextmanager
+def short_search() -> Generator[None]:
+    """Search shortly inside of the block; what was found inside stays there."""
+    whole = local_search.VARIED, local_search.TRIES_PER_TASK
+    cell_program.cache_clear()
+    _search(VARIED, TRIES_PER_TASK)
+    yield
+    _search(*whole)
+    cell_program.cache_clear()
+
+
+def search_shortly_on_ranks() -> None:
+    """Search shortly from here on, in a process of a pool of ranks; elsewhere do nothing."""
+    if parent_process() is not None:
+        _search(VARIED, TRIES_PER_TASK)
+
+
+def _search(varied: int, tries: int) -> None:
+    local_search.VARIED, local_search.TRIES_PER_TASK = varied, tries
