@@ -92,27 +92,27 @@ def two_steps(
     return {**state, "losses": torch.stack(losses), "random": torch.rand(3)}
 
 
-def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str, list[str]]]) -> list[list[str]]:
-    """Per case (schedule, sizes, lines, lines of recomputation): what differs from the plan without the latter."""
+def parity(
+    rank: int, world_size: int, cases: list[tuple[str, dict[str, int], str, list[tuple[str, bool]]]]
+) -> list[list[str]]:
+    """What differs from the plan that recomputes nothing, per case and level.
+
+    cases: schedule, sizes, lines, and by level the lines of recomputation and whether the program has Rs.
+    """
     differing = []
     for schedule, sizes, lines, levels in cases:
         expected = trained(schedule, sizes, lines)
-        differing += [unequal(trained(schedule, sizes, f"{lines}\n{level}"), expected) for level in levels]
+        differing += [unequal(trained(schedule, sizes, f"{lines}\n{level}", rs=rs), expected) for level, rs in levels]
     return differing
 
 
-def ahead_parity(
-    rank: int,
-    world_size: int,
-    dense: list[tuple[str, dict[str, int], bool]],
-    experts: list[tuple[str, dict[str, int], str, list[str]]],
-) -> list[list[str]]:
+def ahead_parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, int], bool]]) -> list[list[str]]:
     """Differences of programs with Rs: from the serial reference, and from the same program without Rs with dropout.
 
-    Plans with experts, at each level, are compared with a plan that recomputes nothing.
+    cases: schedule, sizes, and whether stages run in segments.
     """
     differing = []
-    for schedule, sizes, overlap in dense:
+    for schedule, sizes, overlap in cases:
         program = with_rs(compile_schedule(schedule, **sizes))
         model = model_for(program)
         pipe = Pipeline(model, program, loss_fn=next_token_loss, timeout=30, cut=Cut(segmented=overlap))
@@ -120,9 +120,6 @@ def ahead_parity(
         pipe.close()
         states = [noisy_grads(tried, cut=Cut(segmented=overlap)) for tried in (program, without_recomputation(program))]
         differing.append(unequal(*states))
-    for schedule, sizes, lines, levels in experts:
-        expected = trained(schedule, sizes, lines)
-        differing += [unequal(trained(schedule, sizes, f"{lines}\n{level}", rs=True), expected) for level in levels]
     return differing
 
 

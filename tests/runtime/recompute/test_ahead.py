@@ -221,21 +221,14 @@ def test_a_stage_that_changes_its_mode_still_finds_its_buffers() -> None:
 
 # In a program.
 
-DENSE = [("1f1b", {"P": 4, "M": 3}, False)]
-PAIRS = [("dualpipev", {"P": 2, "M": 4}, True)]
+CASES = [("1f1b", {"P": 2, "M": 3}, False), ("dualpipev", {"P": 2, "M": 4}, True)]
 TWO_NODES = "  experts 8 top 2\n  topology nodes 2 x 1\n"
-EXPERTS = [
-    ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto", ["  recompute full"]),
-    ("zbh1", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall flat", ["", "  recompute medium"]),
-]
 
 
 @pytest.mark.processes
 def test_processes() -> None:
-    """Split backwards on a V, full ones, and pairs in segments; experts over two processes, at each level."""
-    for wrong in pool(4).run("support.recompute_cases:ahead_parity", dense=DENSE, experts=EXPERTS, timeout=240):
-        assert wrong == [[]] * (len(DENSE) + sum(len(levels) for *_, levels in EXPERTS))
-    assert pool(2).run("support.recompute_cases:ahead_parity", dense=PAIRS, experts=[]) == [[[]]] * 2
+    """Full backwards, and pairs in segments; programs with experts are in `test_recompute.py`."""
+    assert pool(2).run("support.recompute_cases:ahead_parity", cases=CASES, timeout=120) == [[[]] * len(CASES)] * 2
 
 
 def test_it_is_told_by_its_name() -> None:

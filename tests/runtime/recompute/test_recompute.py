@@ -85,20 +85,25 @@ def test_bits_under_autocast() -> None:
     assert [unequal(each, grads[0]) for each in grads] == [[], [], []]
 
 
-CASES = [
+FOUR_RANKS = [
     ("dualpipev", {"P": 2, "M": 4}, f"{TWO_NODES}  alltoall hierarchical\n  overlap auto",
-     ["  recompute chunk 0 full\n  recompute chunk 1 medium"]),
-    ("zbh1", {"P": 2, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto",
-     ["  recompute light adaptive(1.01) by group"]),
-    ("1f1b", {"P": 2, "M": 3}, f"{TWO_NODES}  alltoall flat\n  capacity 1.25 drop probs",
-     ["  recompute full", "  recompute medium adaptive(1.2) by rank"]),
+     [("  recompute chunk 0 full\n  recompute chunk 1 medium", False), ("  recompute full", True)]),
+    ("zbh1", {"P": 2, "M": 2}, f"{TWO_NODES}  alltoall flat", [("  recompute medium", True)]),
+]  # fmt: skip
+TWO_RANKS = [
+    ("zbh1", {"P": 1, "M": 3}, f"{ONE_NODE}  alltoall flat\n  overlap auto",
+     [("  recompute light adaptive(1.01) by group", False), ("", True)]),
+    ("1f1b", {"P": 1, "M": 3}, f"{TWO_NODES}  alltoall flat\n  capacity 1.25 drop probs",
+     [("  recompute full", False), ("  recompute medium adaptive(1.2) by rank", False)]),
 ]  # fmt: skip
 
 
 @pytest.mark.processes
-def test_processes() -> None:
-    for wrong in pool(4).run("support.recompute_cases:parity", cases=CASES, timeout=240):
-        assert wrong == [[]] * sum(len(levels) for *_, levels in CASES)
+@pytest.mark.parametrize(("ranks", "cases"), [(4, FOUR_RANKS), (2, TWO_RANKS)])
+def test_processes(ranks: int, cases: list[Any]) -> None:
+    """Experts over two processes, at each level; where the flag says so, with Rs in the program."""
+    for wrong in pool(ranks).run("support.recompute_cases:parity", cases=cases, timeout=240):
+        assert wrong == [[]] * sum(len(levels) for *_, levels in cases)
 
 
 @pytest.mark.slow
