@@ -192,26 +192,24 @@ def unequal(mine: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[
     )  # fmt: skip
 
 
-def parity(
-    rank: int, world_size: int, schedule: str, sizes: dict[str, int], experts: int, method: Method, host_lane: bool
-) -> list[str]:
-    """One step on real processes against the serial order of all ranks in this process; what differs here.
+def parity(rank: int, world_size: int, schedule: str, sizes: dict[str, int], experts: int) -> list[str]:
+    """One step on real processes against the serial order of all ranks in this process: what differs here.
 
-    host_lane: copy the sizes in steps of the cells. The list then has the faults of these steps, too.
+    The list also has the faults of the steps that copy sizes.
     """
     import torch.distributed as dist
 
     program = compile_schedule(schedule, **sizes)
-    mesh = Mesh(program.ranks, experts, per_node=1 if method != "flat" else 0)
+    mesh = Mesh(program.ranks, experts)
     place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
     near = peer_groups(mesh, place, 30.0)
     transport = TorchTransport(groups[place.replica], 30.0)
-    mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, method, host_lane)
+    mine = Ranks(small_moe(), program, {place: (near, transport)}, listed, host_lane=True)
     with first_joins() as joins:
         mine.step(trace=True)
-    (expected,) = spread(_serially, [(mesh, program, method)])
-    faults = round_trip_faults(program, mine.executors[place].intervals or [], joins) if host_lane else []
+    (expected,) = spread(_serially, [(mesh, program)])
+    faults = round_trip_faults(program, mine.executors[place].intervals or [], joins)
     return unequal(mine.results()[place], expected[place]) + faults
 
 
@@ -245,9 +243,9 @@ def round_trip_faults(program: Program, spans: Sequence[Interval], joins: Sequen
     return faults
 
 
-def _serially(case: tuple[Mesh, Program, Method]) -> dict[Coordinate, dict[str, Tensor]]:
+def _serially(case: tuple[Mesh, Program]) -> dict[Coordinate, dict[str, Tensor]]:
     """What all ranks have in this process, their cells in serial order."""
-    mesh, program, method = case
-    ranks = together(mesh, small_moe(), program, serial, method)
+    mesh, program = case
+    ranks = together(mesh, small_moe(), program, serial)
     ranks.step()
     return ranks.results()

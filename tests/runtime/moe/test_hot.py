@@ -14,6 +14,7 @@ from torch import nn
 
 import schedc
 from runtime.moe.hot_cases import exchanged_bytes, gradients, layers_of, lent, pipeline, set_strength, skewed, step
+from schedc.cell.serial import serial
 from schedc.cell.standard_blocks import stage_shape
 from schedc.cell.table import read_table
 from schedc_runtime.errors import RuntimeFault
@@ -28,7 +29,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.segments import stage_graph
 from schedc_runtime.testing import pool
 from support import segmented_cases
-from support.segmented_cases import serial, shuffled, together, unequal
+from support.segmented_cases import shuffled, together, unequal
 
 pytestmark = pytest.mark.slow
 

@@ -107,11 +107,10 @@ def test_expert_groups_train_the_undivided_model() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("method", "host_lane"), [("flat", True), ("hierarchical", False)])
-def test_cells_on_processes(method: str, host_lane: bool) -> None:
+def test_cells_on_processes() -> None:
     """With the host as a lane sizes are waited for where the program says, behind compute of the other microbatch."""
     sizes = {"P": 2, "M": 4}
-    arguments = {"schedule": "dualpipev", "sizes": sizes, "experts": 2, "method": method, "host_lane": host_lane}
+    arguments = {"schedule": "dualpipev", "sizes": sizes, "experts": 2}
     assert pool(4).run("support.segmented_cases:parity", timeout=120, **arguments) == [[]] * 4
 
 
