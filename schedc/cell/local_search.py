@@ -134,9 +134,10 @@ class _Search:
         self.near = SAME * bound
         self.after = [task.after for task in tasks.all]
         self.facts = list(zip(tasks.queues, self.after, duration, _tails(tasks, duration), strict=True))
-        self.work: dict[int, float] = {}
+        self.work = [0.0] * len(QUEUES)
         for index, queue in enumerate(tasks.queues):
-            self.work[queue] = self.work.get(queue, 0.0) + duration[index]
+            self.work[queue] += duration[index]
+        self.used = len(set(tasks.queues))
         self.random = random.Random(len(tasks)).random  # draws the same in every version of Python
         self.best: list[int] = []
         self.time = 0.0
@@ -153,13 +154,12 @@ class _Search:
 
         known: times of an order that is equal before position ``first``. begins: the list to which begins are added.
         """
-        facts, chained = self.facts, self.tasks.chained
+        facts, chained, work = self.facts, self.tasks.chained, self.work
         if known is None or chained:
             first, end, stood = 0, [0.0] * len(order), [0.0] * len(order)
         else:
             end, stood = known.end.copy(), known.stood.copy()
         free, idle = self._until(order, first, end, stood)
-        room = [limit - self.work.get(queue, 0.0) for queue in range(len(QUEUES))]
         for index in order[first:]:
             queue, after, duration, tail = facts[index]
             begin = since = free[queue]
@@ -170,7 +170,7 @@ class _Search:
                 begin = free[COMPUTE] = max(begin, free[COMPUTE])
             if begin > since:
                 idle[queue] += begin - since
-                if idle[queue] > room[queue]:
+                if idle[queue] > limit - work[queue]:
                     return None
             end[index] = free[queue] = done = begin + duration
             if done + tail > limit:
@@ -185,14 +185,15 @@ class _Search:
     ) -> tuple[list[float], list[float]]:
         """[queues] when each is free for the task at position ``first``, and how long it has been idle until then."""
         free, idle = [0.0] * len(QUEUES), [0.0] * len(QUEUES)
-        left = set(self.work)
-        for index in reversed(order[:first]):
-            queue = self.tasks.queues[index]
-            if queue in left:
+        queues, seen, missing = self.tasks.queues, [False] * len(QUEUES), self.used
+        while first and missing:
+            first -= 1
+            index = order[first]
+            queue = queues[index]
+            if not seen[queue]:
                 free[queue], idle[queue] = end[index], stood[index]
-                left.remove(queue)
-                if not left:
-                    break
+                seen[queue] = True
+                missing -= 1
         return free, idle
 
     def shortest(self, orders: Sequence[list[int]], tries: int) -> None:
@@ -248,20 +249,25 @@ class _Search:
         """The order with one task moved in its queue, between its dependencies and its followers.
 
         Also gives the first position that differs. Returns the order itself if the task has no other position."""
-        source = int(self.random() * len(order))
-        index = order[source]
-        before, behind = self.after[index], self.tasks.followers[index]
-        first = last = source
-        while first and order[first - 1] not in before:
-            first -= 1
-        while last + 1 < len(order) and order[last + 1] not in behind:
-            last += 1
-        queue, queues = self.tasks.queues[index], self.tasks.queues
-        places = [place for place in range(first, last + 1) if queues[order[place]] == queue and place != source]
-        if not places:  # among tasks of other queues the move would change no time
-            return order, len(order)
+        place = source = int(self.random() * len(order))
+        index, queues = order[source], self.tasks.queues
+        before, behind, queue = self.after[index], self.tasks.followers[index], queues[index]
+        places: list[int] = []  # those of its queue: among tasks of other queues the move would change no time
+        while place and (other := order[place - 1]) not in before:
+            place -= 1
+            if queues[other] == queue:
+                places.append(place)
+        places.reverse()
+        place, end = source + 1, len(order)
+        while place < end and (other := order[place]) not in behind:
+            if queues[other] == queue:
+                places.append(place)
+            place += 1
+        if not places:
+            return order, end
         goal = places[int(self.random() * len(places))]
-        changed = order[:source] + order[source + 1 :]
+        changed = order.copy()
+        del changed[source]
         changed.insert(goal, index)
         return changed, min(source, goal)
 
