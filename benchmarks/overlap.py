@@ -1,6 +1,6 @@
 """Measures how much of the communication of expert layers a cell program hides, and compares it with the prediction.
 
-    python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85] [--schedules zbh1]
+    python benchmarks/overlap.py [--json] [--ratios 0.2,0.5,0.85] [--schedules zbh1] [--host 6]
 
 Instrument: emulated device time (`schedc_runtime.measure.emulated_device`). Segments and exchanges take the times of a
 table. The collectives that run underneath are real and asynchronous, over gloo.
@@ -41,6 +41,10 @@ last of them also at the top:
     measured_over_predicted              the first over the second
     hidden_step, predicted_hidden_step   as above
     over_without, predicted_over_without the step with pairs over that of the schedule without them
+
+With `--host T` besides, every copy of sizes to the host takes T units. `NAME, host` is the schedule whose cells start
+and wait for the copies, `NAME, at once` that whose hosts stand still in `permute`. Their `over_without` is the step
+over that without copies.
 
 predicted_*, block_predicted* and block_split_predicted* are the same figures by `schedc.cell.predict`, cell by cell,
 and by `schedc check`, from the same table.
@@ -120,6 +124,25 @@ def costs_at(ratio: float) -> CellCosts:
     return CellCosts.of(SEGMENTS, {"routing.node": SegmentTimes(ROUTING), "dispatch.node": rows, "combine.node": rows})
 
 
+def in_cells(costs: CellCosts, trip: float) -> CellCosts:
+    """Costs of cells that start and wait for copies of sizes. trip: the time of a copy."""
+    return CellCosts.of(dict(costs.segments), {**dict(costs.exchanges), "sizes.host": trip})
+
+
+def at_once(costs: CellCosts, trip: float) -> CellCosts:
+    """Costs of cells whose hosts stand still for copies of sizes. trip: the time of a copy."""
+    return CellCosts.of({**dict(costs.segments), "permute": SegmentTimes(trip)}, dict(costs.exchanges))
+
+
+HOSTS = {"host": in_cells, "at once": at_once}
+"""How cells treat copies of sizes, by its name."""
+
+
+def with_host(ratio: float, how: str, trip: float) -> CellCosts:
+    """`costs_at` with copies of sizes, each of ``trip``. how: of `HOSTS`; "" for none."""
+    return HOSTS[how](costs_at(ratio), trip) if how else costs_at(ratio)
+
+
 def at_the_ends(program: CellProgram) -> CellProgram:
     """The cell program whose messages leave at the end of the cell, which waits for all messages before it begins."""
     end = len(program.steps)
@@ -154,12 +177,12 @@ def rank_of_step(
 
 
 def rank_of_schedule(
-    rank: int, world_size: int, schedule: str, ratio: float, microbatches: int, layers: int, unit: float,
-    repetitions: int,
+    rank: int, world_size: int, schedule: str, ratio: float, host: tuple[str, float], microbatches: int, layers: int,
+    unit: float, repetitions: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Steps of a schedule of the library on this process."""
     program = schedc.compile(schedule, P=RANKS, M=microbatches)
-    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, costs_at(ratio), unit, repetitions)
+    return emulated(rank, program, Mesh(RANKS, EXPERT_RANKS), layers, with_host(ratio, *host), unit, repetitions)
 
 
 def rank_of_block(
@@ -194,7 +217,7 @@ def emulated(
     boundaries = infer_boundaries(parts, (tokens[0],))
     held: dict[int, Stage] = {}
     for index in stages_on(program, place.pipeline):
-        shard_experts(parts.modules[index], near.experts)
+        shard_experts(parts.modules[index], near.experts, host_lane=costs.asks_host)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
     device, ordered = device_of(costs, unit), cell_source(OVERLAPPED, costs)
@@ -326,16 +349,19 @@ def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, flo
     return figures
 
 
-def measure_schedule(schedule: str, ratio: float, options: argparse.Namespace) -> dict[str, float]:
-    """Steps of a schedule, measured and as `schedc check` predicts them."""
+def measure_schedule(
+    schedule: str, ratio: float, options: argparse.Namespace, host: tuple[str, float] = ("", 0.0)
+) -> dict[str, float]:
+    """Steps of a schedule, measured and as `schedc check` predicts them. host: see `with_host`."""
+    costs = with_host(ratio, *host)
     unit = options.unit * 1e-3
     ranks = pool(RANKS * EXPERT_RANKS).run(
-        "overlap:rank_of_schedule", timeout=600, schedule=schedule, ratio=ratio, microbatches=options.microbatches,
-        layers=options.layers, unit=unit, repetitions=options.repetitions,
+        "overlap:rank_of_schedule", timeout=600, schedule=schedule, ratio=ratio, host=host,
+        microbatches=options.microbatches, layers=options.layers, unit=unit, repetitions=options.repetitions,
     )  # fmt: skip
     dependencies = Dependencies.of(computation(schedc.compile(schedule, P=RANKS, M=options.microbatches))[0])
-    shapes = CellTable(costs_at(ratio), (("moe",) * options.layers,)).shapes(dependencies.schedule.stages)
-    step, predicted = max(rank["wall"] for rank in ranks), price(dependencies, shapes, costs_at(ratio))
+    shapes = CellTable(costs, (("moe",) * options.layers,)).shapes(dependencies.schedule.stages)
+    step, predicted = max(rank["wall"] for rank in ranks), price(dependencies, shapes, costs)
     return {
         "step": step,
         "predicted_step": predicted.late_wait.makespan * unit,
@@ -346,28 +372,30 @@ def measure_schedule(schedule: str, ratio: float, options: argparse.Namespace) -
 
 
 def measure_schedules(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """By ratio and by schedule: `measure_schedule`, of a schedule with pairs beside that without them."""
+    """By ratio and by schedule: `measure_schedule`, of a schedule with pairs or copies beside that without them."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for ratio in options.ratios.split(","):
-        found = results[ratio] = {}
+        steps = results.setdefault(ratio, {})
         for name in options.schedules.split(","):
-            found[name] = measure_schedule(name, float(ratio), options)
-            if (paired := WITH_PAIRS.get(name)) is not None:
-                found[paired] = measure_schedule(paired, float(ratio), options)
+            steps[name] = measure_schedule(name, float(ratio), options)
+            others = {paired: (paired, ("", 0.0)) for paired in (WITH_PAIRS.get(name),) if paired is not None}
+            others |= {f"{name}, {how}": (name, (how, options.host)) for how in HOSTS if options.host}
+            for title, (schedule, host) in others.items():
+                steps[title] = measure_schedule(schedule, float(ratio), options, host)
                 for kind in ("", "predicted_"):
-                    found[paired][f"{kind}over_without"] = found[paired][f"{kind}step"] / found[name][f"{kind}step"]
+                    steps[title][f"{kind}over_without"] = steps[title][f"{kind}step"] / steps[name][f"{kind}step"]
     return results
 
 
 def print_schedules(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """The figures of `measure_schedules` as a table."""
-    titles = f"{'comm/compute':>12} {'schedule':>16} {'step':>8} {'predicted':>10}"
+    titles = f"{'comm/compute':>12} {'schedule':>20} {'step':>8} {'predicted':>10}"
     print(f"{titles} {'ratio':>6} {'hidden':>9} {'predicted':>10}")
     for ratio, schedules in results.items():
         for name, x in schedules.items():
             columns = [x["hidden_step"], x["predicted_hidden_step"]]
             times = f"{x['step']:8.3f} {x['predicted_step']:10.3f} {x['measured_over_predicted']:6.3f}"
-            print(f"{ratio:>12} {name:>16} {times} {shares(columns)}")
+            print(f"{ratio:>12} {name:>20} {times} {shares(columns)}")
 
 
 def measure_block(options: argparse.Namespace) -> dict[str, float]:
@@ -388,6 +416,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--ratios", default="0.2,0.5,0.85", help="communication over compute, the last one reported")
     parser.add_argument("--schedules", default="", help="measure steps of these schedules alone: zbh1,1f1b")
+    parser.add_argument("--host", type=float, default=0.0, help="units of a copy of sizes, with --schedules")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2, help="MoE blocks per stage")
     parser.add_argument("--repetitions", type=int, default=3, help="steps that are measured")
