@@ -51,8 +51,8 @@ def test_every_schedule_has_the_bits_of_one_rank() -> None:
     counters.clear()
     expected = steps(schedc.compile("1f1b", P=1, M=4), dropout=0.4)
     assert not counters["graph_break"]
-    programs = {name: schedc.compile(name, P=2, M=4) for name in ("1f1b", "zbh1", "dualpipev")}
-    for program in (*programs.values(), with_rs(programs["1f1b"])):
+    one, two, three = (schedc.compile(name, P=2, M=4) for name in ("1f1b", "zbh1", "dualpipev"))
+    for program in (with_rs(one), two, three):
         assert same(steps(program, dropout=0.4), expected)
 
 

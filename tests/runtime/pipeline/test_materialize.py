@@ -109,7 +109,7 @@ def test_the_optimizer_may_be_made_before() -> None:
 
 @pytest.mark.slow
 def test_experts_that_are_spread_over_ranks() -> None:
-    config = MoEConfig(vocab=16, width=8, heads=2, dense_blocks=1, moe_blocks=3)
+    config = MoEConfig(vocab=16, width=8, heads=2, dense_blocks=1, moe_blocks=1)
 
     def state(experts: int) -> dict[str, Tensor]:
         with deferred():

@@ -28,10 +28,12 @@ def test_norms_and_means_on_processes() -> None:
     """Four meshes of two processes: two ranks, replicas, shared experts, shards; and what one process gives."""
     first, second = pool(2).run("runtime.pipeline.test_parallelize:train", timeout=120)
     assert first == second
+    expected = {
+        name: step(name, mesh, in_process=True)
+        for name, mesh in (("ranks", Mesh(2)), ("replicas", Mesh(1, data=2)), ("experts", Mesh(1, experts=2)))
+    }
     for name, values in first.items():
-        mesh = Mesh(1, data=2) if name in ("replicas", "shards", "own shards") else Mesh(1, experts=2)
-        expected = step(name, Mesh(2) if name == "ranks" else mesh, in_process=True)
-        assert values == pytest.approx(expected, rel=1e-13), name
+        assert values == pytest.approx(expected.get(name, expected["replicas"]), rel=1e-13), name
 
 
 def train(rank: int, world_size: int) -> dict[str, list[float]]:

@@ -62,11 +62,11 @@ def refusals(rank: int, world_size: int) -> list[list[str]]:
         ((batch, object()), targets),
         ((batch, 3), targets),
     ]
-    outcomes = []
+    outcomes, expected = [], oracle(pipe, batch, targets)
     for data in bad:
         outcomes.append(outcome(pipe, *data))
         pipe.zero_grad()
-        assert differences(pipe, pipe.step(batch, targets), oracle(pipe, batch, targets)) == []
+        assert differences(pipe, pipe.step(batch, targets), expected) == []
     try:
         pipe.step(batch, targets) if rank else pipe.evaluate(batch, targets)
     except Exception as error:

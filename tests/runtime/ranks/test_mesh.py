@@ -63,7 +63,7 @@ CASES = [("1f1b", {"M": 3}), ("zbh1", {"M": 3}), ("dualpipe", {"M": 4}), ("dualp
 @pytest.mark.processes
 def test_processes() -> None:
     cases = [
-        *[(name, {"P": 2, **sizes}, 1, 2) for name, sizes in CASES if name.startswith("dual")],
+        ("dualpipe", {"P": 2, "M": 4}, 1, 2),
         ("zbh1", {"P": 1, "M": 2}, 2, 2),
         ("zbv", {"P": 2, "M": 4}, 2, 1),
         ("zbh1", {"P": 2, "M": 3}, 1, 2, True),
@@ -101,31 +101,30 @@ SPREADS = [(4, 1), (2, 2), (1, 4)]
 
 @pytest.mark.processes
 def test_processes_have_one_auxiliary_loss_and_one_load() -> None:
-    meshes = [(experts, data) for experts, data in SPREADS if data > 1]
-    assert pool(4).run("support.mesh_cases:auxiliary", meshes=meshes, timeout=60) == [[[]] * len(meshes)] * 4
+    assert pool(4).run("support.mesh_cases:auxiliary", meshes=[(2, 2)], timeout=60) == [[[]]] * 4
 
 
 @pytest.mark.slow
 def test_the_auxiliary_loss_is_that_of_all_replicas_however_they_share_experts() -> None:
     """Microbatch m of all four has the loss, the gradients and the biases of one rank with all their tokens."""
-    program = compile_schedule("dualpipev", P=2, M=4)
-    batch, targets = batch_of(Mesh(2, 4), 4)
+    program = compile_schedule("dualpipev", P=1, M=2)
+    batch, targets = batch_of(Mesh(1, 4), 2)
     whole = balanced_moe()
-    set_loss_scale(whole, 0.25)
-    for m in range(4):
-        rows = torch.arange(len(batch)).view(4, 4, -1)[:, m].flatten()
-        (next_token_loss(whole(batch[rows]), targets[rows]) / 4).backward()
+    set_loss_scale(whole, 0.5)
+    for m in range(2):
+        rows = torch.arange(len(batch)).view(4, 2, -1)[:, m].flatten()
+        (next_token_loss(whole(batch[rows]), targets[rows]) / 2).backward()
     wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
     losses = {name: layer.statistics.balance_loss for name, layer in moe_layers(whole)}
     update_biases(whole)
     plans = [
         Attachments(overlap=True, method=Method.HIERARCHICAL, hot=Hot(1, 1.0)),
-        Attachments(overlap=True, recompute=(Recompute(Level.FULL),) * 4),
+        Attachments(overlap=True, recompute=(Recompute(Level.FULL),) * 2),
         Attachments(),
     ]
     first = set()
     for (experts, data), plan in zip(SPREADS, plans, strict=True):
-        mesh = Mesh(2, experts, data, per_node=experts // 2 or 1)
+        mesh = Mesh(1, experts, data, per_node=experts // 2 or 1)
         pipe = Pipeline(
             balanced_moe(), program, loss_fn=next_token_loss, mesh=mesh, plan=plan, in_process=True,
             example=batch.chunk(mesh.replicas)[0],

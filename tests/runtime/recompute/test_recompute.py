@@ -55,8 +55,8 @@ ONE_NODE = "  experts 8 top 2\n  topology nodes 1 x 2\n"
 @pytest.mark.parametrize(
     ("schedule", "levels"),
     [
-        (("dualpipev", {"P": 1, "M": 3}), ["light", "full"]),
-        (("zbh1", {"P": 2, "M": 2}), ["medium", "adaptive(1.2)"]),
+        (("dualpipev", {"P": 1, "M": 2}), ["light", "full"]),
+        (("zbh1", {"P": 1, "M": 2}), ["medium", "adaptive(1.2)"]),
     ],
 )
 def test_every_level_gives_the_bits_of_none(schedule: tuple[str, dict[str, int]], levels: list[str]) -> None:

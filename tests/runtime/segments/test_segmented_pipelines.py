@@ -64,7 +64,7 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     host_lane=st.booleans(),
 )
 def test_any_cells_give_the_same_bits_on_expert_groups(seed: int, method: Any, host_lane: bool) -> None:
-    program = schedc.compile("dualpipev", P=1, M=3)
+    program = schedc.compile("dualpipev", P=1, M=2)
     mesh = Mesh(1, experts=4, per_node=2)
     if not _SERIAL:
         ranks = together(mesh, small_moe(2), program, serial)
