@@ -25,6 +25,8 @@ def test_a_score_that_is_not_a_number_is_named(plan: Attachments, call: str) -> 
         plan=plan, example=batch.chunk(2)[0], cells=COSTS if call == "step" else None,
     )  # fmt: skip
     pipe.step(batch, targets)
+    copies = {"0.sizes.host" in stage.shape.names for stage in pipe._held()}
+    assert copies == {call == "step" and plan == Attachments()}
     layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]
     with torch.no_grad():
         layers[1].router.weight[0, 0] = float("nan")
