@@ -10,8 +10,6 @@ import doctest
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from click.testing import CliRunner
 
 from schedc.cli import main
 from support.paths import ROOT
-from support.warm_command import run_schedc, run_torchrun
+from support.warm_command import run_python, run_schedc, run_torchrun
 
 _PART = re.compile(
     r"[Ss]ave\s+(?:it|this)\s+as\s+`(?P<name>[\w.]+)`[^`]*?\n\n```\w+\n(?P<text>.*?)^```$"
@@ -75,19 +73,8 @@ def run(command: Command, folder: Path) -> tuple[int, str]:
         result = CliRunner().invoke(main, words[1:])
         return result.exit_code, result.output.replace(f"{ROOT}/", "")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if warm_command := {"schedc": run_schedc, "torchrun": run_torchrun}.get(words[0]):
-        warm = warm_command(words[1:], folder, environment, 300, joined=True)
-        return warm.returncode, warm.stdout
-    done = subprocess.run(
-        [sys.executable, *words[1:]],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    warm_command = {"schedc": run_schedc, "torchrun": run_torchrun, "python": run_python}[words[0]]
+    done = warm_command(words[1:], folder, environment, 300, joined=True)
     return done.returncode, done.stdout
 
 

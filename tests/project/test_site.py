@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,6 +15,7 @@ from schedc.cli import main
 from schedc.codes import CODES
 from schedc.load.library import names
 from support.paths import ROOT
+from support.warm_command import run_python
 
 if lacking := [name for name in ("sphinx", "furo", "myst_parser") if find_spec(name) is None]:
     pytest.skip(f"no {lacking[0]}", allow_module_level=True)
@@ -30,8 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["-W", "--keep-going", "-n", "-q", "-b", "html", "-d", str(folder / "doctrees")]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"-m sphinx {' '.join(options[:6])} -d build/doctrees docs build/docs" in makefile
-    command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(folder / "html")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run_python(["-m", "sphinx", *options, str(ROOT / "docs"), str(folder / "html")], ROOT, timeout=600)
     assert (result.returncode, result.stderr) == (0, "")
     return folder / "html"
 

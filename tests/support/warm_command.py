@@ -1,7 +1,8 @@
-"""Runs `schedc` and `torchrun` as processes of their own that need not load torch: a server forks them that has."""
+"""Runs `schedc`, `torchrun` and `python` as processes that need not load torch: a server forks them that has."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -40,6 +41,18 @@ def run_torchrun(
     return _run(_torchrun, ("torchrun", *arguments), folder, environment, timeout, joined)
 
 
+def run_python(
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    *,
+    joined: bool = False,
+) -> CompletedProcess[str]:
+    """As `run_schedc`, of ``python FILE ...`` and of ``python -m MODULE ...``."""
+    return _run(_python, ("python", *arguments), folder, environment, timeout, joined)
+
+
 def _run(
     program: Callable[[], None],
     command: Sequence[str],
@@ -74,6 +87,7 @@ def _main(
     output: str,
     errors: str,
 ) -> None:
+    gc.freeze()  # a collection need not look through torch
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -87,6 +101,16 @@ def _main(
 
 def _schedc() -> None:
     main()
+
+
+def _python() -> None:
+    del sys.argv[0]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        _script(*sys.argv)
 
 
 def _torchrun() -> None:

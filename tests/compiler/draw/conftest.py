@@ -1,4 +1,4 @@
-"""A browser in which tests open pages, started once per file of tests."""
+"""A browser in which tests open pages, started once for all files of tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support import chromium
 from support.chromium import Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not chromium.PATH:
         pytest.skip("needs chromium, google-chrome or chromium-browser on the PATH")
