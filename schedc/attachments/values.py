@@ -168,6 +168,7 @@ class Attachments:
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
     weights, a key of `BYTES`; "" where the plan does not say it. tied: whether head and
     predictions use the table of the embedding.
+    fp8_rows: whether rows travel to their experts in fp8.
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
@@ -178,6 +179,7 @@ class Attachments:
     tokens: int = 0
     dtype: str = ""
     method: Method = Method.FLAT
+    fp8_rows: bool = False
     tied: bool = False
     overlap: bool = False
     cells: tuple[CellPlan, ...] = ()
@@ -195,3 +197,10 @@ class Attachments:
     def row_bytes(self) -> int:
         """Bytes of a token's row; 0 where the plan does not say its columns."""
         return self.experts.hidden * bytes_per_number(self.dtype) if self.experts else 0
+
+    @property
+    def dispatch_row_bytes(self) -> int:
+        """Bytes of a token's row on its way to the experts; 0 where the plan does not say its columns."""
+        if not self.fp8_rows or self.experts is None or not self.row_bytes:
+            return self.row_bytes
+        return self.experts.hidden * BYTES["fp8"] + bytes_per_number(self.dtype)

@@ -107,6 +107,13 @@ PLAN_WORDS = (
         ("flat", "hierarchical", "allgather", "auto"),
     ),
     PlanWord(
+        "rows",
+        "SETTING",
+        "rows fp8",
+        "in which type rows travel to their experts: same as in the model, or fp8 with a scale each",
+        ("same", "fp8"),
+    ),
+    PlanWord(
         "overlap",
         "SETTING",
         "overlap auto",

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from schedc_runtime.moe.fp8 import packed, unpacked
 from schedc_runtime.ranks.exchange import Exchange, Pending, exchanged
 from schedc_runtime.transport.collectives import Splits
 
@@ -46,24 +47,32 @@ class RowExchange(Exchange):
 
     reverse: the way back, for a combine: the splits of the dispatch with both sides swapped. The gradient of an
     exchange is the exchange in the other direction. Whole numbers have no gradient: nothing goes back for them.
+
+    fp8: rows, the first of the payload, travel in fp8 with a scale each, and arrive in their own dtype. Their
+    gradients travel as they are: those of rounded rows.
     """
 
     differentiable = True
 
-    def __init__(self, label: str, hop: Hop, *, reverse: bool = False) -> None:
+    def __init__(self, label: str, hop: Hop, *, reverse: bool = False, fp8: bool = False) -> None:
         super().__init__()
-        self.label, self.hop, self.reverse = label, hop, reverse
+        self.label, self.hop, self.reverse, self.fp8 = label, hop, reverse, fp8
 
     @property
     def lane(self) -> str:
         return super().lane if self.hop == "flat" else self.hop
 
     def start(self, route: Splitting, *payload: Tensor) -> Pending:
+        if self.fp8:
+            rows, *beside = payload
+            payload = (*packed(rows), *beside)
         return self._start(route, payload, self.reverse, self.label)
 
     def finish(self, pending: Pending) -> tuple[Tensor, ...]:
-        moved: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
-        return moved
+        if not self.fp8:
+            return _moved(pending)
+        numbers, scale, *beside = _moved(pending)
+        return (unpacked(numbers, scale), *beside)
 
     def start_backward(self, route: Splitting, *gradients: Tensor) -> Pending:
         floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]
@@ -72,7 +81,7 @@ class RowExchange(Exchange):
     def finish_backward(self, pending: Pending) -> tuple[Tensor | None, ...]:
         """The gradients of the payload, None for the experts' numbers."""
         numbers = (None,) * (self.hop != "flat" and not self.reverse)
-        return (*self.finish(pending), *numbers)
+        return (*_moved(pending), *numbers)
 
     def forward(self, route: Splitting, *payload: Tensor) -> tuple[Tensor, ...]:
         return exchanged(self, route, *payload)
@@ -81,3 +90,9 @@ class RowExchange(Exchange):
         communicator = {"flat": self.group.expert, "rail": self.group.rail, "node": self.group.node}[self.hop]
         send, receive = route.splits(self.hop, reverse)
         return Pending(communicator, communicator.all_to_all(tensors, send, receive, label))
+
+
+def _moved(pending: Pending) -> tuple[Tensor, ...]:
+    """The tensors that have arrived, as they travelled."""
+    tensors: tuple[Tensor, ...] = pending.communicator.wait(pending.handle)
+    return tensors

@@ -141,6 +141,7 @@ class MoELayer(nn.Module):
         bound: float | None = None,
         tokens: int | None = None,
         host_lane: bool = False,
+        fp8_rows: bool = False,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
@@ -151,6 +152,7 @@ class MoELayer(nn.Module):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
+        fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits.
 
         Raises `RuntimeFault` if the experts here are not this rank's.
         """
@@ -158,12 +160,12 @@ class MoELayer(nn.Module):
             raise RuntimeFault(f"method `{method}`", f"possible: {', '.join(METHODS)}")
         _check_shard(self.experts, group)
         check_bound(bound, capacity)
-        self.settings = (method, capacity, hot, bound)
+        self.settings = (method, capacity, hot, bound, fp8_rows)
         self.dropper.capacity = self.counter.capacity = capacity
         self.counter.bound, self.counter.tokens = bound, tokens
         self.loads.drops = capacity is not None
         self.counter.group, self.counter.method = group, method
-        self._exchange_rows(method)
+        self._exchange_rows(method, fp8_rows)
         constant = capacity is not None or bound is not None
         self.sizes = SizesExchange() if host_lane and not constant else None
         self.planner.copies = self.sizes is None
@@ -178,10 +180,10 @@ class MoELayer(nn.Module):
             if isinstance(module, Exchange):
                 module.group = group
 
-    def _exchange_rows(self, method: Method) -> None:
-        self.dispatch_flat = _exchange("dispatch", "flat", method)
-        self.dispatch_rail = _exchange("dispatch", "rail", method)
-        self.dispatch_node = _exchange("dispatch", "node", method)
+    def _exchange_rows(self, method: Method, fp8: bool) -> None:
+        self.dispatch_flat = _exchange("dispatch", "flat", method, fp8)
+        self.dispatch_rail = _exchange("dispatch", "rail", method, fp8)
+        self.dispatch_node = _exchange("dispatch", "node", method, fp8)
         self.combine_node = _exchange("combine", "node", method)
         self.combine_rail = _exchange("combine", "rail", method)
         self.combine_flat = _exchange("combine", "flat", method)
@@ -362,7 +364,7 @@ def _check_shard(experts: Experts, group: ExpertGroup) -> None:
         )
 
 
-def _exchange(label: str, hop: Any, method: Method) -> RowExchange | None:
+def _exchange(label: str, hop: Any, method: Method, fp8: bool = False) -> RowExchange | None:
     if (hop == "flat") != (method == "flat"):
         return None
-    return RowExchange(label, hop, reverse=label == "combine")
+    return RowExchange(label, hop, reverse=label == "combine", fp8=fp8)

@@ -28,6 +28,7 @@ def shard_experts(
     bound: float | None = None,
     tokens: int | None = None,
     host_lane: bool = False,
+    fp8_rows: bool = False,
 ) -> None:
     """Keep this rank's experts in every `MoELayer` of ``model``, and attach the layers to ``group``.
 
@@ -46,7 +47,10 @@ def shard_experts(
                 f"`{name}`: {experts.total} experts on {group.size} ranks", "choose a number of ranks that divides them"
             )
         experts.keep(local * group.rank, local)
-        layer.attach(group, method, capacity, hot, replicas, bound=bound, tokens=tokens, host_lane=host_lane)
+        layer.attach(
+            group, method, capacity, hot, replicas,
+            bound=bound, tokens=tokens, host_lane=host_lane, fp8_rows=fp8_rows,
+        )  # fmt: skip
 
 
 def expert_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

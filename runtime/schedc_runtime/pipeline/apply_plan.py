@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -78,11 +79,12 @@ def attach(
             layer.planner.name = name
         wanted = method_for(plan, layers[0], mesh)
         method = next(method for method in METHODS if method == wanted)
+        more: dict[str, Any] = {"bound": plan.bound, "host_lane": host_lane, "fp8_rows": plan.fp8_rows}
         if group.size > 1:
-            shard_experts(module, group, method, capacity, hot, replicas, bound=plan.bound, host_lane=host_lane)
+            shard_experts(module, group, method, capacity, hot, replicas, **more)
         else:
             for layer in layers:
-                layer.attach(group, method, capacity, replicas=replicas, bound=plan.bound, host_lane=host_lane)
+                layer.attach(group, method, capacity, replicas=replicas, **more)
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:

@@ -39,4 +39,5 @@ def _products(name: str, layer: MoELayer, plan: Attachments) -> str:
     chosen = experts.provider(padded)
     reasons = "".join(f"; not {better}: {reason}" for better, reason in passed_over(experts.products, case).items())
     dtype = str(case.dtype).removeprefix("torch.")
-    return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}"
+    rows = "; rows travel in fp8" if plan.fp8_rows else ""
+    return f"{name}: products {chosen.name} ({dtype} on {case.device.type}){reasons}{rows}"

@@ -23,6 +23,7 @@ from schedc.plan.directives import (
     overlap,
     products,
     recompute,
+    rows,
     sizes,
     tied,
     tokens,
@@ -30,7 +31,7 @@ from schedc.plan.directives import (
 )
 from schedc.plan.directives.base import Directive
 
-_FILES = (tied, experts, topology, tokens, alltoall, overlap, cell, capacity, products, sizes, hot, recompute)
+_FILES = (tied, experts, topology, tokens, alltoall, rows, overlap, cell, capacity, products, sizes, hot, recompute)
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
 """The directives by their word."""

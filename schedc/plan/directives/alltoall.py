@@ -32,7 +32,7 @@ def _resolve(directives: Directives, _schedule: Schedule) -> dict[str, Any]:
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
     """The method and why; rows and bytes per token that a rank sends in one dispatch, by method and lane."""
-    traffic, row = travelling_rows(plan), plan.row_bytes
+    traffic, row = travelling_rows(plan), plan.dispatch_row_bytes
     in_bytes = {method: {"rail": rows.rail * row, "node": rows.node * row} for method, rows in traffic.items()}
     facts = {
         "method": str(plan.method),

@@ -1,7 +1,8 @@
-"""From `products` in a plan to who multiplies: the same bits, the report, refusals when a pipeline is built."""
+"""From `products` and `rows` in a plan to the layers: the bits, the report, refusals when a pipeline is built."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from schedc_runtime import Pipeline
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.moe.fp8 import packed, unpacked
+from schedc_runtime.moe.layer import moe_layers
 from support.expert_cases import batch_of, compiled, model
 from support.runtime_cases import next_token_loss
 
@@ -65,3 +68,39 @@ def test_precision_of_a_plan() -> None:
     losses = [float(each.step(*batch_of(each.program, each.mesh.replicas))) for each in (pipe, exact)]
     assert 1e-6 < abs(losses[0] - losses[1]) < 0.05
     pipe.close(), exact.close()
+
+
+@pytest.mark.slow
+def test_rows_that_travel_in_fp8_have_the_same_bits_by_every_method() -> None:
+    results, sent = [], []
+    for method, rows in (("flat", "same"), ("flat", "fp8"), ("hierarchical", "fp8"), ("allgather", "fp8")):
+        pipe = pipeline(f"  alltoall {method}\n  rows {rows}\n", torch.float64)
+        loss = pipe.step(*batch_of(pipe.program, pipe.mesh.replicas))
+        results.append([loss, *(parameter.grad for parameter in pipe.parameters() if parameter.grad is not None)])
+        layers = [layer for _, layer in moe_layers(pipe.held(pipe.places[0])[0].module)]
+        groups = {layer.routing.group.expert for layer in layers}
+        assert pipe.report().count("; rows travel in fp8") == (rows == "fp8") * len(layers)
+        sent.append(sum(sum(group.sent) for group in groups))
+        width = layers[0].experts.gate_up.shape[1]
+        pipe.close()
+    exact, flat, *others = results
+    assert all(torch.equal(a, b) for other in others for a, b in zip(flat, other, strict=True))
+    assert 1e-9 < abs(float(flat[0] - exact[0])) < 0.05
+    saved = width * (8 - 1) - 8  # bytes of a float64 row, less its numbers in fp8 and their scale
+    assert sent[0] > sent[1]
+    assert (sent[0] - sent[1]) % saved == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_rounding_rows_that_were_rounded_changes_nothing(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(60, 32, generator=generator, dtype=torch.float64)
+    rows = (rows * torch.logspace(-9, 4, 60, dtype=torch.float64)[:, None]).to(dtype)
+    rows[3] = 0
+    once = unpacked(*packed(rows))
+    assert once.dtype is dtype
+    assert torch.equal(unpacked(*packed(once)), once)
+    away = (once - rows).double().abs().amax(1)
+    assert bool((away <= rows.double().abs().amax(1) / 16 + 1e-7).all())
+    rows[5, 7] = math.inf
+    assert unpacked(*packed(rows)).isnan().all(1).nonzero().flatten().tolist() == [5]
