@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +29,7 @@ from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import label
 from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare, measured_costs, provenance
 from support.runtime_cases import next_token_loss, small_gpt, tokens
+from support.warm_command import run_python
 
 
 def as_measured(program: Program, costs: Costs) -> dict[int, list[Interval]]:
@@ -245,8 +244,7 @@ def test_run_on_processes(tmp_path: Path) -> None:
     path = write(schedc.compile("dualpipev", P=2, M=4), tmp_path)
     trace = tmp_path / "trace.json"
     options = ["--check", "bitwise", "--steps", "2", "--width", "16", "--tokens", "4", "--trace", str(trace)]
-    command = [sys.executable, "-m", "schedc_runtime.commands.run", "--program", path, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(["-m", "schedc_runtime.commands.run", "--program", path, *options])
     assert done.returncode == 0, done.stderr
     assert "step 2: loss" in done.stdout
     assert "check passed: loss and gradients of 2 steps, all ranks" in done.stdout

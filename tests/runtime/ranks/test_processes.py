@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from schedc_runtime.ranks.processes import Condition, Process, condition, has_ended, this_process
 from schedc_runtime.ranks.progress import PeerProgress, Position, Progress, mark
+from support.warm_command import run_python
 
 
 def process_of(pid: int) -> Process:
@@ -102,8 +102,9 @@ sys.exit(launch.launch("ranks_of_a_test", sys.argv[2:], len(sys.argv[2:])))
 def test_the_launcher_ends_with_1_and_names_who_was_killed(tmp_path: Path) -> None:
     (tmp_path / "ranks_of_a_test.py").write_text(RANKS)
     start = time.monotonic()
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), "", "SIGKILL", "SIGSTOP"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(LAUNCHER)
+    done = run_python([str(launcher), str(tmp_path), "", "SIGKILL", "SIGSTOP"])
     assert done.returncode == 1
     assert time.monotonic() - start < 60, "who is stopped is not waited for"
     assert re.findall(r"rank (\d) \(pid \d+\) was ended by (\w+)", done.stderr) == [("1", "SIGKILL")]
