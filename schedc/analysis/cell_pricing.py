@@ -228,7 +228,8 @@ def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Float
 
     duration: [cells] times without waits for messages; such waits count as idle time before the start.
     delay: [cells, 3, 3] delays as in `schedc.cell.delays`. latency: time of a message. All in one unit.
-    A cell is bound by the arrival that its end waits for.
+    A cell is bound by the arrival that its end waits for. Its gradient leaves no sooner than an activation that it
+    sends: a Program posts the activation of a pair first (`schedc.passes.insert_communication`).
     """
     levels, cells = dependencies.levels, len(dependencies)
     if levels.stuck.size:
@@ -243,6 +244,8 @@ def simulate_messages(dependencies: Dependencies, duration: Floats, delay: Float
         now = levels.order[low:high]
         arrival[:, now] = there[row, waits[:, now]] + after[:, now]
         there[:, now] = (by_output[:, :, now] + arrival[:, now]).max(axis=1)
+        behind = now[dependencies.sends_activation[now]]
+        there[2, behind] = there[1:, behind].max(axis=0)
     return timeline_of(dependencies, duration, there[0, :-1], arrival + (by_output[0] - duration))
 
 

@@ -73,6 +73,13 @@ class Dependencies:
     def __len__(self) -> int:
         return int(self.first.size)
 
+    @cached_property
+    def sends_activation(self) -> Bools:
+        """[cells] whether the output of the cell's forward leaves the rank as a message."""
+        sends = np.zeros(len(self), bool)
+        sends[self.producers[0][self.remote[0]]] = True
+        return sends
+
     @property
     def pairs(self) -> Bools:
         """[cells] whether the cell is an overlapped pair."""

@@ -117,7 +117,8 @@ def price_group(
     """Simulates all ranks of a group in step, cell after cell.
 
     kind: [cells] index into ``kinds``. p2p: latency of a message, in the unit of ``costs``. closed: cells begin when
-    all their messages are there, and their messages leave at their ends.
+    all their messages are there, and their messages leave at their ends. A gradient leaves no sooner than an activation
+    that its cell sends.
     """
     levels = dependencies.levels
     if levels.stuck.size:
@@ -137,6 +138,8 @@ def price_group(
             batch = now[kind[now] == number]
             played = play_group(times.cells[number], times.of(number, batch), arrival[:, batch])
             there[:, batch] = played.outs[0] if closed else played.outs
+            behind = batch[dependencies.sends_activation[batch]]
+            there[2, behind] = there[1:, behind].max(axis=0)
             compute[batch] = played.compute
             lanes[:, :, batch] = played.carried, played.exposed, played.waiting
     ends = there[0].max(axis=0)

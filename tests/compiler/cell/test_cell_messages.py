@@ -181,7 +181,8 @@ def run_step_by_step(known: Dependencies, cells: list[CellOnRank], costs: CellCo
         for rank in ranks
     }
     clock, free, due = dict.fromkeys(ranks, 0.0), {}, {}
-    sent, end = {}, [0.0] * len(cells)
+    complete, end = {}, [0.0] * len(cells)
+    activations = set(known.producers[0][known.remote[0]].tolist())
     while any(todo.values()):
         before = sum(map(len, todo.values()))
         for rank in ranks:
@@ -192,12 +193,15 @@ def run_step_by_step(known: Dependencies, cells: list[CellOnRank], costs: CellCo
                 elif isinstance(part, Edge) and part.opens:
                     row = MESSAGED.index(part.half)
                     producer = int(known.producers[row, cell])
-                    if producer >= 0 and (producer, part.half) not in sent:
+                    needed = [(producer, part.half)] if producer >= 0 else []
+                    if part.half is Half.BACKWARD and producer in activations:
+                        needed.append((producer, Half.FORWARD))  # its activation is posted first
+                    if any(half not in complete for half in needed):
                         break
-                    there = sent[producer, part.half] + latency * known.remote[row, cell] if producer >= 0 else 0.0
-                    clock[rank] = max(clock[rank], there)
+                    arrivals = [complete[half] + latency * known.remote[row, cell] for half in needed]
+                    clock[rank] = max(clock[rank], *arrivals, 0.0)
                 elif isinstance(part, Edge):
-                    sent[cell, part.half] = clock[rank]
+                    complete[cell, part.half] = clock[rank]
                 else:
                     shape = cells[cell].forward if part.half is Half.FORWARD else cells[cell].backward
                     assert shape is not None
