@@ -34,7 +34,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -55,7 +54,8 @@ from schedc_runtime.data_parallel.hot_returns import with_hot_returns
 from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.execute.micro_steps import MicroStep
-from schedc_runtime.measure.emulated_device import Device, Started, _sleep_until
+from schedc_runtime.measure.emulated_device import Device, Started
+from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.counts import Shape, counts_of
 from schedc_runtime.moe.hot import Lending
@@ -178,10 +178,8 @@ class DrawnTrafficDevice(Device):
 
         def joined() -> tuple[Tensor, ...]:
             slots = borrowed()
-            if out in self.queued[QUEUE]:
-                self.held = max(self.held, self._carried(QUEUE, out).end)
-            elif out in self.due:
-                self.held = max(self.held, self.due.pop(out).end)
+            if out in self.queued[QUEUE] or out in self.due:
+                self.clock = max(self.clock, self.carried(QUEUE, out).end)
             return slots
 
         def given() -> list[Any]:
@@ -191,13 +189,16 @@ class DrawnTrafficDevice(Device):
 
         def taken() -> None:
             take_back()
-            _sleep_until(self._carried(QUEUE, back).end)
+            self.clock = max(self.clock, self.carried(QUEUE, back).end)
 
         lender.start, lender.give_back, lender.take_back = started, given, taken  # type: ignore[method-assign]
         lender.experts.lent = joined
 
     def _queue(self, key: tuple[int, int, int, Half], rows: float) -> None:
-        self.queued[QUEUE][key] = Started(max(self.end, self.held), rows * PER_ROW * self.unit, None)
+        assert self.starts is not None
+        time = rows * PER_ROW * self.unit
+        ticket = self.starts.post_among(tuple(range(RANKS)), "expert", self.clock, time)
+        self.queued[QUEUE][key] = Started(self.clock, time, ticket)
 
 
 def weight_rows(hot: tuple[int, ...]) -> float:
@@ -238,7 +239,7 @@ class Variant:
         rank = near.experts.rank
         self.tokens = torch.randint(0, 32, (self.microbatches, 1, TOKENS))
         boundaries = infer_boundaries(parts, (self.tokens[0],))
-        self.device = DrawnTrafficDevice(COSTS, options["unit"])
+        self.device = DrawnTrafficDevice(COSTS, options["unit"], SharedStarts.of_processes(Mesh(1, RANKS), rank))
         self.device.rank = rank
         self.choices: dict[tuple[int, int], list[Int64]] = {}
         self.layers: dict[tuple[int, int], MoELayer] = {}
@@ -283,11 +284,10 @@ class Variant:
         self.executor.start([(x,) for x in self.tokens], list(self.tokens), 1 / self.microbatches, probing=False)
         dist.barrier()
         self.device.begin()
-        began = perf_counter()
         with self.hot.step(True):
             self.executor.advance()
             self.executor.finish()
-            took = perf_counter() - began
+            took = self.device.clock
             self.slots = sum(layer.lender._slots.nbytes for layer in self.layers.values() if layer.lender)
         self.hot.commit()
         self.steps += 1

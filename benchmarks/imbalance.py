@@ -19,8 +19,7 @@ the largest of all cases:
     waiting, exposed      seconds of a rank, the mean, measured and predicted: standing for the fuller rank, and while
                           the link carries an exchange
     adds_up               |waiting + exposed - still| / still, where ``still`` is the time from a step's begin to the
-                          end of its last segment or wait, less compute, waits for messages between stages, and what
-                          the device lost as its host came late
+                          end of its last segment or wait, less compute and waits for messages between stages
 """
 
 from __future__ import annotations
@@ -76,12 +75,6 @@ class DeviceWithRows(Device):
 
     factors: Floats | None = None
     layers: int = 1
-    began: float = 0.0
-    """Seconds of `perf_counter`: when the step began."""
-
-    def begin(self) -> None:
-        super().begin()
-        self.began = self.end
 
     def time(self, op: MicroStep, half: Half) -> float:
         assert self.factors is not None
@@ -96,8 +89,8 @@ class DeviceWithRows(Device):
         """Seconds of the step so far. pairs: rows of the program that are overlapped pairs."""
         spent = list(self.spent.items())
         return {
-            "step": max(self.end, self.held) - self.began,
-            "still": max(self.end, self.held) - self.began - self.busy - self.messages - self.host,
+            "step": self.clock,
+            "still": self.clock - self.busy - self.messages,
             "exposed": sum(x.exposed for _, x in spent),
             "waiting": sum(x.waiting for _, x in spent),
             "carried_pairs": sum(x.carried for row, x in spent if row in pairs),
@@ -117,19 +110,18 @@ def rank_of_case(
 
     class RecordedDevice(DeviceWithRows):
         def begin(self) -> None:
-            if self.began:
+            if self.clock:
                 steps.append(self.figures(pairs))
             super().begin()
 
     devices: list[DeviceWithRows] = []
 
-    def device_of(costs: CellCosts, unit: float) -> Device:
-        starts = SharedStarts.of_processes(mesh, rank)
+    def device_of(costs: CellCosts, unit: float, starts: SharedStarts) -> Device:
         devices.append(RecordedDevice(costs, unit, starts, factors=factors, layers=layers))
         return devices[-1]
 
     emulated(rank, program, mesh, layers, costs_at(ratio), unit, repetitions, device_of=device_of)
-    return [*steps, devices[0].figures(pairs)][1:]
+    return [*steps, devices[0].figures(pairs)]
 
 
 def prediction(schedule: str, case: str, options: argparse.Namespace) -> dict[str, float]:

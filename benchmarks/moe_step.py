@@ -32,7 +32,6 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -45,6 +44,7 @@ from schedc.plan import Attachments, Capacity, Drop, Hot, Level, Method, Recompu
 from schedc_runtime import Mesh, Pipeline
 from schedc_runtime.execute.micro_steps import MicroStep
 from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer, multi_token_loss
 from schedc_runtime.models.sequences import counting_sequences
 from schedc_runtime.moe.layer import moe_layers
@@ -113,7 +113,7 @@ class CountedTrafficDevice(Device):
             return (LATENCY + FLAT * (self.moved - before) / FLAT_BYTES) * self.unit
         if node.role == "permute" and half is Half.FORWARD:
             planner = [each for _, each in moe_layers(op.stage.module)][node.layer].planner
-            before, self.planned[layer] = self.planned.get(layer, 0), planner.padded_rows
+            before, self.planned[layer] = self.planned.get(layer, 0), int(planner.padded_rows)
             self.rows[*layer, op.microbatch] = max(0, planner.padded_rows - before)
             self.taken.append(self.rows[*layer, op.microbatch])
         share = self.rows.get((*layer, op.microbatch), MEAN_ROWS) / MEAN_ROWS if node.role == "experts" else 1.0
@@ -156,7 +156,8 @@ def rank_of_run(
     pipe = Pipeline(model, program, loss_fn=multi_token_loss(), mesh=mesh, plan=plan, cells=costs, timeout=120)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
     layers = [layer for stage in pipe.held(pipe.places[0]) for _, layer in moe_layers(stage.module)]
-    device = CountedTrafficDevice(costs=costs, unit=unit, group=layers[0].routing.group)
+    starts = SharedStarts.of_processes(mesh, rank)
+    device = CountedTrafficDevice(costs=costs, unit=unit, starts=starts, group=layers[0].routing.group)
     losses, seconds, dropped, choices = [], [], 0, 0
     plain: list[tuple[Any, Any]] = []
     for step in range(steps):
@@ -167,12 +168,11 @@ def rank_of_run(
             device.moved = device.group.bytes_leaving_node()
             device.planned.clear()
             device.begin()
-        began = perf_counter()
         optimizer.zero_grad()
         seed = step * mesh.replicas + pipe.replica
         losses.append(pipe.step(*counting_sequences(ROWS * MICROBATCHES, TOKENS, seed, VOCAB)).item())
         if emulated:
-            seconds.append(device.end - began)
+            seconds.append(device.clock)
         if step == timed:
             for executor, code in plain:
                 executor.code = code
@@ -188,7 +188,7 @@ def emulate(pipe: Pipeline, device: Device, done: list[tuple[Any, Any]]) -> list
     """Makes the bound executors of a pipeline run in emulated time; returns (executor, its own code) to restore."""
     if done:
         return done
-    bound = [executor for _, placed in pipe._bound_code._bound.values() for executor in placed.values()]
+    bound = [executor for code in pipe._bound_code._bound.values() for executor in code.executors.values()]
     plain = [(executor, executor.code) for executor in bound]
     for executor, code in plain:
         executor.code = device.code(code)

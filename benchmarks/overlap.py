@@ -17,8 +17,8 @@ exchanges over the time of all segments. Printed for each ratio:
                    s * hidden_steady + (1 - s) * hidden in warm-up and cool-down, where a stage has only its own shared
                    expert and weight gradients to compute meanwhile
 
-An instruction counts with the step, of several, in which it waited least. Other load on the machine delays a real
-collective in some steps; the order of a cell delays it in every step.
+The clocks of emulated devices do not depend on the load of the machine: every step of several takes as long, or the
+benchmark ends with an error.
 
 One block alone, without pairs: two processes, an expert group, one MoE block with a shared expert. Every microbatch has
 an F and then a B = I + W (`1f1b` on one rank). The shared expert and the weight gradients of the experts take as long
@@ -56,7 +56,6 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -78,6 +77,7 @@ from schedc_runtime.execute.bind import bind
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import Executor
 from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
 from schedc_runtime.moe.shards import shard_experts
@@ -202,11 +202,11 @@ def emulated(
     unit: float,
     repetitions: int,
     messages: str = "inside",
-    device_of: Callable[[CellCosts, float], Device] = Device,
+    device_of: Callable[[CellCosts, float, SharedStarts], Device] = Device,
 ) -> dict[str, Any]:
     """Emulated steps on this process: carried and exposed seconds by kind of instruction, measured and predicted.
 
-    device_of: makes the emulated device from costs and the seconds of a unit.
+    device_of: makes the emulated device from costs, the seconds of a unit, and the starts of all ranks.
     """
     place = mesh.coordinate(rank)
     groups = [dist.new_group(processes) for processes in mesh.pipelines()]
@@ -220,31 +220,32 @@ def emulated(
         shard_experts(parts.modules[index], near.experts, host_lane=costs.asks_host)
         held[index] = new_stage(parts, index, parts.modules[index], program, token_loss)
         held[index].bind(boundaries[index], boundaries[index + 1])
-    device, ordered = device_of(costs, unit), cell_source(OVERLAPPED, costs)
+    device = device_of(costs, unit, SharedStarts.of_processes(mesh, rank))
+    ordered = cell_source(OVERLAPPED, costs)
 
     def cells(*cell: Any) -> CellProgram:
         return MESSAGES[messages](ordered(*cell))
 
     code = device.code(bind(program, place.pipeline, held, boundaries, cells=cells))
     executor = Executor(program, code, TorchTransport(groups[place.replica], 60.0), torch.device("cpu"))
-    steps: list[tuple[dict[int, tuple[float, float]], float]] = []
-    for _ in range(1 + repetitions):  # the first step warms up connections and allocations
+    steps: list[float] = []
+    for _ in range(repetitions):
         executor.start([(x,) for x in tokens], list(tokens), 1 / program.microbatches, probing=False)
         dist.barrier()
         device.begin()
-        began = perf_counter()
         executor.advance()
         executor.finish()
-        wall = perf_counter() - began
-        steps.append(({row: (spent.carried, spent.exposed) for row, spent in device.spent.items()}, wall))
+        steps.append(device.clock)
+    if max(steps) - min(steps) > 1e-9 * max(steps):
+        raise SystemExit(
+            f"steps of {min(steps)} and {max(steps)} s: the order of the runtime differs from step to step"
+        )
     measured: dict[str, list[float]] = {}
-    for row, (carried, _) in steps[-1][0].items():
-        least = min(spent[row][1] for spent, _ in steps[1:])
-        _add(measured, InstructionKind(int(program.kind[row])).name, carried, least)
+    for row, spent in device.spent.items():
+        _add(measured, InstructionKind(int(program.kind[row])).name, spent.carried, spent.waiting + spent.exposed)
     predicted = predictions(program, place.pipeline, held, costs, unit)
-    wall = min(wall for _, wall in steps[1:])
-    idle = min(wall - device.busy - sum(exposed for _, exposed in spent.values()) for spent, wall in steps[1:])
-    return {"measured": measured, "predicted": predicted, "wall": wall, "busy": device.busy, "idle": idle}
+    blocked = sum(x.waiting + x.exposed for x in device.spent.values())
+    return {"measured": measured, "predicted": predicted, "wall": device.clock, "busy": device.busy, "blocked": blocked}
 
 
 def _add(total: dict[str, list[float]], kind: str, carried: float, exposed: float) -> None:
@@ -342,9 +343,10 @@ def measure_messages(ratio: float, options: argparse.Namespace) -> dict[str, flo
             "overlap:rank_of_step", timeout=600, ratio=ratio, microbatches=options.microbatches, layers=options.layers,
             unit=unit, repetitions=options.repetitions, messages=name,
         )  # fmt: skip
-        figures[f"idle_{name}"] = sum(rank["idle"] for rank in ranks) / len(ranks)
+        step = max(rank["wall"] for rank in ranks)
+        figures[f"idle_{name}"] = step - sum(rank["busy"] + rank["blocked"] for rank in ranks) / len(ranks)
         figures[f"predicted_idle_{name}"] = priced.idle[name] * unit
-        figures[f"step_{name}"] = max(rank["wall"] for rank in ranks)
+        figures[f"step_{name}"] = step
         figures[f"predicted_step_{name}"] = spans[name].makespan * unit
     return figures
 

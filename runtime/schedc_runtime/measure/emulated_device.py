@@ -1,35 +1,35 @@
-"""Emulated device time: every micro-step takes as long as a table says, whatever else the processor does.
+"""Emulated device time: every micro-step takes as long as a table says, whatever the processor does.
 
-Ranks, messages and asynchronous collectives are real, on tiny tensors. Only their times are a model:
+Ranks, messages and asynchronous collectives are real, on tiny tensors. The executor runs its bound code, in its order
+and with its waits. Only their times are a model, on a clock that each rank keeps for its device:
 
     compute   a segment takes its time on the device of its rank, one after the other
-    exchange  takes its time in its queue, once it is started and the queue is free; its wait returns no sooner.
-              With `SharedStarts` it begins with the last of its ranks, and takes as long as on the slowest
+    exchange  begins in its queue when the last of its ranks has started it and the queue is free. It takes as long as
+              on the slowest of them. Its wait ends no sooner
+    message   leaves when its sender's clock reaches the post. Its wait ends no sooner than ``latency`` later
 
-After its real work a micro-step sleeps until the device would be done. The device's clock runs on from the end of the
-last segment, as on a GPU whose queue is filled ahead. When the host reaches the next segment does not matter. A message
-or a collective that really arrives late holds the device up.
+Ranks tell each other of their starts by `SharedStarts`. Nothing sleeps, and a busy machine changes no figure. Whatever
+is no micro-step takes no time: launches by the host, sums of gradients over copies or replicas, the optimizer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from schedc.cell.costs import CellCosts
 from schedc.cell.program import Action, Half
+from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Code, Handler
-from schedc_runtime.execute.handlers import wait
+from schedc_runtime.execute.handlers import backward, cell, forward, post, recompute, wait, weight
 from schedc_runtime.execute.micro_steps import MICRO, MicroStep
-from schedc_runtime.measure.shared_starts import SharedStarts, Ticket
+from schedc_runtime.measure.shared_starts import AwaitedMessage, SharedStarts, Ticket
 
 ExchangeKey = tuple[int, int, int, Half]
 """Stage, microbatch, node and half of an exchange."""
 
-_BLOCKED = 2e-4
-"""Seconds. A wait that takes longer had to wait; a shorter one found what it waited for."""
+_WHOLE = (forward, backward, weight, recompute, cell)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Started(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """When an exchange could begin for its own rank, when it began and when it ends, in seconds of `perf_counter`."""
+    """When an exchange could begin for its own rank, when it began and when it ends, in seconds of the clock."""
 
     own: float
     begin: float
@@ -65,46 +65,49 @@ class Carried(NamedTuple):
 class Device:
     """The emulated device of one rank and its links.
 
-    costs: times in units of ``unit`` seconds. starts: those of the other ranks; None: an exchange waits for no one.
+    costs: times in units of ``unit`` seconds. starts: those of all ranks; None where this rank is alone.
+    latency: seconds of a message.
     """
 
     costs: CellCosts
     unit: float = 1e-3
     starts: SharedStarts | None = None
-    end: float = 0.0
-    """Seconds of `perf_counter`: when the last segment is done."""
-    held: float = 0.0
-    """Seconds of `perf_counter`: the next segment begins no sooner, since what it waited for arrives then."""
+    latency: float = 0.0
+    clock: float = 0.0
+    """Seconds of the step so far: when the device can begin the next segment."""
     busy: float = 0.0
     """Seconds of compute so far."""
     messages: float = 0.0
     """Seconds for which the device was idle for messages between stages so far."""
-    host: float = 0.0
-    """Seconds for which the device was idle since its host reached a wait late, on a busy machine, so far."""
     free: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds of `perf_counter`, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
+    """Seconds of the clock, by queue (`schedc.cell.graph.QUEUES`): when it has carried what was started on it."""
     queued: dict[str, dict[ExchangeKey, Started]] = field(default_factory=lambda: defaultdict(dict))
     """By queue, in the order of their starts: exchanges whose beginning is not known yet."""
     due: dict[ExchangeKey, Carried] = field(default_factory=dict)
     """Exchanges whose end is known."""
+    expected: dict[int, AwaitedMessage] = field(default_factory=dict)
+    """Messages to this rank, by the handle that their wait has."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
     """By row of the program."""
 
     def begin(self) -> None:
-        """Begin a step."""
-        self.end = self.held = perf_counter()
-        self.busy = self.messages = self.host = 0.0
-        for table in (self.free, self.queued, self.due, self.spent):
+        """Begin a step, on all ranks."""
+        self.clock = self.busy = self.messages = 0.0
+        for table in (self.free, self.queued, self.due, self.expected, self.spent):
             table.clear()
 
     def code(self, code: Code) -> Code:
-        """The same steps in emulated time."""
+        """The same steps in emulated time. Raises `RuntimeFault` for a step whose time is not known."""
         return replace(code, steps=[step._replace(handler=self._emulated(step)) for step in code.steps])
 
     def _emulated(self, step: BoundStep) -> Handler:
         handler, op, row = step.handler, step.operands, step.row
+        if handler in _WHOLE:
+            raise RuntimeFault("emulated time has no times of whole stages", "use Cut(segmented=True) for all stages")
+        if handler in (post, wait):
+            return self._posted(handler) if handler is post else self._received(handler)
         if not isinstance(op, MicroStep):
-            return self._received(handler) if handler is wait else handler
+            return handler
         half, action = next(key for key, value in MICRO.items() if value is handler)
         key = (op.stage.index, op.microbatch, op.node, half)
         if action is Action.RUN:
@@ -122,28 +125,28 @@ class Device:
         def run(registers: Any, op: Any) -> None:
             handler(registers, op)
             time = self.time(op, half)
-            self.end = max(self.end, self.held) + time
+            self.clock += time
             self.busy += time
-            _sleep_until(self.end)
 
         return run
 
     def _started(self, handler: Handler, queue: str, key: ExchangeKey) -> Handler:
         def start(registers: Any, op: Any) -> None:
             handler(registers, op)
-            begin, time = max(self.end, self.held), self.time(op, key[-1])
-            ticket = None if self.starts is None else self.starts.post(op.stage.shape, op.node, begin, time)
-            self.queued[queue][key] = Started(begin, time, ticket)
+            shape, time = op.stage.shape, self.time(op, key[-1])
+            ticket = None if self.starts is None else self.starts.post(shape, op.node, self.clock, time)
+            self.queued[queue][key] = Started(self.clock, time, ticket)
 
         return start
 
-    def _carried(self, queue: str, key: ExchangeKey) -> Carried:
-        """When an exchange that has really completed is carried. Those before it in its queue have completed, too."""
+    def carried(self, queue: str, key: ExchangeKey) -> Carried:
+        """When an exchange that has really completed is carried. Those before it in its queue are carried first."""
         queued = self.queued[queue]
         while key not in self.due:
             first = next(iter(queued))
             start, time, ticket = queued.pop(first)
             own = max(start, self.free[queue])
+            # The queues of its other ranks carry the same exchanges in the same order: they are free by then, too.
             last, longest = (own, time) if self.starts is None or ticket is None else self.starts.last(ticket)
             begin = max(own, last)
             self.free[queue] = begin + longest
@@ -152,47 +155,45 @@ class Device:
 
     def _waited(self, handler: Handler, queue: str, key: ExchangeKey, row: int) -> Handler:
         def wait_for(registers: Any, op: Any) -> bool | None:
-            reached = perf_counter()
-            if (late := _arrival(handler, registers, op)) is None:
+            if handler(registers, op):
                 return True
-            (own, begin, due), free = self._carried(queue, key), max(self.end, self.held)
-            # A host that is late itself, on a busy machine, waits only from then on.
-            blocked = max(0.0, due - free, late - max(free, reached))
-            waiting = min(max(0.0, begin - max(free, own)), blocked)
+            own, begin, end = self.carried(queue, key)
+            blocked = max(0.0, end - self.clock)
+            waiting = min(max(0.0, begin - max(self.clock, own)), blocked)
             spent = self.spent[row]
-            spent.carried += due - begin
+            spent.carried += end - begin
             spent.waiting += waiting
             spent.exposed += blocked - waiting
-            self.host += max(0.0, max(due, late) - free - blocked)
-            self.held = max(self.held, due, late)
-            _sleep_until(due)
+            self.clock += blocked
             return None
 
         return wait_for
+
+    def _posted(self, handler: Handler) -> Handler:
+        if self.starts is None:
+            raise RuntimeFault("emulated ranks send messages to each other", "give every device its SharedStarts")
+        starts = self.starts
+
+        def start(registers: Any, batch: Any) -> None:
+            for message in batch:
+                if message.receive:
+                    self.expected[message.handle] = starts.expect(message.peer)
+                else:
+                    starts.send(message.peer, self.clock)
+            handler(registers, batch)
+
+        return start
 
     def _received(self, handler: Handler) -> Handler:
-        """A message between stages takes as long as it really does."""
+        """A wait for a message. A sender waits for nothing: the link takes what it sends."""
 
         def wait_for(registers: Any, op: Any) -> bool | None:
-            if (late := _arrival(handler, registers, op)) is None:
+            if handler(registers, op):
                 return True
-            self.messages += max(0.0, late - max(self.end, self.held))
-            self.held = max(self.held, late)
+            if self.starts is not None and (message := self.expected.pop(op.handle, None)) is not None:
+                idle = max(0.0, self.starts.sent(message) + self.latency - self.clock)
+                self.messages += idle
+                self.clock += idle
             return None
 
         return wait_for
-
-
-def _arrival(handler: Handler, registers: Any, op: Any) -> float | None:
-    """Seconds of `perf_counter`: when what a handler waits for came; 0 if it was there, None if it must be called
-    again."""
-    before = perf_counter()
-    if handler(registers, op):
-        return None
-    after = perf_counter()
-    return after if after - before > _BLOCKED else 0.0
-
-
-def _sleep_until(time: float) -> None:
-    if (left := time - perf_counter()) > 0:
-        sleep(left)

@@ -1,4 +1,4 @@
-"""When each rank of a machine started its exchanges in emulated device time: a table in memory that the ranks share."""
+"""When ranks started their exchanges and messages, in emulated device time: tables that a machine's ranks share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import torch.distributed as dist
 
 from schedc.cell.graph import Lane, StageShape
 from schedc.cell.issue_order import ExpertRanks, scope
+from schedc.ir.arrays import Floats
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 
 SLOTS = 4096
-"""Exchanges of a communicator that a rank may start before the others have read of the first."""
+"""Exchanges of a communicator, or messages to a rank, that a rank may start before others have read of the first."""
 CHANNELS = ("replicas", "expert", "lane rail", "lane node")
 """The communicators of a rank, by what they connect. Each starts its exchanges in the same order on all its ranks."""
 PATIENCE = 60.0
-"""Seconds to wait for the other ranks' starts once an exchange has really completed."""
+"""Seconds to wait for the other ranks' starts once an exchange or a message has really completed."""
 
 
 class Ticket(NamedTuple):
@@ -33,66 +34,127 @@ class Ticket(NamedTuple):
     members: tuple[int, ...]
 
 
+class AwaitedMessage(NamedTuple):
+    """A message that this rank receives: the process that sends it, and its position among those of the pair."""
+
+    sender: int
+    number: int
+
+
 @dataclass
 class SharedStarts:
     """The starts of all ranks of a mesh on one machine.
 
-    table: [processes, channels, slots, 3] number of the exchange plus 1, its start in seconds of `perf_counter`, which
-        the processes of a machine share, and its time in seconds on that rank.
+    exchanges: [processes, channels, slots, 3] number of the exchange plus 1, its start in seconds of the device's
+        clock, and its time in seconds on that rank.
+    messages: [processes, processes, slots, 2] by sender and receiver: number of the message plus 1, and its start in
+        seconds of the sender's clock.
     """
 
     mesh: Mesh
     process: int
-    table: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    exchanges: Floats
+    messages: Floats
+    counts: dict[object, int] = field(default_factory=lambda: defaultdict(int))
+    """Starts so far, by channel and by pair of processes."""
 
     @classmethod
     def of_processes(cls, mesh: Mesh, process: int) -> SharedStarts:
-        """The table of all processes of the default group, which are on this machine. A collective."""
-        path = [mkstemp(prefix="starts")[1] if process == 0 else ""]
-        shape = (mesh.size, len(CHANNELS), SLOTS, 3)
-        if process == 0:
-            np.memmap(path[0], np.float64, "w+", shape=shape).flush()
-        dist.broadcast_object_list(path, src=0)
-        table = np.memmap(path[0], np.float64, "r+", shape=shape)
-        dist.barrier()
-        if process == 0:
-            Path(path[0]).unlink()  # the ranks keep it open
-        return cls(mesh, process, table)
+        """The tables of all processes of the default group, which are on this machine. A collective."""
+        exchanges, messages = _shapes(mesh)
+        return cls(mesh, process, _mapped(exchanges, process), _mapped(messages, process))
+
+    @classmethod
+    def in_memory(cls, mesh: Mesh) -> list[SharedStarts]:
+        """[processes] the tables of ranks that share one process."""
+        exchanges, messages = map(np.zeros, _shapes(mesh))
+        return [cls(mesh, process, exchanges, messages) for process in range(mesh.size)]
 
     def post(self, shape: StageShape, node: int, start: float, time: float) -> Ticket | None:
         """Note that this rank started an exchange; None for a copy to its host, in which no other rank takes part.
 
-        start: seconds of `perf_counter`, time: seconds.
+        start: seconds of its clock, time: seconds.
         """
         if shape.nodes[node].lane is Lane.HOST:
             return None
         lane, reach = shape.nodes[node].lane, scope(shape, node)
-        channel = CHANNELS.index(reach if reach != "lane" else f"lane {lane}")
-        place, number = self.mesh.coordinate(self.process), self.counts[channel]
         ranks = ExpertRanks(
             self.mesh.experts // (self.mesh.per_node or self.mesh.experts),
             self.mesh.per_node or self.mesh.experts,
             self.mesh.data,
         )
+        place = self.mesh.coordinate(self.process)
         replicas = ranks.members(ranks.communicator(lane, reach, place.replica))
         members = tuple(self.mesh.process(Coordinate(place.pipeline, replica)) for replica in replicas)
-        self.counts[channel] += 1
-        slot = self.table[self.process, channel, number % SLOTS]
-        slot[1:] = start, time
-        slot[0] = number + 1
-        return Ticket(channel, number, members)
+        return self.post_among(members, reach if reach != "lane" else f"lane {lane}", start, time)
+
+    def post_among(self, members: tuple[int, ...], channel: str, start: float, time: float) -> Ticket:
+        """As `post`, for any collective of these processes. channel: one of `CHANNELS`."""
+        index = CHANNELS.index(channel)
+        number = self._next(index)
+        _note(self.exchanges[self.process, index, number % SLOTS], number, start, time)
+        return Ticket(index, number, members)
 
     def last(self, ticket: Ticket) -> tuple[float, float]:
         """(last start, longest time) of an exchange among its ranks, in seconds. Waits until all have started it."""
-        rows = self.table[list(ticket.members), ticket.channel, ticket.number % SLOTS]
-        began = perf_counter()
-        while (rows[:, 0] != ticket.number + 1).any():
+        rows = self._noted(self.exchanges, (list(ticket.members), ticket.channel), ticket.number, ticket.members)
+        return float(rows[:, 1].max()), float(rows[:, 2].max())
+
+    def send(self, peer: int, start: float) -> None:
+        """Note that this rank sends a message to a pipeline rank; start: seconds of its clock."""
+        receiver = self._process(peer)
+        number = self._next((self.process, receiver))
+        _note(self.messages[self.process, receiver, number % SLOTS], number, start)
+
+    def expect(self, peer: int) -> AwaitedMessage:
+        """Note that this rank receives a message of a pipeline rank. Both count them in the order of their posts."""
+        sender = self._process(peer)
+        return AwaitedMessage(sender, self._next((sender, self.process)))
+
+    def sent(self, message: AwaitedMessage) -> float:
+        """Seconds of the sender's clock: when it sent a message. Waits until it has."""
+        pair = ([message.sender], self.process)
+        return float(self._noted(self.messages, pair, message.number, (message.sender,))[0, 1])
+
+    def _process(self, peer: int) -> int:
+        return self.mesh.process(Coordinate(peer, self.mesh.coordinate(self.process).replica))
+
+    def _next(self, counted: object) -> int:
+        self.counts[counted] += 1
+        return self.counts[counted] - 1
+
+    def _noted(self, table: Floats, place: tuple[list[int], int], number: int, members: tuple[int, ...]) -> Floats:
+        """[members, columns] their rows of a table once they have them."""
+        index = (*place, number % SLOTS)
+        rows, began = table[index], perf_counter()
+        while (rows[:, 0] != number + 1).any():
             if perf_counter() - began > PATIENCE:
                 raise RuntimeFault(
-                    f"an exchange was not started by all of the processes {list(ticket.members)}",
+                    f"an exchange or a message was not started by all of the processes {list(members)}",
                     "emulate device time on one machine, with every process of the mesh",
                 )
             sleep(0)
-            rows = self.table[list(ticket.members), ticket.channel, ticket.number % SLOTS]
-        return float(rows[:, 1].max()), float(rows[:, 2].max())
+            rows = table[index]
+        return np.asarray(rows)
+
+
+def _shapes(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (mesh.size, len(CHANNELS), SLOTS, 3), (mesh.size, mesh.size, SLOTS, 2)
+
+
+def _mapped(shape: tuple[int, ...], process: int) -> Floats:
+    """Zeros in memory that all processes share. A collective."""
+    path = [mkstemp(prefix="starts")[1] if process == 0 else ""]
+    if process == 0:
+        np.memmap(path[0], np.float64, "w+", shape=shape).flush()
+    dist.broadcast_object_list(path, src=0)
+    table = np.memmap(path[0], np.float64, "r+", shape=shape)
+    dist.barrier()
+    if process == 0:
+        Path(path[0]).unlink()  # the ranks keep it open
+    return table
+
+
+def _note(slot: Floats, number: int, *columns: float) -> None:
+    slot[1:] = columns
+    slot[0] = number + 1  # last: who reads this number reads the columns of this start

@@ -5,23 +5,16 @@ from __future__ import annotations
 from threading import Thread
 from time import sleep
 
-import numpy as np
 import pytest
 
 from schedc.cell import stage_shape
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.measure import shared_starts
-from schedc_runtime.measure.shared_starts import CHANNELS, SLOTS, SharedStarts
+from schedc_runtime.measure.shared_starts import SLOTS, SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
 
 FLAT = stage_shape(["moe"], "flat", nodes=1, sizes=True)
 HOPS = stage_shape(["moe"], "hierarchical")
-
-
-def tables(mesh: Mesh) -> list[SharedStarts]:
-    """The tables of all processes, in one."""
-    table = np.zeros((mesh.size, len(CHANNELS), SLOTS, 3))
-    return [SharedStarts(mesh, process, table) for process in range(mesh.size)]
 
 
 def node(shape: object, name: str) -> int:
@@ -29,7 +22,7 @@ def node(shape: object, name: str) -> int:
 
 
 def test_an_exchange_begins_with_its_last_rank_and_takes_the_longest_time() -> None:
-    ranks = tables(Mesh(2, 2))
+    ranks = SharedStarts.in_memory(Mesh(2, 2))
     dispatch = node(FLAT, "0.dispatch.node")
     tickets = [
         rank.post(FLAT, dispatch, start, time)
@@ -42,14 +35,14 @@ def test_an_exchange_begins_with_its_last_rank_and_takes_the_longest_time() -> N
 
 
 def test_a_copy_to_the_host_waits_for_no_other_rank() -> None:
-    first, _ = tables(Mesh(1, 2))
+    first, _ = SharedStarts.in_memory(Mesh(1, 2))
     assert first.post(FLAT, node(FLAT, "0.sizes.host"), 1.0, 1.0) is None
-    assert not first.table.any()
+    assert not first.exchanges.any()
 
 
 def test_hops_have_communicators_of_their_own() -> None:
     """Two nodes of two ranks: the rail joins 0 with 2 and 1 with 3, a node 0 with 1; the routing all four."""
-    ranks = tables(Mesh(1, 4, per_node=2))
+    ranks = SharedStarts.in_memory(Mesh(1, 4, per_node=2))
     members = {
         name: [rank.post(HOPS, node(HOPS, name), 0.0, 1.0).members for rank in ranks]
         for name in ("0.routing.rail", "0.dispatch.rail", "0.dispatch.node")
@@ -62,7 +55,7 @@ def test_hops_have_communicators_of_their_own() -> None:
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:
-    first, second = tables(Mesh(1, 2))
+    first, second = SharedStarts.in_memory(Mesh(1, 2))
     combine = node(FLAT, "0.combine.node")
     ticket = first.post(FLAT, combine, 1.0, 1.0)
 
@@ -78,15 +71,26 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
 
 def test_a_rank_that_never_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_starts, "PATIENCE", 0.01)
-    first, _ = tables(Mesh(1, 2))
+    first, _ = SharedStarts.in_memory(Mesh(1, 2))
     ticket = first.post(FLAT, node(FLAT, "0.combine.node"), 1.0, 1.0)
     with pytest.raises(RuntimeFault, match="not started by all of the processes"):
         first.last(ticket)
 
 
 def test_slots_are_used_again() -> None:
-    first, second = tables(Mesh(1, 2))
+    first, second = SharedStarts.in_memory(Mesh(1, 2))
     combine = node(FLAT, "0.combine.node")
     for number in range(SLOTS + 3):
         tickets = [rank.post(FLAT, combine, float(number), 1.0) for rank in (first, second)]
         assert first.last(tickets[0]) == (float(number), 1.0)
+
+
+def test_messages_of_a_pair_are_counted_in_order() -> None:
+    """Two pipeline ranks times two replicas: each sends to the rank of its own replica."""
+    ranks = SharedStarts.in_memory(Mesh(2, 2))
+    for number in range(SLOTS + 2):
+        ranks[0].send(1, float(number))
+        ranks[1].send(1, -1.0)
+        assert ranks[2].sent(ranks[2].expect(0)) == float(number)
+    ranks[2].send(0, 8.0)
+    assert ranks[0].sent(ranks[0].expect(1)) == 8.0

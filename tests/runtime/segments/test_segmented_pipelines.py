@@ -1,9 +1,8 @@
-"""Pipelines of cells: bits of the reference, messages, traces, failures, measured and emulated times."""
+"""Pipelines of cells: bits of the reference, messages, traces, failures and measured times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 
 import schedc
 from schedc.cell.costs import SegmentTimes
-from schedc.cell.predict import predict
 from schedc.cell.program import Action, Half
 from schedc.cell.serial import serial
 from schedc.cell.table import CellTable
@@ -26,7 +24,6 @@ from schedc_runtime import Cut, Pipeline
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import cell_source
 from schedc_runtime.execute.executor import InstructionError, Interval
-from schedc_runtime.measure.emulated_device import Device
 from schedc_runtime.measure.step_trace import chrome_trace, compare, measured_costs
 from schedc_runtime.measure.traced_cells import TracedStep, measured_cell_costs
 from schedc_runtime.moe.huggingface import swap_experts
@@ -249,31 +246,3 @@ def _traced(program: Any, cells: Any) -> Any:
     pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=cells, example=batch)
     pipe.step(batch, targets, trace=True)
     return pipe.trace()
-
-
-def test_emulated_time_is_that_of_the_table() -> None:
-    """On one rank nothing arrives late: what exchanges take is exact, and what they expose as predicted."""
-    program = schedc.compile("dualpipev", P=1, M=4)
-    ranks = together(Mesh(1), small_moe(2), program, listed)
-    ((place, executor),) = ranks.executors.items()
-    unit = 2e-4
-    device = Device(COSTS, unit)
-    executor.code = device.code(executor.code)
-    device.begin()
-    began = perf_counter()
-    ranks.step()
-    wall = perf_counter() - began
-    carried = exposed = computed = 0.0
-    shapes = {index: stage.shape for index, stage in ranks.stages[place].items()}
-    for x in program.instructions(0):
-        kind = x.kind_name
-        forward = shapes[x.stage] if kind[0] == "F" else None
-        backward = shapes[x.last_slot[0]] if kind != "F" else None
-        prediction = predict(listed(kind, forward, backward), forward, backward, COSTS)
-        carried, exposed = carried + prediction.communication * unit, exposed + prediction.exposed * unit
-        computed += prediction.compute * unit
-    assert sum(spent.carried for spent in device.spent.values()) == pytest.approx(carried)
-    assert device.busy == pytest.approx(computed)
-    stood = sum(spent.exposed for spent in device.spent.values())
-    assert exposed * (1 - 1e-6) <= stood <= 1.5 * exposed + 0.05  # a busy machine only adds
-    assert wall >= computed + exposed
