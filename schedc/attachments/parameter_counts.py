@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from schedc.attachments.values import Attachments, bytes_per_number
 
 
@@ -19,6 +21,6 @@ def moe_parameters(plan: Attachments) -> int | None:
 
 
 def moe_parameter_bytes(plan: Attachments) -> int | None:
-    """Bytes of `moe_parameters` in the plan's dtype: weights alone, without gradients and states of an optimizer."""
+    """Bytes of `moe_parameters`: weights in the plan's dtype, and what its `states` say beside them."""
     count = moe_parameters(plan)
-    return None if count is None else count * bytes_per_number(plan.dtype)
+    return None if count is None else ceil(count * (bytes_per_number(plan.dtype) + plan.states))

@@ -22,6 +22,7 @@ _EXPERTS = (PartKind.MOE, PartKind.MTP)
 def parameter_facts(tree: PlanTree, plan: Attachments, layout: Layout) -> dict[str, Any]:
     """``moe_layer`` and ``moe_layer_bytes``: experts and router of a layer on a rank; ``unknown``: counted as 0.
 
+    ``states``: bytes of a parameter beside its weight, which ``moe_layer_bytes`` has in it.
     Empty for a plan whose memory is not in bytes. What a ``parameters`` line gives is not among the unknown.
     """
     if tree.memory is None or not tree.memory.unit:
@@ -36,6 +37,7 @@ def parameter_facts(tree: PlanTree, plan: Attachments, layout: Layout) -> dict[s
         "parameters": {
             "moe_layer": count if derived else None,
             "moe_layer_bytes": moe_parameter_bytes(plan) if derived else None,
+            "states": plan.states,
             "unknown": unknown,
         }
     }

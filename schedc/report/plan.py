@@ -37,8 +37,9 @@ def to_text(facts: dict[str, Any]) -> Iterator[str]:
 def _parameters(facts: dict[str, Any] | None) -> Iterator[str]:
     """What the memory counts as parameters, and what it does not; nothing for a plan without a memory in bytes."""
     if facts and facts["moe_layer"]:
-        weights = f"{facts['moe_layer']:,} parameters on a rank, {shown(facts['moe_layer_bytes'])} of weights alone"
-        yield f"memory of a MoE layer: experts and router have {weights}"
+        held = f"{shown(facts['moe_layer_bytes'])} {'with their states' if facts['states'] else 'of weights alone'}"
+        parameters = f"{facts['moe_layer']:,} parameters on a rank, {held}"
+        yield f"memory of a MoE layer: experts and router have {parameters}"
     if facts and facts["unknown"]:
         *first, last = facts["unknown"]
         names = f"{', '.join(first)} and {last}" if first else last

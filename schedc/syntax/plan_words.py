@@ -100,6 +100,12 @@ PLAN_WORDS = (
         ("dtype", "bf16", "fp16", "fp32", "fp8"),
     ),
     PlanWord(
+        "states",
+        "FACTOR",
+        "states 16",
+        "bytes of gradient and optimizer for each parameter, beside its weight, where parameters follow from sizes",
+    ),
+    PlanWord(
         "alltoall",
         "SETTING",
         "alltoall auto",

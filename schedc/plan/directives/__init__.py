@@ -25,13 +25,29 @@ from schedc.plan.directives import (
     recompute,
     rows,
     sizes,
+    states,
     tied,
     tokens,
     topology,
 )
 from schedc.plan.directives.base import Directive
 
-_FILES = (tied, experts, topology, tokens, alltoall, rows, overlap, cell, capacity, products, sizes, hot, recompute)
+_FILES = (
+    tied,
+    experts,
+    topology,
+    tokens,
+    states,
+    alltoall,
+    rows,
+    overlap,
+    cell,
+    capacity,
+    products,
+    sizes,
+    hot,
+    recompute,
+)
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}
 """The directives by their word."""

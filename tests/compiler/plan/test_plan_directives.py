@@ -213,6 +213,8 @@ MOE = "layers 4  experts 64 top 8  topology nodes 2 x 4"
         ("layers 4  experts 8 top 2 precision fp8\n  products grouped", [("S144", 3, 3)]),
         ("layers 4  experts 8 top 2 precision fp8 or fallback\n  products scaled_grouped or fallback", None),
         (f"{MOE}\n  sizes padded", [("S144", 3, 9)]),
+        (f"{MOE}\n  rows int8", [("S144", 3, 8)]),
+        (f"{MOE}\n  states 16 each much", [("S144", 3, 13)]),
         (f"{MOE}\n  sizes bounded", [("S144", 3, 3)]),
         (f"{MOE}\n  sizes exact 2", [("S144", 3, 3)]),
         (f"{MOE}\n  sizes bounded 0.9", [("S152", 3, 3)]),

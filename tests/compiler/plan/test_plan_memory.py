@@ -174,13 +174,20 @@ def test_parameters_of_moe_layers_follow_from_the_sizes(tmp_path: Path) -> None:
         analyse(written(tmp_path, f"{lines} memory {int(most / 1e6) - 1} MB"), {})
     facts = report(analyse(written(tmp_path, f"{lines} memory {int(most / 1e6) + 1} MB"), {}))
     unknown = ["attention", "the embedding", "the head"]
-    assert facts["plan"]["parameters"] == {"moe_layer": count, "moe_layer_bytes": 2 * count, "unknown": unknown}
+    known = {"moe_layer": count, "moe_layer_bytes": 2 * count, "states": 0, "unknown": unknown}
+    assert facts["plan"]["parameters"] == known
+    stated = analyse(written(tmp_path, f"{lines} states 5.5 memory {int((most + 4 * count * 5.5) / 1e6) + 1} MB"), {})
+    assert "MB with their states" in to_text(report(stated), False)
+    with pytest.raises(DiagnosticError, match=r"rank \d holds "):
+        analyse(written(tmp_path, f"{lines} states 5.5 memory {int((held + 4 * count * 5.5) / 1e6) - 1} MB"), {})
     text = to_text(facts, False)
     assert "experts and router have 77,987,840 parameters on a rank, 156 MB of weights alone" in text
     assert "parameters of attention, the embedding and the head are not known: counted as 0" in text
     elsewhere = report(analyse(written(tmp_path, f"{lines.replace('topology nodes 2 x 4', '')} memory 90 GB"), {}))
     unknown = ["MoE layers", "the embedding", "the head"]
-    assert elsewhere["plan"]["parameters"] == {"moe_layer": None, "moe_layer_bytes": None, "unknown": unknown}
+    assert elsewhere["plan"]["parameters"] == {
+        "moe_layer": None, "moe_layer_bytes": None, "states": 0, "unknown": unknown,
+    }  # fmt: skip
     given = lines.replace("dense 200 MB", "dense 200 MB moe 1 GB embedding 0 MB head 1 GB")
     assert report(analyse(written(tmp_path, f"{given} memory 90 GB"), {}))["plan"]["parameters"]["unknown"] == []
     assert "parameters" not in report(analyse(written(tmp_path, lines), {}))["plan"]
