@@ -21,6 +21,7 @@ from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_gro
 from schedc_runtime.testing import pool
 from schedc_runtime.transport import MessageMismatch
 from schedc_runtime.transport.collectives import InProcessCommunicators, SoloCommunicator
+from support.sweeps import swept
 
 GROUPS = [(1, 1), (1, 4), (4, 1), (2, 2), (4, 2), (2, 4)]
 
@@ -44,7 +45,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@pytest.mark.sweep
+@settings(max_examples=swept(25, 12))
 @given(cases())
 def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
     data = data_of(case)
@@ -63,7 +65,8 @@ def test_methods_agree_bit_by_bit_and_with_plain_autograd(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@pytest.mark.sweep
+@settings(max_examples=swept(12, 6))
 @given(cases(), st.sampled_from([1.0, 1.5, 3.0, 100.0]))
 def test_bounded_buffers_change_no_bit_and_tell_when_they_are_too_small(case: Case, bound: float) -> None:
     """Rows behind the last expert's are NaN here, as products may leave them."""

@@ -30,6 +30,7 @@ from schedc_runtime.segments import stage_graph
 from schedc_runtime.testing import pool
 from support import segmented_cases
 from support.segmented_cases import shuffled, together, unequal
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,8 @@ def routings(draw: Any) -> tuple[int, np.ndarray]:
     return local, routing
 
 
-@settings(max_examples=150)
+@pytest.mark.sweep
+@settings(max_examples=swept(150, 50))
 @given(
     case=routings(),
     most=st.integers(1, 3),

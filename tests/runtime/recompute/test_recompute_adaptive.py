@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -38,10 +38,13 @@ from support.recompute_cases import (
 )
 from support.runtime_cases import next_token_loss, tokens
 from support.segmented_cases import COSTS, listed
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sweep
+@settings(max_examples=swept(100, 40))
 @given(st.lists(st.lists(st.integers(1, 40), min_size=4, max_size=4), min_size=1, max_size=30), st.floats(1.05, 3))
 def test_what_is_held_never_has_more_rows_than_the_threshold(rows: list[list[int]], threshold: float) -> None:
     """Steps of two microbatches; by group all ranks decide alike, by rank each keeps to the threshold."""

@@ -23,6 +23,7 @@ from schedc_runtime.partition.boundary import Boundary, TensorSpec
 from schedc_runtime.ranks.expert_group import ExpertGroup, in_process_expert_groups
 from schedc_runtime.segments import DeclaredPart, SegmentedStage, stage_graph
 from support.segmented_cases import shuffled, small_moe, unequal
+from support.sweeps import swept
 
 # What cutting gives.
 
@@ -296,7 +297,8 @@ def in_order(seed: int) -> Callable[[SegmentedStage, Tensor, Tensor], Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@pytest.mark.sweep
+@settings(max_examples=swept(20, 8))
 @given(seed=st.integers(1, 2**32))
 @pytest.mark.parametrize("kind", ["apart", "shared", "loosely", "dropping"])
 def test_any_order_of_micro_steps_gives_the_same_bits(kind: str, seed: int) -> None:

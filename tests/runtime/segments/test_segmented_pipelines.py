@@ -31,6 +31,7 @@ from schedc_runtime.ranks.mesh import Mesh
 from schedc_runtime.testing import pool
 from support.runtime_cases import differences, next_token_loss, oracle, plain, small_gpt, tokens
 from support.segmented_cases import COSTS, listed, shuffled, small_moe, together, unequal
+from support.sweeps import swept
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,8 @@ def test_pipelines_of_cells_equal_the_reference(schedule: str, model: str) -> No
     pipe.close()
 
 
-@settings(max_examples=3)
+@pytest.mark.sweep
+@settings(max_examples=swept(10, 2))
 @given(
     seed=st.integers(0, 2**32),
     method=st.sampled_from(["flat", "hierarchical", "allgather"]),
