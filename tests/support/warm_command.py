@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
@@ -100,7 +101,21 @@ def _main(
 
 
 def _schedc() -> None:
+    """What the command does; a program of the runtime runs in this process, not in a new one that loads torch."""
+    for command in ("calibrate", "partition", "run"):
+        import_module(f"schedc.cli.{command}").run_to_end = _to_end  # type: ignore[attr-defined]
     main()
+
+
+def _to_end(command: Sequence[str]) -> int:
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.argv = list(command)
+    try:
+        _python()
+    except SystemExit as exit:
+        return int(exit.code or 0)
+    return 0
 
 
 def _python() -> None:
