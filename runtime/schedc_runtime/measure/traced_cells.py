@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -38,28 +38,32 @@ Times = dict[tuple[str, Half], list[float]]
 """Milliseconds of every run, by role and half."""
 
 
-def measured_cell_costs(steps: Iterable[Intervals]) -> CellCosts:
+def measured_cell_costs(steps: Iterable[Intervals], *replicas: Iterable[Intervals]) -> CellCosts:
     """Times in milliseconds by role: the median over layers, microbatches, ranks and steps.
 
     steps: the intervals of each traced step, by rank (`Pipeline.trace`). They must have run in the order
-    `schedc.cell.serial.serial`. There an exchange takes from its start to the end of its wait, including the time in
-    which it waits for slower ranks of its group. Raises `RuntimeFault` for steps in another order.
+    `schedc.cell.serial.serial`. replicas: the same steps on other ranks of the expert group (`Pipeline.intervals`).
+    The last rank to start an exchange waits for no fuller rank. So an exchange takes the least time, from its start to the end
+    of its wait, among those given. Raises `RuntimeFault` for steps in another order, and for replicas that differ.
 
     The attention behind another MoE layer also ends that layer: only one that begins a stage is counted.
     """
     segments: Times = defaultdict(list)
     exchanges: Times = defaultdict(list)
-    for intervals in steps:
-        for spans in intervals.values():
-            _add(spans, segments, exchanges)
+    traces = [list(each) for each in (steps, *replicas)]
+    if len({len(each) for each in traces}) > 1:
+        raise RuntimeFault("the replicas traced other numbers of steps", "trace the same steps on all of them")
+    for together in zip(*traces, strict=True):
+        for rank in together[0]:
+            _add([list(_timed(intervals.get(rank, ()))) for intervals in together], segments, exchanges)
     if not segments:
         help = "only stages with expert layers, or of a Cut(segmented=True), do"
         raise RuntimeFault("the traced steps have no cells", help)
     return CellCosts.of(_medians(segments), _medians(exchanges))
 
 
-def _add(spans: Sequence[Interval], segments: Times, exchanges: Times) -> None:
-    """Add the times of one rank's step."""
+def _timed(spans: Sequence[Interval]) -> Iterator[tuple[TracedStep, float]]:
+    """Segments and waits of one rank's step, and milliseconds: of a wait, since its exchange was started."""
     started: Interval | None = None
     for interval in spans:
         if (step := TracedStep.parse(interval.part)) is None:
@@ -67,12 +71,21 @@ def _add(spans: Sequence[Interval], segments: Times, exchanges: Times) -> None:
         if started is not None and step.action is not Action.WAIT:
             raise RuntimeFault("costs are measured with one exchange after the other", "pass cells=serial")
         begin = interval.start if started is None else started.start
-        time = (interval.end - begin) / 1e6
         started = interval if step.action is Action.START else None
-        if step.action is Action.RUN and (step.role != "attention" or step.layer == 0):
-            segments[step.role, step.half].append(time)
-        elif step.action is Action.WAIT:
-            exchanges[step.role, step.half].append(time)
+        if started is None:
+            yield step, (interval.end - begin) / 1e6
+
+
+def _add(replicas: Sequence[list[tuple[TracedStep, float]]], segments: Times, exchanges: Times) -> None:
+    """Add the times of one rank's step, traced by every replica."""
+    if any([step for step, _ in each] != [step for step, _ in replicas[0]] for each in replicas[1:]):
+        raise RuntimeFault("the replicas ran other micro-steps", "trace the same steps on all ranks of an expert group")
+    for same in zip(*replicas, strict=True):
+        step, times = same[0][0], [time for _, time in same]
+        if step.action is Action.WAIT:
+            exchanges[step.role, step.half].append(min(times))
+        elif step.role != "attention" or step.layer == 0:
+            segments[step.role, step.half] += times
 
 
 def _medians(times: Mapping[tuple[str, Half], list[float]]) -> dict[str, SegmentTimes]:

@@ -214,7 +214,8 @@ def test_measured_times_of_segments_become_a_cell_table() -> None:
     batch, targets = tokens(4)
     pipe = Pipeline(small_moe(4), program, loss_fn=next_token_loss, in_process=True, cells=serial, example=batch)
     pipe.step(batch, targets, trace=True)
-    costs = measured_cell_costs([{rank: list(_on_time(spans)) for rank, spans in pipe.trace().items()}])
+    trace = {rank: list(_on_time(spans)) for rank, spans in pipe.trace().items()}
+    costs = measured_cell_costs([trace])
     segments, exchanges = dict(costs.segments), dict(costs.exchanges)
     assert sorted(segments) == ["attention", "dense", "experts", "permute", "post", "shared"]
     assert segments == {role: times for role, times in COSTS.segments if role in segments}
@@ -224,6 +225,12 @@ def test_measured_times_of_segments_become_a_cell_table() -> None:
     whole = parse_costs(Source("costs.toml", dump_costs(Costs(cell=CellTable(costs)))))
     assert whole.cell is not None
     assert whole.cell.costs == costs
+    emptier = {rank: list(_waiting(spans)) for rank, spans in trace.items()}
+    assert measured_cell_costs([emptier]).exchanges != costs.exchanges
+    assert measured_cell_costs([emptier], [trace]).exchanges == costs.exchanges
+    for other, problem in (([], "other numbers of steps"), ([{0: trace[0]}], "other micro-steps")):
+        with pytest.raises(RuntimeFault, match=problem):
+            measured_cell_costs([trace], other)
     with pytest.raises(RuntimeFault, match="one exchange after the other"):
         measured_cell_costs([_traced(program, listed)])
     with pytest.raises(RuntimeFault, match="have no cells"):
@@ -241,6 +248,16 @@ def _on_time(spans: list[Interval]) -> Iterator[Interval]:
             took = {**dict(COSTS.segments), **dict(COSTS.exchanges)}[part.role][halves.index(part.half)]
         yield span._replace(start=clock, end=clock + int(1e6 * took))
         clock += int(1e6 * took)
+
+
+def _waiting(spans: list[Interval]) -> Iterator[Interval]:
+    """The intervals of a rank with fewer rows: its waits end 5 ms later."""
+    late = 0
+    for span in spans:
+        part = TracedStep.parse(span.part)
+        more = 5_000_000 if part is not None and part.action is Action.WAIT else 0
+        yield span._replace(start=span.start + late, end=span.end + late + more)
+        late += more
 
 
 def _traced(program: Any, cells: Any) -> Any:
