@@ -114,7 +114,7 @@ class CountedTrafficDevice(Device):
         if node.role == "permute" and half is Half.FORWARD:
             planner = [each for _, each in moe_layers(op.stage.module)][node.layer].planner
             before, self.planned[layer] = self.planned.get(layer, 0), int(planner.padded_rows)
-            self.rows[*layer, op.microbatch] = max(0, planner.padded_rows - before)
+            self.rows[*layer, op.microbatch] = max(0, self.planned[layer] - before)
             self.taken.append(self.rows[*layer, op.microbatch])
         share = self.rows.get((*layer, op.microbatch), MEAN_ROWS) / MEAN_ROWS if node.role == "experts" else 1.0
         return super().time(op, half) * share

@@ -43,8 +43,9 @@ def measured_cell_costs(steps: Iterable[Intervals], *replicas: Iterable[Interval
 
     steps: the intervals of each traced step, by rank (`Pipeline.trace`). They must have run in the order
     `schedc.cell.serial.serial`. replicas: the same steps on other ranks of the expert group (`Pipeline.intervals`).
-    The last rank to start an exchange waits for no fuller rank. So an exchange takes the least time, from its start to the end
-    of its wait, among those given. Raises `RuntimeFault` for steps in another order, and for replicas that differ.
+    The last rank to start an exchange waits for no fuller rank. So an exchange takes the least time, from its start to
+    the end of its wait, among those given. Raises `RuntimeFault` for steps in another order, and for replicas that
+    differ.
 
     The attention behind another MoE layer also ends that layer: only one that begins a stage is counted.
     """
