@@ -47,6 +47,7 @@ def test_zoom_pan_and_keys(browser: Browser, tmp_path: Path) -> None:
     page.finish()
 
 
+@pytest.mark.slow
 def test_a_narrow_window_scrolls_only_down(browser: Browser, tmp_path: Path) -> None:
     page = PageView(browser, tmp_path, library_chart("dualpipev", P=4, M=10), library_chart("zbv", P=4, M=10))
     try:
@@ -97,6 +98,7 @@ def test_the_address_keeps_the_view(browser: Browser, tmp_path: Path) -> None:
     again.finish()
 
 
+@pytest.mark.slow
 def test_walking_from_cell_to_what_it_waited_for(browser: Browser, tmp_path: Path) -> None:
     page = PageView(browser, tmp_path, library_chart("1f1b", P=4, M=8))
     browser.click(*page.at(11.5, 0))
