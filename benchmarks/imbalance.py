@@ -156,7 +156,7 @@ def measured(schedule: str, case: str, options: argparse.Namespace) -> dict[str,
     means = {name: sum(values) / len(values) for name, values in shortest.items()}
     columns = (shortest[name] for name in ("waiting", "exposed", "still"))
     errors = [abs(waiting + exposed - still) / still for waiting, exposed, still in zip(*columns, strict=True)]
-    hidden = 1 - means["exposed_pairs"] / means["carried_pairs"]
+    hidden = 1 - means["exposed_pairs"] / means["carried_pairs"] if means["carried_pairs"] else 0.0
     return {
         "step": max(shortest["step"]),
         "waiting": means["waiting"],
