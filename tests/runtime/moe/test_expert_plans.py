@@ -74,9 +74,9 @@ def test_methods_agree_bit_by_bit_over_steps() -> None:
     states = []
     for method in ("flat", "hierarchical", "allgather"):
         lines = f"  experts 8 top 2\n  topology nodes 2 x 2\n  alltoall {method}\n  overlap auto"
-        program = compiled("zbh1", {"P": 1, "M": 2}, lines)
+        program = compiled("zbh1", {"P": 1, "M": 2}, lines, layers="2 dense 1")
         example, _ = batch_of(program, 1)
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=example)
+        pipe = Pipeline(model(blocks=2), program, loss_fn=next_token_loss, in_process=True, example=example)
         losses = train(pipe, 2)
         states.append({**pipe.full_state_dict(), "losses": torch.stack(losses)})
     for state in states[1:]:
@@ -130,9 +130,9 @@ def test_recomputation_changes_no_bit_where_experts_are_hot() -> None:
     lines = f"{TWO_NODES}  alltoall hierarchical\n  overlap auto\n  hot 2\n"
     states = []
     for more in ("", "  recompute all medium", "  recompute all full adaptive(1.1)"):
-        program = compiled("dualpipev", {"P": 1, "M": 2}, lines + more)
+        program = compiled("dualpipev", {"P": 1, "M": 2}, lines + more, layers="3 dense 1")
         example, _ = batch_of(program, 8)
-        pipe = Pipeline(model(), program, loss_fn=next_token_loss, in_process=True, example=example)
+        pipe = Pipeline(model(blocks=3), program, loss_fn=next_token_loss, in_process=True, example=example)
         losses = [pipe.step(*batch_of(program, 8 * pipe.mesh.replicas, seed=step)) for step in range(2)]
         layers = [layer for stage in pipe._held() for _, layer in moe_layers(stage.module)]
         assert sum(layer.statistics.hot_experts for layer in layers) > 0
