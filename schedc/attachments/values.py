@@ -166,10 +166,9 @@ class Attachments:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
-    weights, a key of `BYTES`; "" where the plan does not say it. states: bytes of gradient and optimizer for a
-    parameter, beside its weight. tied: whether head and
-    predictions use the table of the embedding.
-    fp8_rows: whether rows travel to their experts in fp8.
+    weights, a key of `BYTES`; "" where the plan does not say it. tied: whether head and predictions use the table of
+    the embedding. fp8_rows: whether rows travel to their experts in fp8. states: bytes of gradient and optimizer for a
+    parameter, beside its weight.
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
@@ -179,9 +178,7 @@ class Attachments:
     topology: Topology | None = None
     tokens: int = 0
     dtype: str = ""
-    states: float = 0.0
     method: Method = Method.FLAT
-    fp8_rows: bool = False
     tied: bool = False
     overlap: bool = False
     cells: tuple[CellPlan, ...] = ()
@@ -190,6 +187,8 @@ class Attachments:
     products: Products = Products()
     hot: Hot | None = None
     recompute: tuple[Recompute, ...] = field(default=())
+    fp8_rows: bool = False
+    states: float = 0.0
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""
