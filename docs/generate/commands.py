@@ -7,13 +7,14 @@ import re
 
 import click
 
-from schedc.cli import main
+from schedc.cli import COMMANDS, main
 
 from .write import contents, fence
 
 
 def pages() -> dict[str, str]:
-    commands = dict(sorted(main.commands.items()))
+    context = click.Context(main)
+    commands = {name: command for name in COMMANDS if (command := main.get_command(context, name)) is not None}
     return {"index.md": _index(commands), **{f"{name}.md": _page(name, each) for name, each in commands.items()}}
 
 

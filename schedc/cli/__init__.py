@@ -1,7 +1,7 @@
 """The command line: ``schedc compile | check | show | export | list | explain | run | calibrate``, ...
 
-Results go to stdout, diagnostics and progress to stderr. Modules that take long to import are imported by the command
-that needs them.
+Results go to stdout, diagnostics and progress to stderr. The file of a command is imported when the command is run.
+Modules that take long to import are imported by the function that needs them.
 """
 
 from __future__ import annotations
@@ -9,31 +9,49 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 import click
 
 from schedc import __version__
-from schedc.cli.calibrate import calibrate
-from schedc.cli.check import check, compile_command
 from schedc.cli.common import EPILOG, FINDINGS, INTERNAL, INTERRUPTED, USAGE, WIDEST, print_findings
-from schedc.cli.diff import diff
-from schedc.cli.export import export, import_command
-from schedc.cli.fmt import fmt
-from schedc.cli.freeze import freeze
-from schedc.cli.layout import layout
-from schedc.cli.lookup import explain, list_command
-from schedc.cli.lsp import lsp
-from schedc.cli.partition import partition
-from schedc.cli.report import report
-from schedc.cli.run import run
-from schedc.cli.show import show
-from schedc.cli.tune import tune
-from schedc.cli.watch import watch
+
+COMMANDS = {
+    "calibrate": ("calibrate", "calibrate"),
+    "check": ("check", "check"),
+    "compile": ("check", "compile_command"),
+    "diff": ("diff", "diff"),
+    "explain": ("lookup", "explain"),
+    "export": ("export", "export"),
+    "fmt": ("fmt", "fmt"),
+    "freeze": ("freeze", "freeze"),
+    "import": ("export", "import_command"),
+    "layout": ("layout", "layout"),
+    "list": ("lookup", "list_command"),
+    "lsp": ("lsp", "lsp"),
+    "partition": ("partition", "partition"),
+    "report": ("report", "report"),
+    "run": ("run", "run"),
+    "show": ("show", "show"),
+    "tune": ("tune", "tune"),
+    "watch": ("watch", "watch"),
+}
+"""By its name, the file of this folder that has a command, and the function there: loaded when the command is run."""
 
 
 class _Group(click.Group):
-    """Ends every command with the exit status that its `EPILOG` promises."""
+    """Loads the commands of `COMMANDS`, and ends every one with the exit status that its `EPILOG` promises."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        file, function = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"schedc.cli.{file}"), function)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         from schedc.diagnostics import DiagnosticError, RequestError
@@ -84,26 +102,3 @@ def main() -> None:
     SCHEDULE is the name of a library schedule (`schedc list`), the path of a .sched file or of an order (torch's
     schedule CSV, or our text form), or - for standard input. FILE.sched:NAME chooses one of several.
     """
-
-
-for _command in (
-    compile_command,
-    check,
-    show,
-    watch,
-    export,
-    import_command,
-    fmt,
-    freeze,
-    list_command,
-    explain,
-    report,
-    diff,
-    layout,
-    tune,
-    calibrate,
-    partition,
-    lsp,
-    run,
-):
-    main.add_command(_command)

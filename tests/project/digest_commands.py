@@ -16,7 +16,7 @@ from digest_editor import editor_cases, highlighted
 from digest_values import LIBRARY, anonymous, sha
 
 import schedc
-from schedc.cli import main
+from schedc.cli import COMMANDS, main
 
 EXAMPLES = {
     "plans.sched": "plan published =",
@@ -213,7 +213,7 @@ def cases(group: str, root: Path) -> Iterator[tuple[str, str]]:
         return
     names = [f"{name}.sched" for name in schedules]
     lines += [f"check verbatim/{name}" for name in mistakes] + ["list", "explain"]
-    lines += [f"explain {code}" for code in codes()] + [f"{name} --help" for name in ("", *main.commands)]
+    lines += [f"explain {code}" for code in codes()] + [f"{name} --help" for name in ("", *COMMANDS)]
     for line in lines:
         yield from word_cases(line)
     yield from ((f"comments of {name}", sha(schedc.compile(name.removesuffix(".sched")).doc)) for name in names)

@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from project.console import Command, File, run, session, shows
-from schedc.cli import main
+from schedc.cli import COMMANDS
 from schedc.codes import CODES
 from schedc.compiler import analyse, legal_schedule
 from schedc.load.library import names, open_schedule
@@ -19,7 +19,7 @@ from support.paths import ROOT
 REFERENCE = ROOT / "docs" / "reference"
 GENERATED = {
     REFERENCE / "codes": {"index", *CODES},
-    REFERENCE / "commands": {"index", *main.commands},
+    REFERENCE / "commands": {"index", *COMMANDS},
     REFERENCE / "schedules": {"index", *names()},
 }
 """Folders of pages that `make docs` writes, and the names of their pages."""

@@ -11,7 +11,7 @@ import pytest
 
 import schedc
 import schedc_runtime
-from schedc.cli import main
+from schedc.cli import COMMANDS
 from schedc.codes import CODES
 from schedc.load.library import names
 from support.paths import ROOT
@@ -41,7 +41,7 @@ def pages(site: Path) -> dict[str, str]:
 
 
 def test_every_code_schedule_and_command_has_a_page(site: Path) -> None:
-    expected = {"codes": set(CODES), "schedules": set(names()), "commands": set(main.commands)}
+    expected = {"codes": set(CODES), "schedules": set(names()), "commands": set(COMMANDS)}
     for folder, wanted in expected.items():
         assert {path.stem for path in (site / "reference" / folder).glob("*.html")} == wanted | {"index"}
     assert {path.stem for path in (site / "drawings").iterdir()} == set(names())

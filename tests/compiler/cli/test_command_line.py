@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import schedc as package
-from schedc.cli import main
+from schedc.cli import COMMANDS, main
 from schedc.load.library import load
 from support.paths import ROOT
 
@@ -242,7 +242,7 @@ def test_a_pipe_gets_colours_only_if_forced(
     assert f"error[S204]: full backward of microbatch 0 on stage 0 runs before its forward\n --> {path}:4:23\n" in plain
 
 
-@pytest.mark.parametrize("command", ["", *main.commands, "list!", "explain!", "explain! S203"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "list!", "explain!", "explain! S203"])
 def test_help_and_lists_fit_into_100_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     word, bare, code = command.partition("!")
