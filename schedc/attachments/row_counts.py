@@ -16,8 +16,7 @@ def chosen_method(plan: Attachments) -> MethodChoice | None:
     """The method that `alltoall auto` chooses, and why; None for another method, or where the ranks are not known."""
     if plan.method is not Method.AUTO or plan.experts is None or plan.topology is None:
         return None
-    row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    return choose(routing_of(plan.experts), plan.topology, row)
+    return choose(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
 
 
 def travelling_rows(plan: Attachments) -> dict[str, RowTraffic]:

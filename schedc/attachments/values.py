@@ -202,6 +202,11 @@ class Attachments:
     @property
     def dispatch_row_bytes(self) -> int:
         """Bytes of a token's row on its way to the experts; 0 where the plan does not say its columns."""
-        if not self.fp8_rows or self.experts is None or not self.row_bytes:
+        if not (self.fp8_rows and self.experts and self.row_bytes):
             return self.row_bytes
         return self.experts.hidden * BYTES["fp8"] + bytes_per_number(self.dtype)
+
+    @property
+    def dispatch_bytes(self) -> float:
+        """Bytes of one row for each token of a microbatch, by which methods of All-to-All are compared; 1 at least."""
+        return float(max(self.dispatch_row_bytes, 1) * max(self.tokens, 1))

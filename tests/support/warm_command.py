@@ -9,7 +9,8 @@ import runpy
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -18,50 +19,17 @@ from schedc.__main__ import main
 from schedc_runtime.testing import PRELOADED
 
 
-def run_schedc(
-    arguments: Sequence[str],
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
-    *,
-    joined: bool = False,
-) -> CompletedProcess[str]:
-    """Exit status and output of ``schedc ARGUMENTS`` in a folder. joined: errors stand among the output."""
-    return _run(_schedc, ("schedc", *arguments), folder, environment, timeout, joined)
-
-
-def run_torchrun(
-    arguments: Sequence[str],
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
-    *,
-    joined: bool = False,
-) -> CompletedProcess[str]:
-    """As `run_schedc`, of ``torchrun ARGUMENTS``: torch's own agent, which forks the processes of the script."""
-    return _run(_torchrun, ("torchrun", *arguments), folder, environment, timeout, joined)
-
-
-def run_python(
-    arguments: Sequence[str],
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
-    *,
-    joined: bool = False,
-) -> CompletedProcess[str]:
-    """As `run_schedc`, of ``python FILE ...`` and of ``python -m MODULE ...``."""
-    return _run(_python, ("python", *arguments), folder, environment, timeout, joined)
-
-
 def _run(
-    program: Callable[[], None],
-    command: Sequence[str],
-    folder: Path | None,
-    environment: Mapping[str, str] | None,
-    timeout: float,
-    joined: bool,
+    program: str,
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    *,
+    joined: bool = False,
 ) -> CompletedProcess[str]:
+    """Exit status and output of a program in a folder. joined: errors stand among the output."""
+    command = (program, *arguments)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as place:
@@ -69,7 +37,7 @@ def _run(
         where = str(folder or Path.cwd())
         process = context.Process(
             target=_main,
-            args=(program, tuple(command), where, dict(environment or os.environ), str(output), str(errors)),
+            args=(command, where, dict(environment or os.environ), str(output), str(errors)),
         )
         process.start()
         process.join(timeout)
@@ -80,8 +48,15 @@ def _run(
         return CompletedProcess([*command], process.exitcode, output.read_text(), "" if joined else errors.read_text())
 
 
+run_schedc = partial(_run, "schedc")
+"""``schedc ARGUMENTS``."""
+run_torchrun = partial(_run, "torchrun")
+"""``torchrun ARGUMENTS``: torch's own agent, which forks the processes of the script."""
+run_python = partial(_run, "python")
+"""``python FILE ...`` and ``python -m MODULE ...``."""
+
+
 def _main(
-    program: Callable[[], None],
     command: Sequence[str],
     folder: str,
     environment: Mapping[str, str],
@@ -97,7 +72,7 @@ def _main(
         os.dup2(opened, stream)
         os.close(opened)
     sys.argv = list(command)
-    program()
+    _PROGRAMS[command[0]]()
 
 
 def _schedc() -> None:
@@ -143,3 +118,7 @@ def _script(path: str, *arguments: str) -> None:
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     runpy.run_path(path, run_name="__main__")
+
+
+_PROGRAMS = {"schedc": _schedc, "torchrun": _torchrun, "python": _python}
+"""What runs in the forked process, by the command's first word."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -48,8 +47,8 @@ def method_for(plan: Attachments, layer: MoELayer, mesh: Mesh) -> str:
     routing = layer.router.routing
     rail, node = (plan.topology.rail, plan.topology.node) if plan.topology else (0.0, 0.0)
     per_node = mesh.per_node or mesh.experts
-    row = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    return exchange.choose(routing, exchange.Topology(mesh.experts // per_node, per_node, rail, node), row).method
+    topology = exchange.Topology(mesh.experts // per_node, per_node, rail, node)
+    return exchange.choose(routing, topology, plan.dispatch_bytes).method
 
 
 def attach(
@@ -79,12 +78,17 @@ def attach(
             layer.planner.name = name
         wanted = method_for(plan, layers[0], mesh)
         method = next(method for method in METHODS if method == wanted)
-        more: dict[str, Any] = {"bound": plan.bound, "host_lane": host_lane, "fp8_rows": plan.fp8_rows}
         if group.size > 1:
-            shard_experts(module, group, method, capacity, hot, replicas, **more)
+            shard_experts(
+                module, group, method, capacity, hot, replicas,
+                bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows,
+            )  # fmt: skip
         else:
             for layer in layers:
-                layer.attach(group, method, capacity, replicas=replicas, **more)
+                layer.attach(
+                    group, method, capacity, replicas=replicas,
+                    bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows,
+                )  # fmt: skip
 
 
 def recompute_stages(stages: Iterable[Mapping[int, Stage]], plan: Attachments, program: Program) -> None:

@@ -48,8 +48,7 @@ def _why(plan: Attachments) -> str:
         return "chosen when the ranks are known: the plan has no `topology`, or no `experts`"
     if plan.experts is None or plan.topology is None:
         return "said by the plan, or the default"
-    size = float(max(plan.row_bytes, 1) * max(plan.tokens, 1))
-    choice = choose(routing_of(plan.experts), plan.topology, size)
+    choice = choose(routing_of(plan.experts), plan.topology, plan.dispatch_bytes)
     if choice.method == plan.method:
         return choice.why
     return f"as the plan has it; by the rows expected {choice.method} is better: {choice.why}"
