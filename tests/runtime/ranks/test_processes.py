@@ -21,10 +21,10 @@ def process_of(pid: int) -> Process:
     return this_process()._replace(pid=pid, started=int(stat[19]))
 
 
-def settled(process: Process, wanted: str) -> Condition:
-    """The condition, as soon as it is the ``wanted`` one; signals take a moment."""
+def settled(process: Process, expected: Condition) -> Condition:
+    """The condition, as soon as it is the ``expected`` one; signals and the start of a command take a moment."""
     deadline = time.monotonic() + 10
-    while wanted not in (now := condition(process)).why and time.monotonic() < deadline:
+    while (now := condition(process)) != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return now
 
@@ -32,14 +32,21 @@ def settled(process: Process, wanted: str) -> Condition:
 @pytest.mark.processes
 def test_stopped_and_killed_are_told_apart() -> None:
     assert condition(this_process()) == Condition(False, False, "")
-    sleeper = subprocess.Popen(["sleep", "60"])
-    process = process_of(sleeper.pid)
-    assert condition(process) == Condition(False, False, "")
-    sleeper.send_signal(signal.SIGSTOP)
-    assert settled(process, "stopped") == Condition(False, True, "stopped by a signal (SIGCONT lets it go on)")
-    sleeper.kill()
-    assert settled(process, "killed") == Condition(True, False, "killed by SIGKILL"), "not yet waited for"
-    sleeper.wait()
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        process = process_of(sleeper.pid)
+        try:
+            for act, expected in (
+                (lambda: None, Condition(False, False, "")),
+                (
+                    lambda: sleeper.send_signal(signal.SIGSTOP),
+                    Condition(False, True, "stopped by a signal (SIGCONT lets it go on)"),
+                ),
+                (sleeper.kill, Condition(True, False, "killed by SIGKILL")),  # nobody has waited for it yet
+            ):
+                act()
+                assert settled(process, expected) == expected
+        finally:
+            sleeper.kill()
     assert condition(process) == Condition(True, False, "its process has ended")
 
 
