@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from schedc.cost.exchange import Topology
 
@@ -134,18 +136,47 @@ class By(StrEnum):
     GROUP = "group"
 
 
+class LevelRun(NamedTuple):
+    """A number of layers that follow each other in a stage, and their level."""
+
+    level: Level
+    layers: int
+
+
 @dataclass(frozen=True)
 class Recompute:
     """What the backwards of a stage recompute.
 
-    adaptive: recompute only where a rank has more than this many times the mean number of rows; None: always. by: who
-    decides that. bubbles: the compiler places an R before each backward that its rank would idle for.
+    level: the highest level of the stage's layers. adaptive: recompute only where a rank has more than this many times
+    the mean number of rows; None: always. by: who decides that. bubbles: the compiler places an R before each backward
+    that its rank would idle for. layers: levels from the stage's first layer on, ``none`` for the layers behind them;
+    empty where everything in the stage has ``level``.
     """
 
     level: Level = Level.NONE
     adaptive: float | None = None
     by: By = By.GROUP
     bubbles: bool = False
+    layers: tuple[LevelRun, ...] = ()
+
+    @classmethod
+    def of_layers(cls, runs: Iterable[tuple[Level, int]], bubbles: bool = False) -> Recompute:
+        """Levels of layers: (level, number of layers) from the stage's first layer on."""
+        layers = tuple(LevelRun(*run) for run in runs)
+        level = max((run.level for run in layers), key=lambda level: level.place)
+        by = By.GROUP if level.exchanges else By.RANK
+        return cls(level, None, by, bubbles and level is not Level.NONE, layers)
+
+    def of_layer(self, number: int) -> Level:
+        """The level of the stage's layer ``number``, from 0; -1 for what lies outside of layers."""
+        if not self.layers:
+            return self.level
+        last = 0
+        for run in self.layers if number >= 0 else ():
+            last += run.layers
+            if number < last:
+                return run.level
+        return Level.NONE
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class PartKind(StrEnum):
 
 
 DECODER = (PartKind.DENSE, PartKind.MOE)
+WITH_EXPERTS = (PartKind.MOE, PartKind.MTP)
+"""The kinds that have experts."""
 WORK = tuple(kind for kind in PartKind if kind is not PartKind.NOOP)
 """The kinds that have costs: all but paddings."""
 
@@ -123,6 +125,11 @@ class Layout:
     def layers_of(self, stage: int) -> tuple[int, ...]:
         """The numbers of a stage's decoder layers."""
         return tuple(part.number for part in self.stages[stage] if part.kind in DECODER)
+
+
+def layers_in(parts: Sequence[ModelPart]) -> list[ModelPart]:
+    """The layers among the parts of a stage, in order, predictions included."""
+    return [part for part in parts if part.kind in (*DECODER, PartKind.MTP)]
 
 
 class Fault(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from schedc.attachments.layer_levels import levels_of_parts
 from schedc.attachments.recompute_bytes import (
     RowsPerToken,
     adaptive_bytes,
@@ -18,9 +20,9 @@ from schedc.attachments.recompute_bytes import (
 from schedc.attachments.row_counts import arriving_rows, filled, worst_case_rows
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import WORK, Layout, PartKind
+from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, layers_in
 
-MOE = [WORK.index(kind) for kind in (PartKind.MOE, PartKind.MTP)]
+MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 """Indices into `WORK` of the kinds of parts that have experts."""
 
 
@@ -39,9 +41,19 @@ def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ..
     layers with experts only. An adaptive level counts with its worst case.
     """
     held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
-    if plan.recompute:
-        held[:, MOE] *= np.array([_level_held(plan, level) for level in plan.recompute])[:, np.newaxis]
+    for stage, recompute in enumerate(plan.recompute):
+        held[stage, MOE] = held[stage, MOE] * _held_share(plan, recompute, layout.stages[stage])
     return np.asarray(held)
+
+
+def _held_share(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> float:
+    """Share of the activations of a stage's MoE layers that a microbatch holds. parts: those of the stage."""
+    levels = levels_of_parts(recompute, parts)
+    own = [level for (kind, _), level in zip(layers_in(parts), levels, strict=True) if kind in WITH_EXPERTS]
+    shares = {level: _level_held(plan, replace(recompute, level=level, layers=())) for level in own}
+    if len(shares) <= 1:
+        return next(iter(shares.values()), 1.0)
+    return sum(shares[level] for level in own) / len(own)
 
 
 def _level_held(plan: Attachments, level: Recompute) -> float:

@@ -22,19 +22,36 @@ def recomputed_nodes_of(plan: Recompute, shape: StageShape) -> dict[int, float]:
 
     Below `medium` there is too little to place: backward recomputes it where it needs it.
     """
-    placed = plan.level >= Level.MEDIUM
-    sends = plan.level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
-    level_of = {
-        **({EXPERTS: Level.FULL if sends else plan.level} if placed or sends else {}),
-        **({"shared": plan.level} if placed else {}),
+    layers, places = {node.layer for node in shape.nodes if node.role == "dispatch"}, layers_of_nodes(shape)
+    levels = [_levels_by_role(plan, plan.of_layer(place)) for place in places]
+    return {
+        index: recomputed_share(node.role, levels[index][node.role])
+        for index, node in enumerate(shape.nodes)
+        if node.role in levels[index] and node.layer in layers and index in shape.backward
+    }
+
+
+def _levels_by_role(plan: Recompute, level: Level) -> dict[str, Level]:
+    """The level at which the nodes of a layer of this level are recomputed, by role."""
+    placed = level >= Level.MEDIUM
+    sends = level.exchanges or (plan.adaptive is not None and plan.by is By.GROUP)
+    return {
+        **({EXPERTS: Level.FULL if sends else level} if placed or sends else {}),
+        **({"shared": level} if placed else {}),
         **(dict.fromkeys(SENDING, Level.FULL) if sends else {}),
     }
-    layers = {node.layer for node in shape.nodes if node.role == "dispatch"}
-    return {
-        index: recomputed_share(node.role, level_of[node.role])
-        for index, node in enumerate(shape.nodes)
-        if node.role in level_of and node.layer in layers and index in shape.backward
-    }
+
+
+def layers_of_nodes(shape: StageShape) -> tuple[int, ...]:
+    """[nodes] the layer of the stage that each belongs to, from 0 in the order of the model; -1 for none.
+
+    Nodes have numbers among the MoE layers, or among the dense ones.
+    """
+    numbers: dict[tuple[bool, int], int] = {}
+    return tuple(
+        numbers.setdefault((node.role == "dense", node.layer), len(numbers)) if node.layer >= 0 else -1
+        for node in shape.nodes
+    )
 
 
 def with_recomputed(shape: StageShape, nodes: Mapping[int, float]) -> StageShape:

@@ -160,7 +160,8 @@ PLAN_WORDS = (
         "recompute",
         "RECOMPUTE",
         "recompute chunk 0 medium adaptive(2.0) by rank",
-        "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles",
+        "what backward works out again: none, norm, act, light, medium or full; adaptive(2.0), or in bubbles;"
+        " stage 0 full 3 act 4: so many layers at each level",
         ("all", "chunk", "adaptive", "by", "group", "bubbles", "none", "norm", "act", "light", "medium", "full"),
     ),
     PlanWord(

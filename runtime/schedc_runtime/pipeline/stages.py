@@ -99,7 +99,7 @@ def new_stage(
     if segmented or any(exchanges_in(part) for part in parts.modules):
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
-    return Stage(module, index, parts.stages, loss_fn=loss_fn)
+    return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn)
 
 
 def splits_backward(program: Program) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from schedc.attachments.values import Level, Recompute
 from schedc.cell.graph import Node, StageShape
-from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, recomputed_nodes_of
+from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
@@ -25,6 +25,8 @@ class Recomputation:
 
     active: whether anything is recomputed or counted. adaptive: decides when to recompute; None if always. counted: the
     recorder of the microbatch that was forwarded last.
+    level_of_layer: the level of a layer of the stage, by number; None where all have ``level``. layers: [nodes] number
+    of the layer that each belongs to.
     recomputed: share of each node that cell programs run a second time, by node. replayed: the nodes among them that
     are called as a whole.
     """
@@ -34,6 +36,8 @@ class Recomputation:
         self.active = count or plan.level is not Level.NONE
         self.counted: MicrobatchRecorder | None = None
         self.adaptive = None if plan.adaptive is None else Adaptive(plan.level, plan.adaptive, plan.by)
+        self.level_of_layer = plan.of_layer if plan.layers else None
+        self.layers = () if shape is None else layers_of_nodes(shape)
         self.recomputed, self.replayed = _recomputed(plan, shape)
 
     def recorder(self) -> MicrobatchRecorder:
@@ -56,8 +60,8 @@ class Recomputation:
 class MicrobatchRecorder(Recorder):
     """A `Recorder` that knows the decisions for its microbatch.
 
-    level: the level, in this step, of parts that take no rows from other ranks. layer: the layer of the node that runs
-    forward now.
+    level: the level, in this step, of parts that take no rows from other ranks; where layers have levels of their own,
+    the highest. layer: the number, among MoE layers, of the node that runs forward now.
     """
 
     def __init__(self, recomputation: Recomputation) -> None:
@@ -70,7 +74,9 @@ class MicrobatchRecorder(Recorder):
 
     @contextmanager
     def forwarding(self, node: int = -1, repeated: bool = False) -> Iterator[None]:
-        calls = ActivationCalls() if self._covers(Level.ACT, rows=False) else nullcontext()
+        if self.plan.layers:
+            self.place = self.plan.layers[node] if node >= 0 else -1
+        calls = ActivationCalls() if self.level >= Level.ACT else nullcontext()
         with calls, super().forwarding(node, repeated):
             yield
 
@@ -85,12 +91,16 @@ class MicrobatchRecorder(Recorder):
 
     def runs(self, node: Node) -> bool:
         """Whether this microbatch recomputes ``node``, which may be recomputed."""
+        if self.plan.level_of_layer is not None:
+            return True  # the nodes of layers that recompute nothing are not among those that may be
         if node.role not in (EXPERTS, *SENDING):
             return self.level is not Level.NONE
         level = self.of_rows(node.layer)
         return level.exchanges if node.role in SENDING else level is not Level.NONE
 
     def _covers(self, level: Level, rows: bool) -> bool:
+        if self.plan.level_of_layer is not None:
+            return level <= self.plan.level_of_layer(self.place)
         return level <= (self.of_rows(self.layer) if rows else self.level)
 
 

@@ -68,6 +68,18 @@ def recorder() -> Recorder | None:
     return _active if isinstance(_active, Recorder) else None
 
 
+def within_layer(number: int, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``function(*args, **options)``, a part of the stage's layer ``number``: its regions have the layer's level."""
+    recorder = _active
+    if not isinstance(recorder, Recorder):
+        return function(*args, **options)
+    before, recorder.place = recorder.place, number
+    try:
+        return function(*args, **options)
+    finally:
+        recorder.place = before
+
+
 _active: Recorder | _Replay | None = None
 
 
@@ -258,6 +270,8 @@ class Recorder:
     def __init__(self, covers: Covers, random: bool = False) -> None:
         self.covers, self.random = covers, random
         self.node = -1
+        self.place = -1
+        """Number, in the stage, of the layer that runs forward now; -1 outside of layers."""
         self.kept: dict[int, list[Any]] = {}
         """Decisions of the nodes that are repeated as a whole, by node."""
         self.regions: dict[int, list[weakref.ref[Region]]] = {}

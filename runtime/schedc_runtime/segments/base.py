@@ -41,7 +41,7 @@ class SegmentedBase(Stage):
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
     ) -> None:
-        super().__init__(module, index, stages, loss_fn=loss_fn)
+        super().__init__(module, index, stages, blocks=blocks, loss_fn=loss_fn)
         self._traces: Traces = {}
         self.graph: StageGraph = stage_graph(module, inputs, blocks, self._traces)
         self.graph_with_r: StageGraph = self.graph
@@ -49,7 +49,6 @@ class SegmentedBase(Stage):
         self._memory_with_r = self._memory
         """The recomputation of microbatches with an R."""
         self._code = module.current if isinstance(module, RecordedStage) else None
-        self._blocks = tuple(blocks)
         self._graphs: WeakKeyDictionary[Any, StageGraph] = WeakKeyDictionary()
         """The graph of each code of the stage, as long as the code is kept."""
         if self._code is not None:
@@ -81,7 +80,7 @@ class SegmentedBase(Stage):
         self._memory = Recomputation(plan, self.shape, self._draws, count=count)
         self.graph = replace(self.graph, recomputed=self._memory.recomputed)
         self._memory_with_r, self.graph_with_r = self._memory, self.graph
-        install(self.module)
+        self.install_regions(plan)
 
     def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
@@ -121,7 +120,7 @@ class SegmentedBase(Stage):
         """Take the graph of the current code, which a recorded stage has for each input signature."""
         if not isinstance(self.module, RecordedStage) or (code := self.module.current) is self._code:
             return
-        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self._blocks, self._traces)
+        graph = self._graphs.get(code) or stage_graph(self.module, len(code.shapes), self.blocks, self._traces)
         self._graphs[code] = graph
         if graph.shape.nodes != replace(self.graph, recomputed={}).shape.nodes:
             raise StageError(

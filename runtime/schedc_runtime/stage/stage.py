@@ -25,6 +25,7 @@ from schedc.attachments.values import Level, Recompute
 from schedc_runtime.errors import StageError
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.random_numbers.numbering import Numbering
+from schedc_runtime.recompute.layers import mark_layers, unmark_layers
 from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, draws
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
@@ -66,14 +67,22 @@ class Stage:
     """A stage module with the state of the microbatches in flight.
 
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
-    index, stages: this stage's number, and the number of stages.
+    index, stages: this stage's number, and the number of stages. blocks: paths of the model's blocks in the module.
     loss_fn: loss of the last stage. Without one the last stage returns its output like any other.
 
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
 
-    def __init__(self, module: nn.Module, index: int, stages: int, *, loss_fn: LossFunction | None = None) -> None:
-        self.module, self.index, self.stages = module, index, stages
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        stages: int,
+        *,
+        blocks: Sequence[str] = (),
+        loss_fn: LossFunction | None = None,
+    ) -> None:
+        self.module, self.index, self.stages, self.blocks = module, index, stages, tuple(blocks)
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
@@ -227,7 +236,17 @@ class Stage:
         """Recompute what ``plan`` says. count: count the bytes that are held."""
         self.check_empty()
         self._memory = Recomputation(plan, None, draws(self.module), count=count)
+        self.install_regions(plan)
+
+    def install_regions(self, plan: Recompute) -> None:
+        """Make regions of the module's parts, which know their layer where ``plan`` has levels of layers.
+
+        Raises `StageError` for levels of more layers than the stage has.
+        """
+        unmark_layers(self.module)
         install_regions(self.module)
+        if plan.layers:
+            mark_layers(self.module, self.blocks, sum(run.layers for run in plan.layers), self.index)
 
     def prepare_recompute(self) -> None:
         """Prepare for forwards with ``recompute_later``: the program has Rs of this stage.
@@ -279,6 +298,7 @@ class Stage:
     def release(self) -> None:
         """Restore the module as it was before this stage. The stage cannot be used afterwards."""
         self.reset()
+        unmark_layers(self.module)
         uninstall_regions(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

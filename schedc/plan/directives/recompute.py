@@ -1,26 +1,31 @@
-"""``recompute chunk 0 medium adaptive(2.0) by rank``: what backwards recompute, stage by stage."""
+"""``recompute chunk 0 medium`` or ``recompute stage 0 full 3 act 4``: what backwards recompute, stage by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from schedc.attachments.layer_levels import levels_of_parts
 from schedc.attachments.recompute_bytes import layer_bytes, saving
 from schedc.attachments.row_counts import arriving_rows, filled
 from schedc.attachments.units import digits, shown
-from schedc.attachments.values import Attachments, By, Level, Recompute
+from schedc.attachments.values import Attachments, By, Level, LevelRun, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
-from schedc.layout.parts import Layout, PartKind
+from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
 from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading, RecomputeRequest
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RecomputePart, Word
 
+_LEVELS = tuple(map(str, Level))
+_OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL)
+"""The levels that a dense layer has regions of."""
 _SCOPES = ("all", "chunk", "stage")
 """From the least to the most special; where two lines speak of a stage, the more special one is taken."""
 
@@ -32,7 +37,7 @@ def _read(reading: Reading, line: RecomputeLine) -> None:
     parts = list(line.parts)
     scope: str = "all"
     numbers: tuple[int, ...] = ()
-    if parts[0].form in ("counted", "stages") or parts[0].name == "all":
+    if (parts[0].form in ("counted", "stages") and parts[0].name not in _LEVELS) or parts[0].name == "all":
         head = parts.pop(0)
         scope, numbers = head.name, tuple(int(number) for number in head.numbers)
         if scope not in _SCOPES:
@@ -44,6 +49,8 @@ def _read(reading: Reading, line: RecomputeLine) -> None:
 
 def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Recompute | None:
     """The level, ``adaptive(s)`` and ``by rank``, or ``in bubbles``; None where a part is wrong."""
+    if parts and parts[0].form == "counted":
+        return _by_layer(reading, parts)
 
     def is_word(part: RecomputePart, known: Iterable[str], what: str) -> bool:
         return reading.word(Word(part.name, part.span), known, what)
@@ -53,7 +60,7 @@ def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Reco
     if bubbles and not is_word(parts.pop(), ("bubbles",), "place to recompute"):
         return None
     if parts and parts[0].form == "word" and parts[0].name != "by":
-        if not is_word(parts[0], [str(level) for level in Level], "level of recomputation"):
+        if not is_word(parts[0], _LEVELS, "level of recomputation"):
             return None
         level = Level(parts.pop(0).name)
     if parts and parts[0].form == "adaptive":
@@ -76,6 +83,25 @@ def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Reco
     return Recompute(level, adaptive, by or (By.GROUP if level.exchanges or adaptive is None else By.RANK), bubbles)
 
 
+def _by_layer(reading: Reading, parts: list[RecomputePart]) -> Recompute | None:
+    """``full 3 act 4``, and ``in bubbles`` behind it; None where a part is wrong."""
+    bubbles = parts[-1].form == "placed"
+    if bubbles and not reading.word(Word(parts[-1].name, parts[-1].span), ("bubbles",), "place to recompute"):
+        return None
+    runs = parts[:-1] if bubbles else parts
+    for part in runs:
+        if part.form != "counted":
+            help = "write a number behind each level, `full 3 act 4`; `adaptive` goes with one level for the stage"
+            reading.fault("S149", "levels of layers, and something else", part.span, help)
+            return None
+        if not reading.word(Word(part.name, part.span), _LEVELS, "level of recomputation"):
+            return None
+        if not part.numbers[0]:
+            reading.fault("S149", f"`{part.name}` of 0 layers", part.span, "leave it out")
+            return None
+    return Recompute.of_layers([(Level(part.name), int(part.numbers[0])) for part in runs], bubbles)
+
+
 def _write(plan: Attachments) -> Iterator[str]:
     """A line for each level, with its stages."""
     levels = plan.recompute
@@ -83,7 +109,12 @@ def _write(plan: Attachments) -> Iterator[str]:
         stages = [number for number, other in enumerate(levels) if other == level]
         where = "all" if len(stages) == len(levels) else f"stage [{', '.join(map(str, stages))}]"
         how = "" if level.adaptive is None else f" adaptive({digits(level.adaptive)}) by {level.by}"
-        yield f"recompute {where} {level.level}{how}{' in bubbles' * level.bubbles}"
+        yield f"recompute {where} {shown_levels(level)}{how}{' in bubbles' * level.bubbles}"
+
+
+def shown_levels(recompute: Recompute) -> str:
+    """``medium``, or ``full 3 act 4`` where layers have levels of their own."""
+    return " ".join(f"{run.level} {run.layers}" for run in recompute.layers) or str(recompute.level)
 
 
 def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradiction]:
@@ -95,6 +126,13 @@ def _contradictions(plan: Attachments, ranks: int | None) -> Iterator[Contradict
 def _contradiction(recompute: Recompute, ranks: int | None) -> tuple[str, str, str, tuple[str, ...]] | None:
     """(code, message, help, notes) of a level that contradicts itself, or the ranks that share the experts."""
     level, adaptive = recompute.level, recompute.adaptive
+    if recompute.layers:
+        if level is not Recompute.of_layers(recompute.layers).level or min(recompute.layers, key=_layers).layers < 1:
+            help = "write `Recompute.of_layers([(Level.FULL, 3), (Level.ACT, 4)])`"
+            return "S149", f"level {level} of the layers `{shown_levels(recompute)}`", help, ()
+        if adaptive is not None:
+            help = "give the stage one level, or leave `adaptive` out"
+            return "S149", "levels of layers and `adaptive`", help, ()
     if adaptive is not None and (not adaptive >= 1 or level is Level.NONE):
         help = "it recomputes where a rank has more than so many times the mean: a number from 1, and a level"
         return "S149", f"`adaptive({adaptive:g})` of level {level}", help, ()
@@ -111,6 +149,10 @@ def _contradiction(recompute: Recompute, ranks: int | None) -> tuple[str, str, s
         notes = ("a rank that dispatches again in backward waits for ranks that do not: the group would hang",)
         return "S150", message, help, notes
     return None
+
+
+def _layers(run: LevelRun) -> int:
+    return run.layers
 
 
 # Beside a schedule.
@@ -137,8 +179,8 @@ def _stages_of(request: RecomputeRequest, stages: int, placement: Placement | No
     return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
 
 
-def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
-    """S149: lines about stages or chunks that do not exist, or two levels for one stage."""
+def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
+    """S149: lines about stages, chunks or layers that do not exist, or two lines for one stage."""
     placement, source = schedule.placement, directives.tree.source
     first: dict[tuple[str, int], RecomputeRequest] = {}
     for request in directives.requests:
@@ -155,6 +197,25 @@ def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout)
             help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
             yield Diagnostic("S149", message, label, (Label(twice[0].span, "the other"),), help=help, source=source)
         first |= {(request.scope, stage): request for stage in stages}
+        for stage in stages if request.recompute.layers else ():
+            if (fault := layer_fault(request.recompute, layout, stage)) is not None:
+                yield Diagnostic("S149", fault[0], label, help=fault[1], source=source)
+                break
+
+
+def layer_fault(recompute: Recompute, layout: Layout, stage: int) -> tuple[str, str] | None:
+    """(message, help) of levels for layers that a stage does not have; None where it has them."""
+    layers = layers_in(layout.stages[stage])
+    said = sum(run.layers for run in recompute.layers)
+    if said > len(layers):
+        message = f"levels of {said} layers, and stage {stage} has {len(layers)}"
+        return message, "count the layers of the stage alone, predictions included; `none` holds for those left out"
+    for number, part in enumerate(layers):
+        level = recompute.of_layer(number)
+        if part.kind is PartKind.DENSE and level not in _OF_DENSE:
+            message = f"`{level}` of layer {number} of stage {stage}, which is dense: it has no rows and no experts"
+            return message, f"a dense layer has the levels {', '.join(map(str, _OF_DENSE))}"
+    return None
 
 
 def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:
@@ -188,29 +249,33 @@ def _recomputed_nothing(
 
 
 def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
-    """[stages] the level, and what it saves and costs per microbatch over the MoE layers of the stage."""
-    kinds = list(PartKind)
-    layers = layout.counts[:, [kinds.index(PartKind.MOE), kinds.index(PartKind.MTP)]].sum(1).tolist()
+    """[stages] the levels, and what they save and cost per microbatch over the MoE layers of the stage.
+
+    ``layers`` has the level of each layer; it is null where the stage has one level.
+    """
     rows = []
     for stage, recompute in enumerate(plan.recompute):
-        adaptive = recompute.adaptive
-        row: dict[str, Any] = {"stage": stage, "level": str(recompute.level), "adaptive": adaptive}
-        row |= {"by": str(recompute.by) if adaptive is not None else None, "moe_layers": layers[stage]}
-        row |= {"in_bubbles": recompute.bubbles, **_savings(plan, recompute.level, layers[stage])}
-        rows.append(row)
+        adaptive, parts = recompute.adaptive, layout.stages[stage]
+        levels = [str(level) for level in levels_of_parts(recompute, parts)] if recompute.layers else None
+        row: dict[str, Any] = {"stage": stage, "level": str(recompute.level), "layers": levels, "adaptive": adaptive}
+        row |= {"by": str(recompute.by) if adaptive is not None else None}
+        row |= {"moe_layers": sum(part.kind in WITH_EXPERTS for part in parts), "in_bubbles": recompute.bubbles}
+        rows.append(row | _savings(plan, recompute, parts))
     return {"recompute": rows}
 
 
-def _savings(plan: Attachments, level: Level, layers: int) -> dict[str, float | None]:
-    """Bytes and FLOPs of a microbatch over so many MoE layers; null where the plan does not say the sizes."""
+def _savings(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> dict[str, float | None]:
+    """Bytes and FLOPs of a microbatch over the MoE layers of a stage; null where the plan does not say the sizes."""
     experts = plan.experts
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
-    per_token, tokens = saving(experts, plan.dtype, level, arriving_rows(plan), filled(plan)), layers * plan.tokens
+    levels = zip(layers_in(parts), levels_of_parts(recompute, parts), strict=True)
+    layers = Counter(level for part, level in levels if part.kind in WITH_EXPERTS)
+    rows = {level: saving(experts, plan.dtype, level, arriving_rows(plan), filled(plan)) for level in layers}
     return {
-        "bytes_saved": per_token.bytes * tokens,
-        "bytes_without": layer_bytes(experts, plan.dtype, filled(plan)) * tokens,
-        "extra_flops": per_token.flops * tokens,
+        "bytes_saved": sum(rows[level].bytes * (number * plan.tokens) for level, number in layers.items()),
+        "bytes_without": layer_bytes(experts, plan.dtype, filled(plan)) * (layers.total() * plan.tokens),
+        "extra_flops": sum(rows[level].flops * (number * plan.tokens) for level, number in layers.items()),
     }
 
 
@@ -221,15 +286,21 @@ def _text(facts: dict[str, Any]) -> Iterator[str]:
         stages = [row["stage"] for row in group]
         first = rows[stages[0]]
         where = f"stages {stages[0]}-{stages[-1]}" if len(stages) > 1 else f"stage {stages[0]}"
+        level = first["level"] if first["layers"] is None else _runs(first["layers"])
         how = "" if first["adaptive"] is None else f" adaptive({first['adaptive']:g}) by {first['by']}"
         how += " in bubbles" * first["in_bubbles"]
         if first["bytes_saved"] is None:
-            yield f"recompute {first['level']}{how} on {where}"
+            yield f"recompute {level}{how} on {where}"
             continue
         whole = first["bytes_without"]
         share = f" ({first['bytes_saved'] / whole:.1%})" if whole else ""
         saved = f"saves {shown(first['bytes_saved'])}{share} of a microbatch for {first['extra_flops']:.3g} FLOPs"
-        yield f"recompute {first['level']}{how} on {where}: {saved}"
+        yield f"recompute {level}{how} on {where}: {saved}"
+
+
+def _runs(levels: Sequence[str]) -> str:
+    """``full 3 act 4`` of the levels of layers."""
+    return ", ".join(f"{level} {len(list(run))}" for level, run in groupby(levels))
 
 
 DIRECTIVE = Directive(

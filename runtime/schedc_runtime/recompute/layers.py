@@ -1,0 +1,72 @@
+"""Tells regions which layer of their stage they are in, where the layers of a stage have levels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from schedc_runtime.errors import StageError
+from schedc_runtime.ranks.exchange import Exchange
+from schedc_runtime.recompute.regions import within_layer
+
+
+def mark_layers(module: nn.Module, blocks: Sequence[str], said: int, stage: int) -> None:
+    """Let the modules of a stage's layers say the number of their layer when they run. `unmark_layers` undoes it.
+
+    blocks: paths, in ``module``, of the stage's blocks in order. Parts of the model that hold an exchange and lie in no
+    block, as predictions do, are layers behind them. said: number of layers that have a level. stage: its number, for
+    errors. Raises `StageError` where the stage has fewer layers.
+    """
+    layers = [*blocks, *_beside(module, blocks)]
+    if said > len(layers):
+        raise StageError(
+            f"stage {stage}: the plan has levels of {said} layers, and the model has {len(layers)} there",
+            "say the model's layers in the plan: levels are given from the stage's first layer on",
+        )
+    for number, path in enumerate(layers):
+        for part in _called(module.get_submodule(path)):
+            part.__dict__["forward"] = _LayerForward(part, number, part.__dict__.get("forward"))
+
+
+def unmark_layers(module: nn.Module) -> None:
+    """Undo `mark_layers`."""
+    for part in module.modules():
+        if isinstance(marked := part.__dict__.get("forward"), _LayerForward):
+            del part.__dict__["forward"]
+            if marked.inner is not None:
+                part.__dict__["forward"] = marked.inner
+
+
+class _LayerForward:
+    """A module's replaced forward. inner: what it replaced on the module; None for the forward of its class."""
+
+    def __init__(self, part: nn.Module, number: int, inner: Any) -> None:
+        self.part, self.number, self.inner = part, number, inner
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.inner is not None:
+            return within_layer(self.number, self.inner, *args, **options)
+        return within_layer(self.number, type(self.part).forward, self.part, *args, **options)
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that the segments of a block call: those between its exchanges, or the block itself."""
+    if isinstance(module, Exchange):
+        return
+    if not any(isinstance(part, Exchange) for part in module.modules()):
+        yield module
+        return
+    for part in module.children():
+        yield from _called(part)
+
+
+def _beside(module: nn.Module, blocks: Sequence[str]) -> list[str]:
+    """The outermost parts with an exchange that hold no block and lie in none."""
+    return [
+        name
+        for name, part in module.named_children()
+        if any(isinstance(inner, Exchange) for inner in part.modules())
+        and not any(f"{block}.".startswith(f"{name}.") for block in blocks)
+    ]
