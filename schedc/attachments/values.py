@@ -178,6 +178,10 @@ class Recompute:
                 return run.level
         return Level.NONE
 
+    def of_layers_up_to(self, count: int) -> tuple[Level, ...]:
+        """[count] the levels of the stage's first layers."""
+        return tuple(self.of_layer(number) for number in range(count))
+
 
 @dataclass(frozen=True)
 class CellPlan:

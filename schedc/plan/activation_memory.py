@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schedc.attachments.layer_levels import levels_of_parts
 from schedc.attachments.recompute_bytes import (
     RowsPerToken,
     adaptive_bytes,
@@ -48,7 +47,7 @@ def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ..
 
 def _held_share(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> float:
     """Share of the activations of a stage's MoE layers that a microbatch holds. parts: those of the stage."""
-    levels = levels_of_parts(recompute, parts)
+    levels = recompute.of_layers_up_to(len(layers_in(parts)))
     own = [level for (kind, _), level in zip(layers_in(parts), levels, strict=True) if kind in WITH_EXPERTS]
     shares = {level: _level_held(plan, replace(recompute, level=level, layers=())) for level in own}
     if len(shares) <= 1:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.layer_levels import levels_of_parts
 from schedc.attachments.recompute_bytes import layer_bytes, saving
 from schedc.attachments.row_counts import arriving_rows, filled
 from schedc.attachments.units import digits, shown
@@ -256,7 +255,9 @@ def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
     rows = []
     for stage, recompute in enumerate(plan.recompute):
         adaptive, parts = recompute.adaptive, layout.stages[stage]
-        levels = [str(level) for level in levels_of_parts(recompute, parts)] if recompute.layers else None
+        levels = (
+            [str(level) for level in recompute.of_layers_up_to(len(layers_in(parts)))] if recompute.layers else None
+        )
         row: dict[str, Any] = {"stage": stage, "level": str(recompute.level), "layers": levels, "adaptive": adaptive}
         row |= {"by": str(recompute.by) if adaptive is not None else None}
         row |= {"moe_layers": sum(part.kind in WITH_EXPERTS for part in parts), "in_bubbles": recompute.bubbles}
@@ -269,7 +270,7 @@ def _savings(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]
     experts = plan.experts
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
-    levels = zip(layers_in(parts), levels_of_parts(recompute, parts), strict=True)
+    levels = zip(layers_in(parts), recompute.of_layers_up_to(len(layers_in(parts))), strict=True)
     layers = Counter(level for part, level in levels if part.kind in WITH_EXPERTS)
     rows = {level: saving(experts, plan.dtype, level, arriving_rows(plan), filled(plan)) for level in layers}
     return {
