@@ -113,8 +113,13 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
-    dependencies = _legal(tree, sizes, costs, order_pricer(costs))
+    slices = 1 if isinstance(tree, Order) else tree.slices
+    dependencies = _legal(tree, sizes, costs, order_pricer(costs, slices))
     check_given(costs, dependencies.schedule)
+    if slices > 1:
+        from schedc.plan.in_slices import with_slices
+
+        dependencies = replace(dependencies, schedule=with_slices(dependencies.schedule, slices))
     return _Priced(dependencies, costs)
 
 
@@ -139,13 +144,16 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     return _Priced(dependencies, of_stages, written)
 
 
-def order_pricer(costs: Costs) -> Pricer | None:
-    """What orders a policy by more than the costs of ops: the table of cells of ``costs``; None without a table."""
+def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
+    """What orders a policy by more than the costs of ops: the table of cells of ``costs``; None without a table.
+
+    slices: number of slices of a microbatch.
+    """
     if costs.cell is None:
         return None
     from schedc.plan.cell_pricer import pricer_of
 
-    return pricer_of(costs)
+    return pricer_of(costs, slices=slices)
 
 
 def _legal(

@@ -13,7 +13,7 @@ import numpy as np
 from schedc.analysis.legality import check_schedule
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, RequestError
 from schedc.ir.schedule import Schedule
-from schedc.load.library import Given, Plan, Text, open_named, open_schedule
+from schedc.load.library import Given, InSlices, Plan, Text, named, open_named, open_schedule
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import Claim, ScheduleTree, SizeParameter
 
@@ -74,8 +74,11 @@ def open_input(argument: Given) -> Input:
     """Opens a SCHEDULE argument: the checked schedule or plan of a file or library name, or a legal order.
 
     Raises the `DiagnosticError` of `open_schedule`. A plan raises the findings of its lines. An order raises everything
-    that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605).
+    that is wrong with it, and with the messages of a lowered CSV (S2xx, S3xx, S390, S601, S602, S604, S605). Slices
+    that the plan contradicts raise S153.
     """
+    if isinstance(argument, InSlices):
+        return _in_slices(open_input(argument.named), argument.slices)
     if is_order(argument):
         return open_order(argument)
     tree = open_named(argument)
@@ -89,8 +92,9 @@ def open_family(argument: Given) -> ScheduleTree:
     """
     if not is_order(argument):
         return open_schedule(argument)
-    named = argument.source.place if isinstance(argument, Text) else argument
-    message = f"{named} is the order of one size: nothing follows from it about others"
+    argument = named(argument)
+    place = argument.source.place if isinstance(argument, Text) else argument
+    message = f"{place} is the order of one size: nothing follows from it about others"
     help = "give a .sched file or the name of a library schedule"
     raise RequestError([Diagnostic("S606", message, Label(NOWHERE), help=help)])
 
@@ -105,6 +109,7 @@ def plan_at(argument: Given) -> str:
 
 def open_order(argument: Given) -> Order:
     """Opens a legal order in a CSV or text form; raises as `open_input`."""
+    argument = named(argument)
     source = argument.source if isinstance(argument, Text) else load_text(Path(argument))
     suffix = Path(source.name).suffix.lower()
     csv = suffix == _CSV or (suffix != _TEXT and _CSV_FORM.match(source.text) is not None)
@@ -113,6 +118,7 @@ def open_order(argument: Given) -> Order:
 
 def is_order(argument: Given) -> bool:
     """Whether an argument names an order: by the suffix of its path, or by the begin of its text."""
+    argument = named(argument)
     if isinstance(argument, Text):
         return not argument.wanted and _begins_as_order(argument.source.text)
     path = Path(argument)
@@ -170,6 +176,17 @@ def _checked(plan: Plan) -> ReadPlan:
     if findings := check_plan_lines(read_plan.directives):
         raise DiagnosticError(findings)
     return read_plan
+
+
+def _in_slices(tree: Input, slices: int) -> Input:
+    """The same in so many slices, in place of those that a plan says."""
+    from schedc.plan.in_slices import plan_in_slices, with_slices
+
+    if isinstance(tree, Order):
+        return replace(tree, schedule=with_slices(tree.schedule, slices))
+    if isinstance(tree, Plan):
+        return plan_in_slices(tree, slices)
+    return replace(tree, slices=slices)
 
 
 def _read_csv(source: Source) -> Schedule:

@@ -207,6 +207,7 @@ class Attachments:
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
+    slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
     """
 
     experts: ExpertSizes | None = None
@@ -224,10 +225,20 @@ class Attachments:
     recompute: tuple[Recompute, ...] = field(default=())
     fp8_rows: bool = False
     states: float = 0.0
+    slices: tuple[int, ...] = ()
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""
         return self.recompute[stage] if self.recompute else Recompute()
+
+    def slices_of(self, stage: int) -> int:
+        """In how many slices of its rows a stage runs a microbatch; 1 for all rows at once."""
+        return self.slices[stage] if self.slices else 1
+
+    @property
+    def ordered(self) -> bool:
+        """Whether cells run as cell programs that the compiler or the plan orders: pairs, or any cell in slices."""
+        return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
 
     @property
     def row_bytes(self) -> int:

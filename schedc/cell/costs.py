@@ -19,6 +19,17 @@ class SegmentTimes(NamedTuple):
     weight_gradient: float = 0.0
 
 
+class SliceFactor(NamedTuple):
+    """How much longer slices take than whole microbatches, together: factors of segments and of exchanges.
+
+    slices: the number of slices that it was measured with.
+    """
+
+    slices: int
+    segments: float
+    exchanges: float = 1.0
+
+
 OF_ROWS = frozenset({"experts", "dispatch", "combine"})
 """Roles whose times grow with the rows of a rank. Those of the others grow with its tokens."""
 
@@ -35,10 +46,12 @@ class CellCosts:
         a segment. Elsewhere it is part of the next layer's attention, whose time is then the sum of both.
     exchanges: times of ``dispatch.rail``, ``combine.node``, ``routing.rail``, ...
     An entry for a full name, ``2.experts`` or ``0.dispatch.rail``, overrides the entry for its role.
+    slices: ascending by their numbers. A number without a factor of its own has that of the next smaller, else 1.
     """
 
     segments: tuple[tuple[str, SegmentTimes], ...] = ()
     exchanges: tuple[tuple[str, SegmentTimes], ...] = ()
+    slices: tuple[SliceFactor, ...] = ()
 
     @classmethod
     def of(
@@ -56,10 +69,10 @@ class CellCosts:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.segments, self.exchanges))
+        return hash((self.segments, self.exchanges, self.slices))
 
     def __reduce__(self) -> tuple[object, ...]:  # hashes of strings differ between processes
-        return CellCosts, (self.segments, self.exchanges)
+        return CellCosts, (self.segments, self.exchanges, self.slices)
 
     @cached_property
     def _table(self) -> dict[str, SegmentTimes]:
@@ -71,10 +84,23 @@ class CellCosts:
         return any(name.endswith(f".{Lane.HOST}") for name, _ in self.exchanges)
 
     def times(self, shape: StageShape, index: int) -> SegmentTimes:
-        """Times of the node with this index."""
+        """Times of the node with this index: those of a slice, where it runs one."""
+        node, times = shape.nodes[index], self._whole(shape, index)
+        if node.slices == 1:
+            return times
+        share = self.share_of_slice(node.slices, node.exchange)
+        return SegmentTimes(*(time * share for time in times))
+
+    def share_of_slice(self, slices: int, exchange: bool) -> float:
+        """Time of one of so many slices over that of the whole microbatch."""
+        factors = [factor for factor in self.slices if factor.slices <= slices]
+        last = factors[-1] if factors else SliceFactor(1, 1.0)
+        return (last.exchanges if exchange else last.segments) / slices
+
+    def _whole(self, shape: StageShape, index: int) -> SegmentTimes:
         node = shape.nodes[index]
-        if node.name in self._table:
-            return self._table[node.name]
+        if node.whole in self._table:
+            return self._table[node.whole]
         times = self._table.get(_key(node), _NOTHING)
         if node.role == "attention" and any(shape.nodes[before].exchange for before in node.after):
             return SegmentTimes(
@@ -87,15 +113,15 @@ class CellCosts:
 
         Only roles of `OF_ROWS` change.
         """
-        factors = (segments, segments if exchanges is None else exchanges)
-        tables = (
-            tuple(
+
+        def changed(table: tuple[tuple[str, SegmentTimes], ...], factor: float) -> tuple[tuple[str, SegmentTimes], ...]:
+            return tuple(
                 (name, SegmentTimes(*(time * factor for time in times))) if _of_rows(name) else (name, times)
                 for name, times in table
             )
-            for table, factor in zip((self.segments, self.exchanges), factors, strict=True)
-        )
-        return CellCosts(*tables)
+
+        others = segments if exchanges is None else exchanges
+        return CellCosts(changed(self.segments, segments), changed(self.exchanges, others), self.slices)
 
     def duration(self, shape: StageShape, half: Half, index: int) -> float:
         """Time of one half of a node, in time units. A recomputation takes its ``share`` of the forward."""

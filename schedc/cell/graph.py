@@ -32,6 +32,11 @@ QUEUES = (*LANES, COUNTS)
 """The queues of a rank. In each, one segment or exchange runs at a time."""
 
 
+def slice_suffix(number: int) -> str:
+    """The last part of the name of a node that runs one slice: ``s1``."""
+    return f"s{number}"
+
+
 @dataclass(frozen=True)
 class Node:
     """A segment (lane COMPUTE) or an exchange of one microbatch.
@@ -42,6 +47,8 @@ class Node:
     differentiable: whether gradients go through it.
     weights: whether it has weight gradients, which a W may compute later.
     recomputed: whether its forward is recomputed before its backward. share: recomputed part of the forward, 0 to 1.
+    slice, slices: the slice of the microbatch that it runs, of so many (`schedc.cell.slices`); 0 of 1 for all rows.
+    behind: index of the same node for the slice before, whose gradients are added first; -1 without one.
     """
 
     name: str
@@ -52,6 +59,9 @@ class Node:
     weights: bool = False
     recomputed: bool = False
     share: float = 1.0
+    slice: int = 0
+    slices: int = 1
+    behind: int = -1
 
     @property
     def exchange(self) -> bool:
@@ -62,6 +72,11 @@ class Node:
         """Number of the layer in the stage; -1 where the name has none."""
         number = self.name.partition(".")[0]
         return int(number) if number.isdecimal() else -1
+
+    @property
+    def whole(self) -> str:
+        """The name without its slice."""
+        return self.name if self.slices == 1 else self.name.removesuffix(f".{slice_suffix(self.slice)}")
 
     @property
     def role(self) -> str:
@@ -137,6 +152,11 @@ class StageShape:
             if wanted and self.nodes[index].differentiable:
                 reached.add(index)
         return tuple(sorted(reached))
+
+    @cached_property
+    def backward_order(self) -> tuple[int, ...]:
+        """The nodes of `backward` in the order of gradients: from the last node to the first, slices ascending."""
+        return tuple(sorted(self.backward, key=lambda index: (self.nodes[index].slice - index, index)))
 
     @cached_property
     def recomputed(self) -> tuple[int, ...]:

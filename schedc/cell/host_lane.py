@@ -84,6 +84,7 @@ def _merged(shape: StageShape | None) -> tuple[StageShape | None, Members] | Non
             shape.nodes[own[-1]],
             after=tuple(sorted({place[needed] for index in own for needed in shape.nodes[index].after} - {number})),
             inputs=any(shape.nodes[index].inputs for index in own),
+            behind=place.get(shape.nodes[own[-1]].behind, -1),
         )
         for number, own in enumerate(members)
     ]

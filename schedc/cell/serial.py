@@ -33,8 +33,8 @@ def serial(kind: str, forward: StageShape | None, backward: StageShape | None) -
 _NODES: dict[Half, Callable[[StageShape], Iterable[int]]] = {
     Half.FORWARD: lambda graph: range(len(graph)),
     Half.RECOMPUTE: lambda graph: graph.recomputed,
-    Half.BACKWARD: lambda graph: reversed(graph.backward),
-    Half.WEIGHT: lambda graph: reversed(graph.weights),
+    Half.BACKWARD: lambda graph: graph.backward_order,
+    Half.WEIGHT: lambda graph: (node for node in graph.backward_order if graph.nodes[node].weights),
 }
 """The nodes that each half runs, in order."""
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from schedc.cell.costs import CellCosts, SegmentTimes
+from schedc.cell.costs import CellCosts, SegmentTimes, SliceFactor
 from schedc.cell.graph import LINKS, Lane, StageShape
 from schedc.cell.rows import CellRows, Problem, read_rows, write_rows
+from schedc.cell.slice_factors import read_factors, write_factors
 from schedc.cell.standard_blocks import METHODS, stage_shape
 from schedc.cell.written_order import EXCHANGES, SEGMENTS
 from schedc.diagnostics import CompilerBug
@@ -97,11 +98,12 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
     """The table ``[cell]`` of a cost file, and its findings.
 
     Keys: ``stages``, ``method``; segments with {F, I, W}; exchanges with {rail, node}, each a time or [forward,
-    backward]; ``sizes`` with {host}. Segments and exchanges that are left out take no time.
+    backward]; ``sizes`` with {host}; ``slices`` with factors. Segments and exchanges that are left out take no time.
     """
     problems: list[Problem] = []
     segments: dict[str, SegmentTimes] = {}
     exchanges: dict[str, SegmentTimes] = {}
+    factors: tuple[SliceFactor, ...] = ()
     table = CellTable(CellCosts())
     for key, value in values.items():
         if key == "stages":
@@ -113,6 +115,8 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
         elif key == "rows":
             rows, new = read_rows(value, folder)
             table = replace(table, rows=rows)
+        elif key == "slices":
+            factors, new = read_factors(value)
         elif _role(key) in ROLES:
             times, new = _times(key, value, ("F", "I", "W"))
             segments[key] = SegmentTimes(*(times.get(letter, (0.0, 0.0))[0] for letter in ("F", "I", "W")))
@@ -120,9 +124,16 @@ def read_table(values: Mapping[str, object], folder: Path = Path()) -> tuple[Cel
             times, new = _times(key, value, tuple(lane.value for lane in lanes), both=True)
             exchanges |= {f"{key}.{lane}": SegmentTimes(*pair) for lane, pair in times.items()}
         else:
-            new = [("S401", f"`{key}` is no part of a cell", key, f"known here: {', '.join((*ROLES, *_LANES_OF))}")]
+            new = [
+                (
+                    "S401",
+                    f"`{key}` is no part of a cell",
+                    key,
+                    f"known here: {', '.join((*ROLES, *_LANES_OF, 'slices'))}",
+                )
+            ]
         problems += new
-    return replace(table, costs=CellCosts.of(segments, exchanges)), problems
+    return replace(table, costs=replace(CellCosts.of(segments, exchanges), slices=factors)), problems
 
 
 def _role(key: str) -> str:
@@ -175,6 +186,7 @@ def write_table(table: CellTable) -> list[str]:
         pair = f"[{times[0]!r}, {times[1]!r}]" if times[0] != times[1] else repr(times[0])
         lanes.setdefault(label, []).append(f"{lane} = {pair}")
     lines += [f"{_quoted(label)} = {{{', '.join(entries)}}}" for label, entries in lanes.items()]
+    lines += write_factors(table.costs.slices)
     return lines if table.rows is None else [*lines, "", *write_rows(table.rows)]
 
 

@@ -154,14 +154,21 @@ class _TaskBuilder:
     def backward(self, shape: StageShape, recomputing: dict[int, int]) -> dict[int, int]:
         """Tasks behind those that give their gradients and, where a node is recomputed, behind its recomputation."""
         task_of: dict[int, int] = {}
-        for index in reversed(shape.backward):
+        for index in shape.backward_order:
             after = [task_of[consumer] for consumer in shape.consumers[index] if consumer in task_of]
-            task_of[index] = self.add(
-                shape, Half.BACKWARD, index, after + ([recomputing[index]] if index in recomputing else [])
-            )
+            after += [recomputing[index]] if index in recomputing else []
+            task_of[index] = self.add(shape, Half.BACKWARD, index, after + _before(shape, index, task_of))
         return task_of
 
     def weights(self, shape: StageShape, task_of: dict[int, int]) -> None:
-        for index in reversed(shape.weights):
-            if index in task_of:
-                self.add(shape, Half.WEIGHT, index, [task_of[index]] if task_of[index] >= 0 else [])
+        added: dict[int, int] = {}
+        for index in shape.backward_order:
+            if shape.nodes[index].weights and index in task_of:
+                after = [task_of[index]] if task_of[index] >= 0 else []
+                added[index] = self.add(shape, Half.WEIGHT, index, after + _before(shape, index, added))
+
+
+def _before(shape: StageShape, index: int, task_of: dict[int, int]) -> list[int]:
+    """The task of a segment for the slice before: parameters get the gradients of slices in ascending order."""
+    node = shape.nodes[index]
+    return [] if node.exchange or node.behind not in task_of else [task_of[node.behind]]

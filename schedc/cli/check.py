@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, asked, cost_arguments, finish, json_argument, note_plan, schedule_arguments
+from schedc.cli.common import (
+    EPILOG,
+    asked,
+    cost_arguments,
+    finish,
+    json_argument,
+    note_plan,
+    schedule_arguments,
+    slices_argument,
+)
 
 if TYPE_CHECKING:
     from schedc.compiler import Analysis
@@ -28,6 +37,7 @@ _ranks_argument = click.option(
 
 @click.command("compile", epilog=EPILOG)
 @schedule_arguments
+@slices_argument
 @cost_arguments
 @click.option(
     "-o",
@@ -102,6 +112,7 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
 
 @click.command(epilog=EPILOG)
 @schedule_arguments
+@slices_argument
 @cost_arguments
 @click.option(
     "--sweep",

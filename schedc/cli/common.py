@@ -84,6 +84,24 @@ def cost_arguments(command: F) -> F:
     )(wrapped)  # type: ignore[return-value]
 
 
+def slices_argument(command: F) -> F:
+    """Adds --slices, which puts a `schedc.load.library.InSlices` in place of the command's ``schedule``."""
+
+    @wraps(command)
+    def in_slices(*, schedule: Given, slices: int | None, **rest: Any) -> Any:
+        if slices is None:
+            return command(schedule=schedule, **rest)
+        from schedc.load.library import InSlices, named
+
+        return command(schedule=InSlices(named(schedule), slices), **rest)
+
+    return click.option(
+        "--slices",
+        type=click.IntRange(1),
+        help="Run a microbatch as so many slices of its rows in each cell; overrides the lines `slices` of a plan.",
+    )(in_slices)  # type: ignore[return-value]
+
+
 def json_argument(command: F) -> F:
     """Adds --json, which the command gets as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")(command)

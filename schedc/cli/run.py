@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments
+from schedc.cli.common import EPILOG, cost_arguments, schedule_arguments, slices_argument
 from schedc.cli.processes import run_to_end
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @schedule_arguments
+@slices_argument
 @cost_arguments
 @click.argument("runtime_options", nargs=-1, type=click.UNPROCESSED)
 @click.option(

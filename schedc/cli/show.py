@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from schedc.cli.charts import cell_at, cell_drawing, drawing
-from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments
+from schedc.cli.common import EPILOG, asked, cost_arguments, output_argument, schedule_arguments, slices_argument
 from schedc.cli.given import ScheduleArgument
 from schedc.cli.graphs import CELLS, DEPENDENCIES, GRAPHS, GraphName, graph_at, write_graph
 from schedc.cli.pictures import (
@@ -50,6 +50,7 @@ def _stages(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
 
 @click.command(epilog=EPILOG)
 @schedule_arguments
+@slices_argument
 @cost_arguments
 @format_option
 @width_option

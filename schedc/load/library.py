@@ -59,8 +59,21 @@ class Text:
     wanted: str = ""
 
 
-Given: TypeAlias = str | Path | Text
+@dataclass(frozen=True)
+class InSlices:
+    """A schedule or plan whose microbatches all run in so many slices, whatever its plan says of slices."""
+
+    named: str | Path | Text
+    slices: int
+
+
+Given: TypeAlias = str | Path | Text | InSlices
 """Names a schedule or a plan: a library name, a path with or without ``:name``, or the text itself."""
+
+
+def named(argument: Given) -> str | Path | Text:
+    """What names the schedule or plan, without slices."""
+    return argument.named if isinstance(argument, InSlices) else argument
 
 
 def _folder() -> Path:
@@ -145,6 +158,7 @@ def _named(source: Source, wanted: str | None) -> ScheduleTree | Plan:
 
 def _asked(argument: Given) -> tuple[Source, str | None]:
     """The text, and the name of the schedule or plan in it; None where no name was given."""
+    argument = named(argument)
     if isinstance(argument, Text):
         return argument.source, argument.wanted or None
     place, colon, wanted = str(argument).rpartition(":")

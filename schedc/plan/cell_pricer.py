@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedc.analysis.legality import check_dependencies
 from schedc.cost.costs import Costs
 from schedc.cost.op_times import OpTimes, StepTimes
 from schedc.ir.schedule import Schedule
 from schedc.plan.attached import AttachedPlan
+from schedc.plan.in_slices import with_slices
 from schedc.plan.price_cells import op_times, price_order
 
 
@@ -17,14 +18,16 @@ class CellPricer:
     """The `schedc.cost.op_times.Pricer` of costs with a table of cells.
 
     attached: the plan whose schedule is ordered, if it is a plan; ``costs`` are then those of its stages.
+    slices: number of slices of a microbatch, where no plan says it.
     """
 
     costs: Costs
     attached: AttachedPlan | None = None
+    slices: int = 1
 
     def times(self, schedule: Schedule) -> OpTimes:
         if self.attached is None:
-            return op_times(schedule, self.costs)
+            return op_times(self._in_slices(schedule), self.costs)
         return op_times(*self.attached.on(schedule))
 
     def step(self, schedule: Schedule) -> StepTimes | None:
@@ -35,10 +38,15 @@ class CellPricer:
         costs = self.costs
         if self.attached is not None:
             dependencies, costs, _ = self.attached.placed(dependencies)
+        elif self.slices > 1:
+            dependencies = replace(dependencies, schedule=self._in_slices(dependencies.schedule))
         timeline = price_order(dependencies, costs)
         return StepTimes(timeline.makespan, float(timeline.span.max(initial=0.0)))
 
+    def _in_slices(self, schedule: Schedule) -> Schedule:
+        return with_slices(schedule, self.slices) if self.slices > 1 else schedule
 
-def pricer_of(costs: Costs, attached: AttachedPlan | None = None) -> CellPricer | None:
-    """The pricer of costs with a table of cells; None without."""
-    return None if costs.cell is None else CellPricer(costs, attached)
+
+def pricer_of(costs: Costs, attached: AttachedPlan | None = None, slices: int = 1) -> CellPricer | None:
+    """The pricer of costs with a table of cells; None without. slices: as in `CellPricer`."""
+    return None if costs.cell is None else CellPricer(costs, attached, slices)

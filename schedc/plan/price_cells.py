@@ -23,7 +23,7 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan import Attachments, Method, plan_of
 from schedc.plan.group_rows import group_of
-from schedc.plan.recomputed_nodes import in_backwards, in_recomputations, shares_of_forward
+from schedc.plan.recomputed_nodes import graphs_of, shares_of_forward
 from schedc.source import Source
 
 
@@ -38,9 +38,9 @@ def price_cells(dependencies: Dependencies, costs: Costs) -> CellPricing | None:
     schedule = dependencies.schedule
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
     shapes = table.shapes(schedule.stages)
-    recomputed = in_recomputations(shapes, plan)
     group = group_of(schedule, table, shapes, plan, costs.source)
-    return price(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
+    plain, recomputed = graphs_of(shapes, plan)
+    return price(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group)
 
 
 def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
@@ -48,9 +48,9 @@ def price_order(dependencies: Dependencies, costs: Costs) -> Timeline:
     assert costs.cell is not None
     table, orders, plan = _attached(dependencies.schedule, costs.cell, costs.source)
     shapes = table.shapes(dependencies.schedule.stages)
-    recomputed = in_recomputations(shapes, plan)
     group = group_of(dependencies.schedule, table, shapes, plan, costs.source)
-    return price_step(dependencies, in_backwards(shapes, plan), table.costs, costs.p2p, orders.get, recomputed, group)
+    plain, recomputed = graphs_of(shapes, plan)
+    return price_step(dependencies, plain, table.costs, costs.p2p, orders.get, recomputed, group)
 
 
 def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
@@ -60,8 +60,7 @@ def op_times(schedule: Schedule, costs: Costs) -> OpTimes:
     """
     assert costs.cell is not None
     table, orders, plan = _attached(schedule, costs.cell, costs.source)
-    plain = in_backwards(table.shapes(schedule.stages), plan)
-    again = in_recomputations(plain, plan)
+    plain, again = graphs_of(table.shapes(schedule.stages), plan)
     behind = set(schedule.stage[schedule.kind == OpKind.R].tolist())
     backward = [shape.ready if stage in behind else shape for stage, shape in enumerate(plain)]
 
@@ -95,7 +94,7 @@ def stage_graphs(schedule: Schedule, costs: Costs) -> tuple[tuple[StageShape, ..
     """
     assert costs.cell is not None
     table, _, plan = _attached(schedule, costs.cell, costs.source)
-    return in_backwards(table.shapes(schedule.stages), plan), table.costs
+    return graphs_of(table.shapes(schedule.stages), plan)[0], table.costs
 
 
 def standard_table(schedule: Schedule) -> CellTable:

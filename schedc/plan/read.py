@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schedc.load.library import Plan
 from schedc.plan.contradictions import contradictions
 from schedc.plan.directives import DIRECTIVES
-from schedc.plan.directives.base import Directives, Reading
+from schedc.plan.directives.base import Directives, Reading, RecomputeRequest, SlicesRequest
 from schedc.syntax.plan import PlanTree
 
 
@@ -35,16 +36,20 @@ def read_directives(tree: PlanTree) -> Directives:
         reading.spans.setdefault(line.word, line.span)
         directive.read(reading, line)
     _check(reading)
-    findings = sorted(reading.findings, key=lambda finding: finding.primary.span)
-    return Directives(tree, reading.plan, tuple(reading.requests), reading.spans, tuple(findings))
+    findings = tuple(sorted(reading.findings, key=lambda finding: finding.primary.span))
+    return Directives(
+        tree, reading.plan, tuple(reading.requests), reading.spans, findings, slices=tuple(reading.slices)
+    )
 
 
 def _check(reading: Reading) -> None:
     """The findings of lines beside each other, before any size is known."""
     topology, requests = reading.plan.topology, reading.requests
-    plan = replace(reading.plan, recompute=tuple(request.recompute for request in requests))
+    slices = tuple(request.count for request in reading.slices)
+    plan = replace(reading.plan, recompute=tuple(request.recompute for request in requests), slices=slices)
     for wrong in contradictions(plan, topology.ranks if topology else None):
-        span = reading.span(wrong.word) if wrong.index is None else requests[wrong.index].span
+        lines: Sequence[RecomputeRequest | SlicesRequest] = reading.slices if wrong.word == "slices" else requests
+        span = reading.span(wrong.word) if wrong.index is None else lines[wrong.index].span
         reading.fault(wrong.code, wrong.message, span, wrong.help, wrong.notes)
     for directive in DIRECTIVES.values():
         directive.check_lines(reading)

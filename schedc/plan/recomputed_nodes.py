@@ -10,6 +10,7 @@ from schedc.attachments.values import Attachments, By, Level, Recompute
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
 from schedc.cell.program import Half
+from schedc.cell.slices import sliced
 
 EXPERTS = "experts"
 REPLAYED = ("permute", "relay")
@@ -90,6 +91,15 @@ def in_recomputations(shapes: Sequence[StageShape], plan: Attachments) -> tuple[
         nodes = dict.fromkeys(shape.backward, 1.0) if whole else _at_the_mean(assumed, shape)
         graphs.append(with_recomputed(shape, nodes))
     return tuple(graphs)
+
+
+def graphs_of(shapes: Sequence[StageShape], plan: Attachments) -> tuple[tuple[StageShape, ...], tuple[StageShape, ...]]:
+    """[stages] graphs as backwards without an R recompute them, and as Rs do; both in the plan's slices."""
+    plain, again = (
+        tuple(sliced(shape, plan.slices_of(stage)) for stage, shape in enumerate(marked))
+        for marked in (in_backwards(shapes, plan), in_recomputations(shapes, plan))
+    )
+    return plain, again
 
 
 def shares_of_forward(shapes: Sequence[StageShape], plan: Attachments, costs: CellCosts) -> tuple[float, ...]:

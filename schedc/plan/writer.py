@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from schedc.attachments.values import Attachments
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.plan.directives import DIRECTIVES
+from schedc.plan.directives.base import Scoped
 from schedc.plan.directives.recompute import per_stage
+from schedc.plan.directives.slices import slices_per_stage
 from schedc.plan.read import read_directives
 from schedc.source import NOWHERE, Source
 from schedc.syntax.parser import parse
@@ -26,10 +29,11 @@ def read_plan(text: str, stages: int) -> Attachments:
         return Attachments()
     (tree,) = parse(Source("<plan>", f"plan p = p {{ {text} }}")).plans
     directives = read_directives(tree)
-    requests = directives.requests
+    requests: Sequence[Scoped] = [*directives.requests, *directives.slices]
     outside = [request for request in requests if any(number >= stages for number in request.numbers)]
     if directives.findings or outside or any(request.scope == "chunk" for request in requests):
         help = "this text is written by `schedc compile`"
         problem = Diagnostic("S149", "a plan for other stages", Label(NOWHERE), help=help, source=tree.source)
         raise DiagnosticError(directives.findings or [problem])
-    return replace(directives.plan, recompute=per_stage(requests, stages))
+    recompute, slices = per_stage(directives.requests, stages), slices_per_stage(directives.slices, stages)
+    return replace(directives.plan, recompute=recompute, slices=slices)

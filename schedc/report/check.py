@@ -73,9 +73,14 @@ def _layers(schedule: Schedule) -> dict[str, Any]:
 
 def _attachments(analysis: Analysis) -> dict[str, Any]:
     """The attachments of a plan; empty where it attaches nothing."""
-    if not isinstance(analysis.tree, Plan) or not analysis.schedule.plan:
+    if not analysis.schedule.plan:
         return {}
     from schedc.plan import plan_of
+
+    if not isinstance(analysis.tree, Plan):
+        slices = plan_of(analysis.schedule).slices
+        return {"slices": list(slices)} if slices else {}
+
     from schedc.plan.apply import layout_of_plan
     from schedc.plan.counted_parameters import parameter_facts
     from schedc.report import plan
@@ -110,6 +115,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         from schedc.report import plan
 
         lines += plan.to_text(facts["plan"])
+    if "slices" in facts:
+        from schedc.plan.directives.slices import slices_text
+
+        lines += slices_text(facts)
     lines.append(
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"

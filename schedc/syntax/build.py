@@ -302,6 +302,9 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def placed(self, name: Token) -> p.RecomputePart:
         return p.RecomputePart("placed", str(name), (), span_of(name))
 
+    def slices(self, word: Token, where: p.RecomputePart | None, count: Token) -> p.SlicesLine:
+        return p.SlicesLine(where, int(_number(count)), span_of(word).to(span_of(count)))
+
     def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
         lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
         value = next((_word(part) for part in parts if isinstance(part, Token) and part.type == "NAME"), None)

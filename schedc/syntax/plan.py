@@ -183,6 +183,18 @@ class RecomputeLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesLine:
+    """``slices 2``, ``slices chunk 0 2``, ``slices stage [0, 3] 4``. where: the part with the numbers of chunk or
+    stages; None for all stages.
+    """
+
+    word: ClassVar[str] = "slices"
+    where: RecomputePart | None
+    count: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class CellLane:
     """``compute B.mlp.I F.mlp``: the steps of a lane in order."""
 
@@ -216,6 +228,7 @@ PlanLine = (
     | SizesLine
     | HotLine
     | RecomputeLine
+    | SlicesLine
     | CellLine
 )
 

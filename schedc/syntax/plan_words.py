@@ -165,6 +165,13 @@ PLAN_WORDS = (
         ("all", "chunk", "adaptive", "by", "group", "bubbles", "none", "norm", "act", "light", "medium", "full"),
     ),
     PlanWord(
+        "slices",
+        "SLICES",
+        "slices chunk 0 2",
+        "a microbatch runs as so many slices of its rows in each cell, of all stages, of a chunk or of a stage",
+        ("chunk",),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

@@ -317,7 +317,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTree:
-    """One ``schedule name(sizes) { ... }``. span: the place of its name."""
+    """One ``schedule name(sizes) { ... }``. span: the place of its name.
+
+    slices: number of slices of a microbatch, which no text says: who opens the schedule may ask for them.
+    """
 
     name: str
     doc: str
@@ -331,6 +334,7 @@ class ScheduleTree:
     claims: tuple[Claim, ...]
     span: Span
     source: Source
+    slices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

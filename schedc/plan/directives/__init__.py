@@ -25,6 +25,7 @@ from schedc.plan.directives import (
     recompute,
     rows,
     sizes,
+    slices,
     states,
     tied,
     tokens,
@@ -47,6 +48,7 @@ _FILES = (
     sizes,
     hot,
     recompute,
+    slices,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

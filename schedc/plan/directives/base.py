@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from schedc.attachments.values import Attachments, Recompute
 from schedc.diagnostics import Diagnostic, Label, did_you_mean
+from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
 from schedc.source import Span
@@ -25,10 +28,44 @@ class RecomputeRequest:
 
 
 @dataclass(frozen=True)
+class SlicesRequest:
+    """A ``slices`` line; scope and numbers as in `RecomputeRequest`. count: number of slices of a microbatch."""
+
+    scope: str
+    numbers: tuple[int, ...]
+    count: int
+    span: Span
+
+
+class Scoped(Protocol):
+    """A request for all stages, for chunks or for stages."""
+
+    @property
+    def scope(self) -> str: ...
+    @property
+    def numbers(self) -> tuple[int, ...]: ...
+
+
+SCOPES = ("all", "chunk", "stage")
+"""From the least to the most special; where two lines speak of a stage, the more special one is taken."""
+
+
+def stages_of(request: Scoped, stages: int, placement: Placement | None) -> list[int]:
+    """The stages that a line speaks of. One for chunks needs the placement."""
+    if request.scope == "all":
+        return list(range(stages))
+    if request.scope == "stage" or placement is None:
+        return list(request.numbers)
+    held = placement.stage_of_chunk[:, list(request.numbers)]
+    return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
+
+
+@dataclass(frozen=True)
 class Directives:
     """The directives of a plan, read.
 
-    plan: the attachments without `recompute`, whose stages are not known yet. requests: the ``recompute`` lines.
+    plan: the attachments without `recompute` and `slices`, whose stages are not known yet. requests: the ``recompute``
+    lines. slices: the ``slices`` lines.
     spans: the first line of each word. findings: what is wrong with the lines, by place.
     """
 
@@ -37,6 +74,7 @@ class Directives:
     requests: tuple[RecomputeRequest, ...]
     spans: Mapping[str, Span]
     findings: tuple[Diagnostic, ...] = ()
+    slices: tuple[SlicesRequest, ...] = ()
 
     def span(self, word: str) -> Span:
         """The place of a word's line; the plan's name where it has no such line."""
@@ -52,6 +90,7 @@ class Reading:
     requests: list[RecomputeRequest] = field(default_factory=list)
     spans: dict[str, Span] = field(default_factory=dict)
     findings: list[Diagnostic] = field(default_factory=list)
+    slices: list[SlicesRequest] = field(default_factory=list)
 
     def fault(self, code: str, message: str, span: Span, help: str = "", notes: tuple[str, ...] = ()) -> None:
         """Reports a finding at a place of the plan."""
@@ -81,7 +120,8 @@ class Reading:
 class Contradiction:
     """Values of a plan that contradict each other, wherever they were written.
 
-    word: the directive whose line is wrong. index: of the element of ``recompute`` that is wrong; None for others.
+    word: the directive whose line is wrong. index: of the element of ``recompute`` or ``slices`` that is wrong; None
+    for others.
     """
 
     code: str

@@ -18,15 +18,21 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import WITH_EXPERTS, Layout, ModelPart, PartKind, layers_in
-from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading, RecomputeRequest
+from schedc.plan.directives.base import (
+    SCOPES,
+    Contradiction,
+    Directive,
+    Directives,
+    Reading,
+    RecomputeRequest,
+    stages_of,
+)
 from schedc.source import Span
 from schedc.syntax.plan import RecomputeLine, RecomputePart, Word
 
 _LEVELS = tuple(map(str, Level))
 _OF_DENSE = (Level.NONE, Level.NORM, Level.ACT, Level.FULL)
 """The levels that a dense layer has regions of."""
-_SCOPES = ("all", "chunk", "stage")
-"""From the least to the most special; where two lines speak of a stage, the more special one is taken."""
 
 
 # Lines.
@@ -39,7 +45,7 @@ def _read(reading: Reading, line: RecomputeLine) -> None:
     if (parts[0].form in ("counted", "stages") and parts[0].name not in _LEVELS) or parts[0].name == "all":
         head = parts.pop(0)
         scope, numbers = head.name, tuple(int(number) for number in head.numbers)
-        if scope not in _SCOPES:
+        if scope not in SCOPES:
             reading.word(Word(scope, head.span), ("chunk", "stage", "all"), "part of a model")
             return
     if (recompute := _recompute(reading, parts, line.span)) is not None:
@@ -161,21 +167,11 @@ def per_stage(
     requests: Iterable[RecomputeRequest], stages: int, placement: Placement | None = None
 ) -> tuple[Recompute, ...]:
     """[stages] what is recomputed; empty where there is no request. Requests for chunks need the placement."""
-    levels, ordered = [Recompute()] * stages, sorted(requests, key=lambda request: _SCOPES.index(request.scope))
+    levels, ordered = [Recompute()] * stages, sorted(requests, key=lambda request: SCOPES.index(request.scope))
     for request in ordered:
-        for stage in _stages_of(request, stages, placement):
+        for stage in stages_of(request, stages, placement):
             levels[stage] = request.recompute
     return tuple(levels) if ordered else ()
-
-
-def _stages_of(request: RecomputeRequest, stages: int, placement: Placement | None) -> list[int]:
-    """The stages that a ``recompute`` line speaks of."""
-    if request.scope == "all":
-        return list(range(stages))
-    if request.scope == "stage" or placement is None:
-        return list(request.numbers)
-    held = placement.stage_of_chunk[:, list(request.numbers)]
-    return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
@@ -190,7 +186,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) 
             help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
             yield Diagnostic("S149", message, label, help=help, source=source)
             continue
-        stages = _stages_of(request, placement.stages, placement)
+        stages = stages_of(request, placement.stages, placement)
         if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
             message = f"two levels for the same {request.scope if request.scope != 'all' else 'stages'}"
             help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
@@ -230,7 +226,7 @@ def _recomputed_nothing(
 ) -> Iterator[Diagnostic]:
     rs = np.flatnonzero(schedule.kind == OpKind.R)
     for request in directives.requests if rs.size else ():
-        stages = _stages_of(request, schedule.stages, schedule.placement)
+        stages = stages_of(request, schedule.stages, schedule.placement)
         none = [s for s in stages if levels[s] == request.recompute and request.recompute.level is Level.NONE]
         rows = rs[np.isin(schedule.stage[rs], none)]
         if rows.size:

@@ -302,11 +302,11 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
         "layers", "layout", "costs", "parameters", "activations", "memory",
     ]  # fmt: skip
     assert DIRECTIVES.keys() <= FORMS.keys()
-    apart = ("layout", "memory", "parameters", "activations", "sizes")
+    apart = ("layout", "memory", "parameters", "activations", "sizes", "slices")
     several = [form for word, form in FORMS.items() if word not in apart]
     whole = analyse(written(tmp_path, "\n  ".join(several).replace("4 x 8", "8 x 8"), "dualpipev(P = 8, M = 16)"), {})
     silent = [word for word, directive in DIRECTIVES.items() if not any(directive.write(plan_of(whole.schedule)))]
-    assert silent == ["overlap", "sizes"], (
+    assert silent == ["overlap", "sizes", "slices"], (
         "a program loses these directives: give them a writer"
     )  # `cell` implies overlap
     held = [FORMS[word] for word in ("layers", "memory", "parameters", "activations", "experts", "tokens")]
@@ -314,6 +314,8 @@ def test_forms_of_lines_are_right_and_all_their_words_are_known(tmp_path: Path) 
     analyse(written(tmp_path, FORMS["layout"], "1f1b(P = 5, M = 8)"), {})
     bounded = analyse(written(tmp_path, f"layers 5  {FORMS['sizes']}", "1f1b(P = 5, M = 8)"), {})  # no capacity beside
     assert any(DIRECTIVES["sizes"].write(plan_of(bounded.schedule)))
+    cut = analyse(written(tmp_path, f"layers 4  {FORMS['slices']}"), {})  # no capacity, and no order of a cell beside
+    assert any(DIRECTIVES["slices"].write(plan_of(cut.schedule)))
     analyse(written(tmp_path, "layers 4\n  recompute full in\n    bubbles"), {})  # a line may be broken anywhere
     assert {*Level, *Method, *Drop, *By, *BYTES_OF, *PerKind._fields} - {"rank", "dtype"} <= INSIDE
 
@@ -417,7 +419,7 @@ def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
     path.write_text(block, encoding="utf-8")
     plan = plan_of(schedc.compile(path))
     assert plan == plan_of(schedc.compile(ROOT / "examples" / "04_plan" / "dsv3.sched"))
-    (console,) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    (console, _) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     command, *expected = console.splitlines()
     printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
     assert [line for line in expected if line not in (*printed, "...")] == []

@@ -1,0 +1,54 @@
+"""Slices: the graph of a stage in which a microbatch runs as several slices of its rows.
+
+    whole     attention -> [dispatch] -> experts -> [combine] -> post
+    sliced    attention.s0 -> [dispatch.s0] -> experts.s0 -> ...
+              attention.s1 -> [dispatch.s1] -> experts.s1 -> ...
+
+Every node appears once per slice, behind the nodes of its own slice. So the exchange of a slice can hide behind the
+compute of another, in cells of one op too. What needs all rows of the microbatch is a joint node, which runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from schedc.cell.graph import Node, StageShape, slice_suffix
+
+JOINT = frozenset({"balance"})
+"""Roles of joint nodes. The auxiliary loss of a microbatch counts the tokens of all of its slices."""
+
+MOST_SLICES = 64
+"""Most slices of a microbatch; more is a mistake of the writer."""
+
+
+@lru_cache(maxsize=1024)
+def sliced(shape: StageShape, count: int) -> StageShape:
+    """The graph in which every node that is not joint appears ``count`` times, once for each slice.
+
+    The nodes of the slices follow each other in ascending order, where the node of the whole microbatch stood.
+    """
+    if count == 1:
+        return shape
+    nodes: list[Node] = []
+    places: list[tuple[int, ...]] = []
+    for node in shape.nodes:
+        first = len(nodes)
+        if node.role in JOINT:
+            nodes.append(replace(node, after=_sorted(places[before] for before in node.after)))
+        else:
+            nodes += [_of_slice(node, number, count, places, first) for number in range(count)]
+        places.append(tuple(range(first, len(nodes))))
+    return StageShape(tuple(nodes), _sorted(places[output] for output in shape.outputs))
+
+
+def _of_slice(node: Node, number: int, count: int, places: list[tuple[int, ...]], first: int) -> Node:
+    after = _sorted(places[before][number : number + 1] or places[before] for before in node.after)
+    name = f"{node.name}.{slice_suffix(number)}"
+    behind = first + number - 1 if number else -1
+    return replace(node, name=name, after=after, slice=number, slices=count, behind=behind)
+
+
+def _sorted(places: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({place for row in places for place in row}))

@@ -1,0 +1,136 @@
+"""``slices chunk 0 2``: a microbatch runs as so many slices of its rows inside each cell of these stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from schedc.attachments.values import Attachments
+from schedc.cell.slices import MOST_SLICES
+from schedc.diagnostics import Diagnostic, Label
+from schedc.ir.placement import Placement
+from schedc.ir.schedule import Schedule
+from schedc.layout.parts import Layout
+from schedc.plan.directives.base import (
+    SCOPES,
+    Contradiction,
+    Directive,
+    Directives,
+    Reading,
+    SlicesRequest,
+    stages_of,
+)
+from schedc.syntax.plan import SettingLine, SlicesLine, Word
+
+
+def _read(reading: Reading, line: SlicesLine) -> None:
+    scope: str = "all"
+    numbers: tuple[int, ...] = ()
+    if line.where is not None:
+        scope, numbers = line.where.name, tuple(int(number) for number in line.where.numbers)
+        if scope not in SCOPES[1:]:
+            reading.word(Word(scope, line.where.span), SCOPES[1:], "part of a model")
+            return
+    reading.slices.append(SlicesRequest(scope, numbers, line.count, line.span))
+
+
+def _write(plan: Attachments) -> Iterator[str]:
+    """A line for each number of slices, with its stages; none for the stages that have no slices."""
+    for count in dict.fromkeys(plan.slices):
+        stages = [stage for stage, own in enumerate(plan.slices) if own == count]
+        where = "" if len(stages) == len(plan.slices) else f"stage [{', '.join(map(str, stages))}] "
+        if count > 1:
+            yield f"slices {where}{count}"
+
+
+def _check_lines(reading: Reading) -> None:
+    off = (line for line in reading.tree.lines if isinstance(line, SettingLine) and line.word == "overlap")
+    if any(request.count > 1 for request in reading.slices) and any(line.value.text == "off" for line in off):
+        message = "`slices`, whose exchanges hide behind each other's compute, and `overlap off`"
+        reading.fault("S144", message, reading.span("overlap"), "leave one of the two out")
+
+
+def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradiction]:
+    for index, count in enumerate(plan.slices):
+        if not 1 <= count <= MOST_SLICES:
+            help = f"write a number from 1 to {MOST_SLICES}"
+            yield Contradiction("S153", f"a microbatch in {count} slices", "slices", help, index=index)
+    if max(plan.slices, default=1) > 1:
+        yield from _refused(plan)
+
+
+def _refused(plan: Attachments) -> Iterator[Contradiction]:
+    """What would give other results in slices than in whole microbatches, or means nothing there."""
+    if plan.capacity is not None:
+        message = "`slices`, and a `capacity`, which drops rows by those of a whole microbatch"
+        help = "leave one of the two out; `sizes bounded 1.25` drops no rows, and asks the host for no sizes either"
+        yield Contradiction("S153", message, "slices", help)
+    if plan.hot is not None and plan.hot.by_microbatch:
+        message = "`slices`, and hot experts that are chosen by whole microbatches"
+        yield Contradiction("S153", message, "slices", "let them be chosen once per step: leave `by microbatch` out")
+    if plan.cells:
+        message = "`slices`, and an order of a cell by hand, which names no slices"
+        yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")
+
+
+def slices_per_stage(
+    requests: Iterable[SlicesRequest], stages: int, placement: Placement | None = None
+) -> tuple[int, ...]:
+    """[stages] number of slices; empty where no stage has more than one. Requests for chunks need the placement."""
+    counts = [1] * stages
+    for request in sorted(requests, key=lambda request: SCOPES.index(request.scope)):
+        for stage in stages_of(request, stages, placement):
+            counts[stage] = request.count
+    return tuple(counts) if max(counts, default=1) > 1 else ()
+
+
+def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
+    """S153: lines about stages or chunks that do not exist, or two numbers for one stage."""
+    placement, source = schedule.placement, directives.tree.source
+    first: dict[tuple[str, int], SlicesRequest] = {}
+    for request in directives.slices:
+        limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
+        label = Label(request.span)
+        if outside := [number for number in request.numbers if number >= limit]:
+            message = f"there is no {request.scope} {outside[0]}"
+            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
+            yield Diagnostic("S153", message, label, help=help, source=source)
+            continue
+        stages = stages_of(request, placement.stages, placement)
+        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
+            message = f"two numbers of slices for the same {request.scope if request.scope != 'all' else 'stages'}"
+            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
+            yield Diagnostic("S153", message, label, (Label(twice[0].span, "the other"),), help=help, source=source)
+        first |= {(request.scope, stage): request for stage in stages}
+
+
+def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:
+    return {"slices": slices_per_stage(directives.slices, schedule.stages, schedule.placement)}
+
+
+def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:
+    return {"slices": list(plan.slices)} if plan.slices else {}
+
+
+def slices_text(facts: dict[str, Any]) -> Iterator[str]:
+    """Neighbouring stages with the same number share a line."""
+    for count, group in groupby(enumerate(facts.get("slices", ())), key=lambda pair: pair[1]):
+        stages = [stage for stage, _ in group]
+        where = f"stages {stages[0]}-{stages[-1]}" if len(stages) > 1 else f"stage {stages[0]}"
+        if count > 1:
+            yield f"slices {count} on {where}"
+
+
+DIRECTIVE = Directive(
+    "slices",
+    _read,
+    _write,
+    several=True,
+    check_lines=_check_lines,
+    contradictions=_contradictions,
+    check_schedule=_check_schedule,
+    resolve=_resolve,
+    facts=_facts,
+    text=slices_text,
+)

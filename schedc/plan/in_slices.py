@@ -1,0 +1,41 @@
+"""Slices that are asked for beside a schedule or a plan: by an option of a command, in place of a plan's lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schedc.attachments.values import Attachments
+from schedc.diagnostics import Diagnostic, DiagnosticError, Label
+from schedc.ir.schedule import Schedule
+from schedc.plan import plan_of
+from schedc.plan.contradictions import contradictions
+from schedc.plan.directives.base import SlicesRequest
+from schedc.plan.read import ReadPlan
+from schedc.plan.writer import write_plan
+from schedc.source import NOWHERE, Span
+
+
+def with_slices(schedule: Schedule, slices: int) -> Schedule:
+    """The schedule whose stages all run a microbatch in so many slices. Raises S153 where its plan excludes them."""
+    plan = plan_of(schedule)
+    if findings := _findings(replace(plan, slices=(slices,)), NOWHERE):
+        raise DiagnosticError(findings)
+    return replace(schedule, plan=write_plan(replace(plan, slices=(slices,) * schedule.stages)))
+
+
+def plan_in_slices(plan: ReadPlan, slices: int) -> ReadPlan:
+    """The plan with so many slices in place of its own. Raises S153 at its name where another line excludes them."""
+    tree = plan.directives.tree
+    attached = replace(plan.directives.plan, slices=(slices,))
+    if findings := _findings(attached, tree.span):
+        raise DiagnosticError([replace(finding, source=tree.source) for finding in findings])
+    request = SlicesRequest("all", (), slices, tree.span)
+    return replace(plan, directives=replace(plan.directives, slices=(request,)))
+
+
+def _findings(plan: Attachments, span: Span) -> list[Diagnostic]:
+    return [
+        Diagnostic(wrong.code, wrong.message, Label(span), notes=wrong.notes, help=wrong.help)
+        for wrong in contradictions(plan, None)
+        if wrong.word == "slices"
+    ]
