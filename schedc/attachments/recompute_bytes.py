@@ -4,8 +4,8 @@ A token has H columns, an expert F. There are E experts; a token takes k of them
 experts side by side. With rows balanced between the ranks, a MoE layer holds per token, in numbers of the type of
 activations:
 
-    attention   its input and output, query, key, value, and the input of what follows: 6 H
-    norms       their outputs, in front of attention and of the experts: 2 H
+    attention   its input and output, query, key, value, and the input of what follows: 6 H, or what its sizes say
+    norms       their outputs, in front of attention and of the experts: 2 H, and of narrow vectors
     router      its scores: E numbers of 4 bytes
     rows        in the order of the experts, k H
     experts     out of the first product 2 k F, out of the activation k F; gates take their gradients from the latter
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schedc.attachments.block_counts import attention_flops, attention_numbers, norm_numbers
 from schedc.attachments.values import By, ExpertSizes, Level, Recompute, bytes_per_number
 
 _SCORE = 4
@@ -47,8 +48,8 @@ class RowsPerToken:
 _Parts = tuple[tuple[Level | None, Callable[[ExpertSizes], float]], ...]
 
 _OF_TOKENS: _Parts = (
-    (None, lambda x: 6 * x.hidden),
-    (Level.NORM, lambda x: 2 * x.hidden),
+    (None, lambda x: attention_numbers(x.block, x.hidden)),
+    (Level.NORM, lambda x: norm_numbers(x.block, x.hidden)),
     (Level.ACT, lambda x: x.shared * x.width),
     (Level.MEDIUM, lambda x: 2 * x.shared * x.width),
 )
@@ -157,6 +158,13 @@ def saving(experts: ExpertSizes, dtype: str, level: Level, arrive: float | None 
     products = per_row * experts.top * filled + per_shared * experts.shared
     flops = 2 * experts.hidden * experts.count * routed + products * experts.hidden * experts.width
     return Saving(saved, round(flops))
+
+
+def forward_flops(experts: ExpertSizes, filled: float = 1.0) -> float:
+    """FLOPs per token of a MoE layer's forward: attention, router, and three products of each expert."""
+    router = 2 * experts.hidden * experts.count
+    products = _FORWARD * (experts.top * filled + experts.shared) * experts.hidden * experts.width
+    return attention_flops(experts.block, experts.hidden) + router + products
 
 
 def level_share(

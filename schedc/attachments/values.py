@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -21,12 +21,44 @@ def bytes_per_number(dtype: str) -> int:
 
 
 @dataclass(frozen=True)
+class BlockSizes:
+    """The sizes of a model's blocks beside those of experts. 0: the plan does not say it.
+
+    hidden: columns of a token. heads: heads of attention. head: columns of a head; by default hidden / heads. keys:
+    heads of keys and values; by default as many as of queries. query, latent: columns of the narrow vectors that
+    queries, and keys and values, come from. rotary: columns of a head beside ``head`` that only carry the position.
+    inner: columns between the products of a dense MLP. matrices: its matrices, 3 where it is gated, else 2. sequence:
+    tokens of a sequence.
+    """
+
+    hidden: int = 0
+    heads: int = 0
+    head: int = 0
+    keys: int = 0
+    query: int = 0
+    latent: int = 0
+    rotary: int = 0
+    inner: int = 0
+    matrices: int = 3
+    sequence: int = 0
+
+    def heads_or(self, default: int) -> int:
+        """Heads of attention, or the default where the plan does not say them."""
+        return self.heads or default
+
+    def head_or(self, hidden: int) -> int:
+        """Columns of a head, of so many columns of a token."""
+        return self.head or hidden // self.heads_or(1)
+
+
+@dataclass(frozen=True)
 class ExpertSizes:
     """The sizes of a model's MoE layers.
 
     count: routed experts. top: routed experts per token. groups, limit: the experts of a token lie in ``limit`` of
     ``groups`` equal parts. shared: experts that every token takes. width: columns between the two products of an
-    expert; 0 where the plan does not say it. hidden: columns of a token; 0 where the plan does not say it.
+    expert; 0 where the plan does not say it. hidden: columns of a token; 0 where the plan does not say it. block: sizes
+    of attention, from the plan's `block` line.
     """
 
     count: int
@@ -36,6 +68,7 @@ class ExpertSizes:
     shared: int = 0
     width: int = 0
     hidden: int = 0
+    block: BlockSizes = BlockSizes()
 
 
 class Method(StrEnum):
@@ -203,7 +236,7 @@ class Attachments:
     tokens: tokens of one microbatch on one rank; 0 where the plan does not say it. dtype: type of activations and
     weights, a key of `BYTES`; "" where the plan does not say it. tied: whether head and predictions use the table of
     the embedding. fp8_rows: whether rows travel to their experts in fp8. states: bytes of gradient and optimizer for a
-    parameter, beside its weight.
+    parameter, beside its weight. block: sizes of attention and dense layers.
     overlap: whether pairs run as cell programs; those of a kind in ``cells`` in its order. bound: rows of buffers over
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
@@ -226,6 +259,7 @@ class Attachments:
     fp8_rows: bool = False
     states: float = 0.0
     slices: tuple[int, ...] = ()
+    block: BlockSizes | None = None
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""
@@ -239,6 +273,17 @@ class Attachments:
     def ordered(self) -> bool:
         """Whether cells run as cell programs that the compiler or the plan orders: pairs, or any cell in slices."""
         return self.overlap or bool(self.cells) or max(self.slices, default=1) > 1
+
+    @property
+    def moe_sizes(self) -> ExpertSizes | None:
+        """The sizes of MoE layers with those of their attention."""
+        return self.experts and replace(self.experts, block=self.block or BlockSizes())
+
+    @property
+    def hidden(self) -> int:
+        """Columns of a token; 0 where the plan does not say them."""
+        said = self.experts.hidden if self.experts else 0
+        return said or (self.block.hidden if self.block else 0)
 
     @property
     def row_bytes(self) -> int:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.recompute_bytes import (
     RowsPerToken,
     adaptive_bytes,
     layer_bytes,
-    level_share,
     output_gradient_bytes,
     passing_bytes,
     whole_bytes,
 )
-from schedc.attachments.row_counts import arriving_rows, filled, worst_case_rows
+from schedc.attachments.row_counts import filled, worst_case_rows
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.ir.arrays import Floats
-from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, layers_in
+from schedc.layout.parts import WITH_EXPERTS, WORK, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.level_shares import held_share, without_choices
 
 MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 """Indices into `WORK` of the kinds of parts that have experts."""
@@ -27,7 +29,7 @@ MOE = [WORK.index(kind) for kind in WITH_EXPERTS]
 
 def activation_bytes(plan: Attachments) -> float | None:
     """Bytes that a microbatch holds in one MoE layer without recomputation; None where the plan says too little."""
-    experts = plan.experts
+    experts = plan.moe_sizes
     if experts is None or not (experts.width and experts.hidden and plan.tokens):
         return None
     return plan.tokens * layer_bytes(experts, plan.dtype, filled(plan))
@@ -37,37 +39,38 @@ def held_by_kind(plan: Attachments, layout: Layout, activations: tuple[float, ..
     """[stages, kinds of `WORK`] activations that a microbatch holds under the plan's recomputation.
 
     The unit is that of ``activations``, which has one number per kind as `LayerCosts.activations`. Levels apply to
-    layers with experts only. An adaptive level counts with its worst case.
+    layers whose sizes the plan says. An adaptive level counts with its worst case.
     """
     held = layout.counts[:, : len(WORK)] * np.array(activations, np.float64)
     for stage, recompute in enumerate(plan.recompute):
-        held[stage, MOE] = held[stage, MOE] * _held_share(plan, recompute, layout.stages[stage])
+        held[stage] *= _held_shares(plan, recompute, layout.stages[stage])
     return np.asarray(held)
 
 
-def _held_share(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> float:
-    """Share of the activations of a stage's MoE layers that a microbatch holds. parts: those of the stage."""
-    levels = recompute.of_layers_up_to(len(layers_in(parts)))
-    own = [level for (kind, _), level in zip(layers_in(parts), levels, strict=True) if kind in WITH_EXPERTS]
-    shares = {level: _level_held(plan, replace(recompute, level=level, layers=())) for level in own}
-    if len(shares) <= 1:
-        return next(iter(shares.values()), 1.0)
-    return sum(shares[level] for level in own) / len(own)
+def _held_shares(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> Floats:
+    """[kinds of `WORK`] share of a stage's activations of each kind that a microbatch holds. parts: of the stage."""
+    layers, sizes = layers_in(parts), without_choices(plan)
+    levels = list(zip((part.kind for part in layers), recompute.of_layers_up_to(len(layers)), strict=True))
+    shares = np.ones(len(WORK))
+    for kind in dict(levels):
+        own = Counter(level for other, level in levels if other is kind)
+        held = [(_level_held(plan, sizes, kind, level, recompute), number) for level, number in own.items()]
+        whole = own.total()
+        shares[list(PartKind).index(kind)] = (
+            held[0][0] if len(held) == 1 else sum(share * number for share, number in held) / whole
+        )
+    return shares
 
 
-def _level_held(plan: Attachments, level: Recompute) -> float:
-    if level.adaptive is None or not is_sized(plan):
-        taken = level.level if level.adaptive is None else Level.NONE
-        return level_share(plan.experts, plan.dtype, taken, arriving_rows(plan), filled(plan))
-    assert plan.experts is not None
-    up_to = level.adaptive * plan.experts.top
+def _level_held(plan: Attachments, sizes: Attachments, kind: PartKind, level: Level, recompute: Recompute) -> float:
+    """Share that a layer of a level holds; of an adaptive one the worst case. sizes: by `without_choices`."""
+    if recompute.adaptive is None:
+        return held_share(sizes, kind, level)
+    if kind not in WITH_EXPERTS or (experts := plan.moe_sizes) is None or not is_sized(plan):
+        return 1.0
+    up_to = recompute.adaptive * experts.top
     most = worst_case_rows(plan) or RowsPerToken(up_to, up_to)
-    return adaptive_bytes(plan.experts, plan.dtype, level, most) / layer_bytes(plan.experts, plan.dtype, filled(plan))
-
-
-def is_sized(plan: Attachments) -> bool:
-    """Whether the plan says the columns of an expert and of a token."""
-    return plan.experts is not None and bool(plan.experts.width and plan.experts.hidden)
+    return adaptive_bytes(experts, plan.dtype, recompute, most) / layer_bytes(experts, plan.dtype, filled(plan))
 
 
 def kept_share(plan: Attachments, layout: Layout, activations: tuple[float, ...]) -> Floats:
@@ -99,12 +102,13 @@ def _output_gradients(plan: Attachments, held: Floats) -> Floats:
     """[stages, kinds of `WORK`] gradients of the experts' outputs, in the unit of the activations ``held``."""
     gradients = np.zeros_like(held)
     if is_sized(plan):
-        assert plan.experts is not None
-        top, most = plan.experts.top, worst_case_rows(plan)
+        experts = plan.moe_sizes
+        assert experts is not None
+        top, most = experts.top, worst_case_rows(plan)
         levels = [plan.recompute_of(stage) for stage in range(len(held))]
         mean = top * filled(plan)
         rows = np.array([most.experts if most and level.adaptive is not None else mean for level in levels])
-        row = output_gradient_bytes(plan.experts, plan.dtype, 1) / layer_bytes(plan.experts, plan.dtype, filled(plan))
+        row = output_gradient_bytes(experts, plan.dtype, 1) / layer_bytes(experts, plan.dtype, filled(plan))
         gradients[:, MOE] = held[:, MOE] * rows[:, np.newaxis] * row
     return gradients
 
@@ -134,12 +138,13 @@ def worst_routing(plan: Attachments, layout: Layout, activations: tuple[float, .
     adaptive = [stage for stage, level in enumerate(plan.recompute) if level.adaptive is not None]
     if most is None or not adaptive or not is_sized(plan):
         return WorstRouting(waiting, passing)
-    assert plan.experts is not None
-    whole = layer_bytes(plan.experts, plan.dtype, filled(plan))
+    experts = plan.moe_sizes
+    assert experts is not None
+    whole = layer_bytes(experts, plan.dtype, filled(plan))
     for kind in MOE:
-        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(plan.experts, plan.dtype, most) / whole - 1)
+        waiting[adaptive, kind] = held[adaptive, kind] * (whole_bytes(experts, plan.dtype, most) / whole - 1)
         layer = np.where(layout.counts[adaptive, kind] > 0, activations[kind], 0.0)
-        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(plan.experts, plan.dtype, most) / whole)
+        passing[adaptive] = np.maximum(passing[adaptive], layer * passing_bytes(experts, plan.dtype, most) / whole)
     return WorstRouting(waiting, passing)
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
-from schedc.attachments.values import Attachments
+from schedc.attachments.values import Attachments, Level
 from schedc.cost.checks import Cost
 from schedc.cost.costs import Costs
 from schedc.cost.keys import KEYS
@@ -31,6 +32,7 @@ from schedc.plan.activation_memory import (
     share_until_recomputed,
 )
 from schedc.plan.directives.base import Directives
+from schedc.plan.level_shares import dense_activation_bytes, recomputation_time
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
 
@@ -45,18 +47,21 @@ _PER_LAYER = tuple(key.name for key in KEYS if key.table == "ops" and key.per_st
 def layer_costs(directives: Directives) -> LayerCosts:
     """The costs of the model's parts: those of the plan, defaults for the others.
 
-    Memory is in bytes where the plan's memory has a unit. The activations of MoE layers then follow from the experts
-    and the tokens, their parameters from the experts and the ranks, unless a line says them.
+    Memory is in bytes where the plan's memory has a unit. The activations of MoE and dense layers then follow from the
+    experts, the block and the tokens, parameters of MoE layers from the experts and the ranks, unless a line says
+    them.
     """
     costs, plan = LayerCosts(), directives.tree
     in_bytes = plan.memory is not None and bool(plan.memory.unit)
     activations, parameters = activation_bytes(directives.plan), moe_parameter_bytes(directives.plan)
     if activations is not None and in_bytes:
         costs = replace(costs, activations=costs.activations._replace(moe=activations, mtp=activations))
+    if (dense := dense_activation_bytes(directives.plan)) is not None and in_bytes:
+        costs = replace(costs, activations=costs.activations._replace(dense=dense))
     if parameters is not None and in_bytes:
         costs = replace(costs, parameters=costs.parameters._replace(moe=float(parameters), mtp=float(parameters)))
     for line in plan.lines:
-        if isinstance(line, TableLine):
+        if isinstance(line, TableLine) and line.word in _TABLES:
             table = _TABLES[line.word]
             values = {entry.name: amount(entry) for entry in line.entries}
             costs = replace(costs, **{table: getattr(costs, table)._replace(**values)})
@@ -159,7 +164,22 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
         name: scaled(name, "activations", share(plan, layout, layers.activations)) for name, share in shares.items()
     }
     of_stages = replace(costs, **changed)  # type: ignore[arg-type]
-    return _with_recomputation(of_stages, costs, plan, layout, layers)
+    return _with_recomputation(_with_time(of_stages, plan, layout, layers), costs, plan, layout, layers)
+
+
+def _with_time(of_stages: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
+    """The costs of the stages with the time that backwards recompute for, where the plan says the sizes of layers."""
+    if not (is_sized(plan) or is_dense_sized(plan)):
+        return of_stages
+    forward = of_stages.resolved(len(layout.stages)).F
+    time = recomputation_time(plan, layout, layers, forward)
+    if not time.any():
+        return of_stages
+    of_stages = replace(of_stages, recompute_in_backward=tuple(time.tolist()))
+    if of_stages.R is not None or of_stages.cell is not None:  # cells know more of an R
+        return of_stages
+    levels = np.array([plan.recompute_of(stage).level is not Level.NONE for stage in range(len(time))])
+    return replace(of_stages, R=tuple(np.where(levels, time, forward).tolist()))
 
 
 def _with_recomputation(of_stages: Costs, costs: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:

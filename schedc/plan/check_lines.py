@@ -12,6 +12,8 @@ from schedc.source import Span
 from schedc.syntax.plan import GivenValue, LayersLine, LayoutLine, MemoryLine, PlanTree, TableLine
 from schedc.syntax.plan_words import PLAN_LINES
 
+OF_KINDS = ("costs", "parameters", "activations")
+"""The lines with a number for each kind of part."""
 _PLACES = ("last", "first", "auto")
 _OPTIONS: dict[type, tuple[str, ...]] = {LayersLine: ("dense", "mtp", "pad"), LayoutLine: ("dense",)}
 
@@ -25,7 +27,7 @@ def check_plan_lines(directives: Directives) -> list[Diagnostic]:
             findings += _name_faults(plan, line.options, _OPTIONS[type(line)], "S144", "option")
         if isinstance(line, LayersLine):
             findings += _spot_faults(plan, line)
-        if isinstance(line, TableLine):
+        if isinstance(line, TableLine) and line.word in OF_KINDS:
             findings += _name_faults(plan, line.entries, PerKind._fields, "S401", "kind of layer")
     together = [*directives.findings, *_unit_faults(plan)]
     return [*findings, *sorted(together, key=lambda finding: finding.primary.span)]
@@ -41,10 +43,11 @@ def _line_faults(plan: PlanTree) -> Iterator[Diagnostic]:
         yield _fault(plan, "S144", "the layers are placed twice", second.span, "keep one `layers` or `layout` line")
     seen: set[str] = set()
     for line in plan.lines:
-        word = line.word if isinstance(line, TableLine) else "memory"
-        if isinstance(line, TableLine | MemoryLine) and word in seen:
-            yield _fault(plan, "S144", f"`{word}` is said twice", line.span, f"keep one `{word}` line")
-        seen.add(word if isinstance(line, TableLine | MemoryLine) else "")
+        if line.word not in (*OF_KINDS, MemoryLine.word):
+            continue
+        if line.word in seen:
+            yield _fault(plan, "S144", f"`{line.word}` is said twice", line.span, f"keep one `{line.word}` line")
+        seen.add(line.word)
 
 
 def _name_faults(
@@ -76,7 +79,7 @@ def _unit_faults(plan: PlanTree) -> Iterator[Diagnostic]:
         help = "write KB, MB, GB or TB, or KiB to TiB"
         yield _fault(plan, "S146", f"`{memory.unit}` is no unit of memory", memory.span, help)
         return
-    tables = [line for line in plan.lines if isinstance(line, TableLine)]
+    tables = [line for line in plan.lines if isinstance(line, TableLine) and line.word in OF_KINDS]
     for table, entry in [(line.word, entry) for line in tables for entry in line.entries]:
         if entry.unit and (table == "costs" or bytes_of(1, entry.unit) is None):
             help = "costs are times in any one unit" if table == "costs" else "memory is in KB to TB"

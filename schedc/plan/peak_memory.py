@@ -9,6 +9,7 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
+from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.row_counts import worst_case_rows
 from schedc.attachments.units import amount, plain, shown
@@ -23,7 +24,7 @@ from schedc.ir.schedule import Schedule
 from schedc.layout.compare import load_per_rank
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import WORK, Layout, PartKind
-from schedc.plan.activation_memory import MOE, held_by_kind, is_sized, worst_routing
+from schedc.plan.activation_memory import MOE, held_by_kind, worst_routing
 from schedc.source import NOWHERE
 from schedc.syntax.plan import MemoryLine, PlanTree
 

@@ -26,7 +26,8 @@ _ROUNDING = 1e-9
 
 def recompute_in_backwards(costs: Costs, stages: Sequence[bool]) -> Costs:
     """The costs in which backwards without an R take its time too, in the stages where ``stages`` [stages] is true."""
-    time = costs.resolved(len(stages)).R * np.asarray(stages, bool)
+    known = costs.resolved(len(stages))
+    time = np.where(np.asarray(stages, bool), known.R, known.recompute_in_backward)
     return replace(costs, recompute_in_backward=tuple(time.tolist()))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from schedc.analysis.cell_pricing import CellPricing, price, price_step
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline
@@ -133,12 +135,16 @@ def with_layout(table: CellTable, layout: Layout) -> CellTable:
 def with_recomputation(costs: Costs, schedule: Schedule) -> Costs:
     """The costs with a time for the R of each stage: the share of its F that its nodes have of the forward's.
 
+    Where the R has no node it takes as long as inside the backward, or as F where that is not known.
+
     costs: with a table of cells for the layout, by `with_layout`. schedule: with its plan.
     """
     assert costs.cell is not None
     table, _ = _planned(schedule, costs.cell)
     shares = shares_of_forward(table.shapes(schedule.stages), plan_of(schedule), table.costs)
-    return replace(costs, R=tuple((costs.resolved(schedule.stages).F * shares).tolist()))
+    known = costs.resolved(schedule.stages)
+    alone = np.where(known.recompute_in_backward > 0, known.recompute_in_backward, known.F)
+    return replace(costs, R=tuple(np.where(np.array(shares) < 1, known.F * shares, alone).tolist()))
 
 
 def _planned(schedule: Schedule, table: CellTable) -> tuple[CellTable, dict[str, PlanOrder]]:

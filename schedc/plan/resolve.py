@@ -13,6 +13,7 @@ from schedc.layout.parts import DECODER, Layout, PartKind
 from schedc.plan.activation_memory import activation_bytes
 from schedc.plan.directives import DIRECTIVES
 from schedc.plan.directives.base import Directives
+from schedc.plan.level_shares import dense_activation_bytes
 from schedc.syntax.plan import TableLine
 
 
@@ -40,10 +41,12 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
         return
     tables = [line for line in directives.tree.lines if isinstance(line, TableLine) and line.word == "activations"]
     known = {entry.name for line in tables for entry in line.entries}
+    known |= {"dense"} if dense_activation_bytes(directives.plan) is not None else set()
     known |= {"moe", "mtp"} if activation_bytes(directives.plan) is not None else set()
     missing = [kind for kind in (*DECODER, PartKind.MTP) if layout.total(kind) and str(kind) not in known]
     if missing:
         message = f"the memory is in bytes, and what a {missing[0]} layer holds is not known"
         help = f"write `activations {missing[0]} 400 MB`"
         more = "; of MoE layers it follows from `experts ... width F hidden H` and `tokens`"
+        more += ", of dense ones from `block hidden H inner F`"
         yield Diagnostic("S146", message, Label(memory.span), help=help + more, source=directives.tree.source)

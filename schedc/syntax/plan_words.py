@@ -86,6 +86,13 @@ PLAN_WORDS = (
         ("top", "groups", "limit", "shared", "width", "hidden", "precision", "fp8", "fallback"),
     ),
     PlanWord(
+        "block",
+        "TABLE",
+        "block hidden 7168 heads 128 inner 18432",
+        "sizes of attention and dense layers: columns of tokens, heads, columns of a head, inner columns",
+        ("hidden", "heads", "head", "keys", "query", "latent", "rotary", "inner", "matrices", "sequence"),
+    ),
+    PlanWord(
         "topology",
         "TOPOLOGY",
         "topology nodes 4 x 8 rail 50 GB/s node 400 GB/s",

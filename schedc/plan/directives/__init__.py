@@ -16,6 +16,7 @@ Each file reads its lines, writes them, says what contradicts them, and gives th
 
 from schedc.plan.directives import (
     alltoall,
+    block,
     capacity,
     cell,
     experts,
@@ -36,6 +37,7 @@ from schedc.plan.directives.base import Directive
 _FILES = (
     tied,
     experts,
+    block,
     topology,
     tokens,
     states,

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from schedc.attachments.values import PRECISIONS, Attachments, ExpertSizes, Products
 from schedc.diagnostics import Diagnostic, Label
@@ -20,7 +22,7 @@ MOST_GROUPS = 1_024
 
 
 def _read(reading: Reading, line: ExpertsLine) -> None:
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for option in line.options:
         if not reading.word(Word(option.name, option.span), SIZES, "fact of the experts"):
             continue
@@ -36,7 +38,7 @@ def _read(reading: Reading, line: ExpertsLine) -> None:
         return
     _read_precision(reading, line.words)
     values.setdefault("limit", values.get("groups", 1))
-    experts = ExpertSizes(line.count, **values)
+    experts = replace(ExpertSizes(line.count, values["top"]), **values)
     if (problem := _misfit(experts, values)) is None:
         reading.give(experts=experts)
     else:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from schedc.attachments.recompute_bytes import layer_bytes, saving
-from schedc.attachments.row_counts import arriving_rows, filled
+from schedc.attachments.layer_counts import counted_bytes, counted_saving, is_dense_sized, is_sized
+from schedc.attachments.recompute_bytes import Saving
 from schedc.attachments.units import digits, shown
 from schedc.attachments.values import Attachments, By, Level, LevelRun, Recompute
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
@@ -244,7 +244,7 @@ def _recomputed_nothing(
 
 
 def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
-    """[stages] the levels, and what they save and cost per microbatch over the MoE layers of the stage.
+    """[stages] the levels, and what they save and cost per microbatch over the stage.
 
     ``layers`` has the level of each layer; it is null where the stage has one level.
     """
@@ -262,17 +262,21 @@ def _facts(plan: Attachments, layout: Layout) -> dict[str, Any]:
 
 
 def _savings(plan: Attachments, recompute: Recompute, parts: Sequence[ModelPart]) -> dict[str, float | None]:
-    """Bytes and FLOPs of a microbatch over the MoE layers of a stage; null where the plan does not say the sizes."""
-    experts = plan.experts
-    if experts is None or not (experts.width and experts.hidden and plan.tokens):
+    """Bytes and FLOPs of a microbatch over a stage's layers; null where the plan says the sizes of none.
+
+    Layers whose sizes it does not say count as 0.
+    """
+    if not (plan.tokens and (is_sized(plan) or is_dense_sized(plan))):
         return {"bytes_saved": None, "bytes_without": None, "extra_flops": None}
-    levels = zip(layers_in(parts), recompute.of_layers_up_to(len(layers_in(parts))), strict=True)
-    layers = Counter(level for part, level in levels if part.kind in WITH_EXPERTS)
-    rows = {level: saving(experts, plan.dtype, level, arriving_rows(plan), filled(plan)) for level in layers}
+    layers = layers_in(parts)
+    levels = zip(layers, recompute.of_layers_up_to(len(layers)), strict=True)
+    number = Counter((part.kind in WITH_EXPERTS, level) for part, level in levels)
+    saved = {(experts, level): counted_saving(plan, experts, level) or Saving(0, 0) for experts, level in number}
+    whole = {experts: counted_bytes(plan, experts) or 0.0 for experts in (False, True)}
     return {
-        "bytes_saved": sum(rows[level].bytes * (number * plan.tokens) for level, number in layers.items()),
-        "bytes_without": layer_bytes(experts, plan.dtype, filled(plan)) * (layers.total() * plan.tokens),
-        "extra_flops": sum(rows[level].flops * (number * plan.tokens) for level, number in layers.items()),
+        "bytes_saved": sum(saved[each].bytes * (count * plan.tokens) for each, count in number.items()),
+        "bytes_without": sum(whole[experts] * (count * plan.tokens) for (experts, _), count in number.items()),
+        "extra_flops": sum(saved[each].flops * (count * plan.tokens) for each, count in number.items()),
     }
 
 

@@ -256,6 +256,8 @@ def test_cells_are_priced_with_what_they_do_again(
 
 FORWARD = 4 + 5 + 6 + 2 + 5
 """Time of the forward of a MoE layer of `CELLS`, one node after the other."""
+LIGHT = 2 * 8 / (8 * 256 + 2 * 8 + 6 * 2 * 128)
+"""Share of the router in the FLOPs of a forward: over those of attention, router and two experts, per column."""
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,8 @@ FORWARD = 4 + 5 + 6 + 2 + 5
     [
         (f"layers 2  {SIZED}  recompute full in bubbles", None, (5 + (6 + 2) * _FIRST) / FORWARD),
         (f"layers 4  {SIZED}  recompute medium in bubbles", None, 2 * (6 + 2) * _FIRST / FORWARD),
-        (f"layers 2  {SIZED}  recompute light in bubbles", None, 1.0),  # no step of a cell
+        (f"layers 2  {SIZED}  recompute light in bubbles", None, LIGHT),  # no step of a cell: by FLOPs
+        ("layers 2  experts 8 top 2  recompute light in bubbles", None, 1.0),  # whose sizes are not known
         (f"layers 2  {SIZED}  recompute full in bubbles", 0.75, 0.75),
         ("layers 2", None, 1.0),  # no Rs: the default
     ],

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from schedc.attachments.block_counts import dense_bytes, mlp_flops
 from schedc.attachments.recompute_bytes import saving
-from schedc.attachments.values import Level, Recompute
+from schedc.attachments.values import BlockSizes, Level, Recompute
 from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.models.gpt import GptBlock, GPTConfig
+from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
+from schedc_runtime.moe.router import RouterConfig
 from support.recompute_cases import (
     EXPERTS,
     SIZES,
     TOKENS,
     TOP,
     WIDTH,
+    block_stage,
     moe_stage,
 )
 
@@ -51,3 +57,45 @@ def test_bytes_and_flops_are_those_of_the_closed_forms(level: Level) -> None:
     assert none - bytes_held == expected.bytes + BESIDE[level]
     assert kept - kept_by_none <= 2 * TOP * 8  # the choice of both layers, where the router is recomputed
     assert (after - before) // TOKENS // 2 == expected.flops
+
+
+class _Rows(nn.Module):
+    """[tokens, width] as one sequence."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.block(x[None])
+        return output[0]
+
+
+def _dense(block: nn.Module, level: Level) -> tuple[float, int]:
+    """Bytes per token that autograd has saved of a dense block, and FLOPs of its backward."""
+    stage, x = block_stage([_Rows(block)], TOKENS, WIDTH, Recompute(level)), torch.randn(TOKENS, WIDTH)
+    stage.forward(0, (x,))
+    saved = sum(held(stage, 0).saved.values()) / TOKENS
+    with FlopCounterMode(display=False) as flops:
+        stage.backward(0, (x,))
+    return saved, flops.get_total_flops() // TOKENS
+
+
+def test_dense_blocks_hold_what_the_closed_forms_say() -> None:
+    """Attention of equal heads: what is held whole, but for 4 norms' figures and a logarithm per head."""
+    config, sizes = GPTConfig(width=WIDTH, heads=2), BlockSizes(WIDTH, heads=2, inner=4 * WIDTH, matrices=2)
+    saved = {level: _dense(GptBlock(config), level)[0] for level in (Level.NONE, Level.NORM, Level.ACT)}
+    beside = {Level.NONE: STATISTICS + 2 * 4, Level.NORM: 2 * 4, Level.ACT: 2 * 4}
+    assert saved == {level: dense_bytes(sizes, WIDTH, "fp32", level) + more for level, more in beside.items()}
+
+
+def test_dense_levels_save_and_cost_what_the_closed_forms_say() -> None:
+    """A gated MLP behind attention from narrow vectors."""
+    narrow = {"query_rank": 8, "key_value_rank": 4, "plain": 4, "rotary": 2, "value": 4}
+    config = MoEConfig(width=WIDTH, heads=2, inner=24, routing=RouterConfig(4, 2), **narrow)
+    sizes = BlockSizes(WIDTH, heads=2, head=4, query=8, latent=4, rotary=2, inner=24)
+    measured = {level: _dense(MoeBlock(config, dense=True), level) for level in (Level.NORM, Level.ACT, Level.FULL)}
+    bytes_held = {level: dense_bytes(sizes, WIDTH, "fp32", level) for level in measured}
+    for low, high in ((Level.NORM, Level.ACT), (Level.ACT, Level.FULL)):
+        assert measured[low][0] - measured[high][0] == bytes_held[low] - bytes_held[high]
+    assert measured[Level.FULL][1] - measured[Level.ACT][1] == mlp_flops(sizes, WIDTH)
