@@ -155,6 +155,20 @@ S3: tuple[DiagnosticCode, ...] = (
         right=_cell("compute F.attention F.mlp F.post"),
     ),
     DiagnosticCode(
+        "S330",
+        "the STARTs and JOINs of works do not match",
+        "A work moves activations on a lane beside compute: d2h to the host, h2d back. Every work has one START and, "
+        "behind it, one JOIN. Both stand on the rank that holds the stage, and name the same stage and microbatch. "
+        "Works are numbered in the order of their STARTs. " + _PROGRAM,
+    ),
+    DiagnosticCode(
+        "S331",
+        "activations are moved or read where they are not",
+        "The activations of a microbatch on a stage are on the device from the forward on. An offload takes them to "
+        "the host, and a fetch brings them back. No recomputation and no backward reads them in between, and no work "
+        "moves what is not there. " + _PROGRAM,
+    ),
+    DiagnosticCode(
         "S390",
         "the text form of a schedule or program cannot be read",
         "`schedc export --to text` and `--to program` write the text form. It may be edited. The message points at "

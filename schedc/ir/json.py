@@ -2,7 +2,7 @@
 
 One object with these fields:
 
-    schema, version    "schedc.program" and 1, an integer; a reader refuses every other one
+    schema, version    "schedc.program" and 1, an integer (2 with works); a reader refuses every other one
     name, doc          of the schedule
     source             file that the spans point into
     sizes              size parameters by name
@@ -14,6 +14,8 @@ One object with these fields:
     layout, layers     only where a plan has placed the layers of a model: its string, and how many
     plan               only where the plan attaches more than layers
     tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
+    works              only where works run beside compute, in version 2: their columns, meant as those of
+                       `schedc.ir.works.Works`, with kinds and lanes by name; the streams then have ``work``
 """
 
 from __future__ import annotations
@@ -35,13 +37,12 @@ from schedc.ir.json_header import (
     read_header,
     short,
 )
-from schedc.ir.program import COLUMNS, InstructionKind, Program
+from schedc.ir.program import COLUMNS, EVERY_COLUMN, InstructionKind, Program
 from schedc.source import Source, Span
 
-SCHEMA = Schema("schedc.program", 1, "S391", "write one with `schedc export --to json`")
+SCHEMA = Schema("schedc.program", 1, 2, "S391", "write one with `schedc export --to json`")
 
 PROGRAM_FIELDS = (*HEADER_FIELDS, "spans", "streams")
-_STREAM_FIELDS = ("kind", *COLUMNS)
 _INT8 = ("backward", "channel")
 _KIND_NAMES = [kind.name for kind in InstructionKind]
 _KIND_VALUES = {name: value for value, name in enumerate(_KIND_NAMES)}
@@ -58,7 +59,12 @@ def program_to_json(program: Program) -> str:
 def _stream(program: Program, rank: int) -> dict[str, list[Any]]:
     rows = slice(int(program.rank_start[rank]), int(program.rank_start[rank + 1]))
     kinds = {"kind": [_KIND_NAMES[kind] for kind in program.kind[rows].tolist()]}
-    return kinds | {name: getattr(program, name)[rows].tolist() for name in COLUMNS}
+    return kinds | {name: getattr(program, name)[rows].tolist() for name in _written(len(program.works) > 0)}
+
+
+def _written(works: bool) -> tuple[str, ...]:
+    """The columns of a stream besides its kinds."""
+    return EVERY_COLUMN if works else COLUMNS
 
 
 def program_from_json(text: str, file: str = "<json>") -> Program:
@@ -77,8 +83,9 @@ def program_from_json(text: str, file: str = "<json>") -> Program:
     if len(streams) != (ranks := header["placement"].ranks):
         reader.fail("streams", f"{len(streams)} streams for {ranks} ranks")
     spans = tuple(_span(reader, value, f"spans[{i}]") for i, value in enumerate(reader.items(top["spans"], "spans")))
-    columns = [_columns(reader, stream, f"streams[{rank}]") for rank, stream in enumerate(streams)]
-    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in _STREAM_FIELDS}
+    written = _written("works" in header)
+    columns = [_columns(reader, stream, f"streams[{rank}]", written) for rank, stream in enumerate(streams)]
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in ("kind", *written)}
     check_indexes(reader, "streams", joined, {"phase": len(header["phases"]), "span": len(spans)})
     return Program(
         **header,
@@ -95,8 +102,8 @@ def _span(reader: HeaderReader, value: Any, path: str) -> Span:
     return Span(*numbers)
 
 
-def _columns(reader: HeaderReader, value: Any, path: str) -> dict[str, npt.NDArray[Any]]:
-    fields = reader.fields(value, path, _STREAM_FIELDS)
+def _columns(reader: HeaderReader, value: Any, path: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+    fields = reader.fields(value, path, ("kind", *names))
     kinds = reader.items(fields["kind"], f"{path}.kind")
     if not set(map(type, kinds)) <= {str} or not set(kinds) <= _KIND_VALUES.keys():
         index, wrong = next(
@@ -105,7 +112,7 @@ def _columns(reader: HeaderReader, value: Any, path: str) -> dict[str, npt.NDArr
         reader.fail(f"{path}.kind[{index}]", f"{short(wrong)} is no kind of instruction",
                     help=f"known: {', '.join(_KIND_NAMES)}")  # fmt: skip
     out: dict[str, npt.NDArray[Any]] = {"kind": np.array([_KIND_VALUES[kind] for kind in kinds], np.int8)}
-    for name in COLUMNS:
+    for name in names:
         limit, dtype = (2**7, np.int8) if name in _INT8 else (2**31, np.int32)
         numbers = reader.integers(fields[name], f"{path}.{name}", -1, limit)
         if len(numbers) != len(kinds):

@@ -14,22 +14,27 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.ties import Tie
+from schedc.ir.works import DTYPES, KIND_NAMES, LANE_NAMES, Works
 from schedc.source import NOWHERE, Source, Span
 
 HEADER_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases")
 PLAN_FIELDS = ("layout", "layers")
 """Fields that are there together, or not at all."""
-OPTIONAL_FIELDS = ("plan", "tied")
+OPTIONAL_FIELDS = ("plan", "tied", "works")
 _PLACEMENT_FIELDS = ("ranks", "rank_of_stage", "first_microbatch")
 _LONGEST_TEXT = 1 << 29
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What tells a form from others (name and version), the code of what is wrong with it, and what writes it."""
+    """What tells a form from others (name and version), the code of what is wrong with it, and what writes it.
+
+    with_works: the version of a program with works.
+    """
 
     name: str
     version: int
+    with_works: int
     code: str
     remedy: str
 
@@ -44,7 +49,7 @@ def header_of(program: Program, schema: Schema) -> dict[str, Any]:
     place = program.placement
     fields: dict[str, Any] = {
         "schema": schema.name,
-        "version": schema.version,
+        "version": schema.with_works if len(program.works) else schema.version,
         "name": program.name,
         "doc": program.doc,
         "source": program.source_name,
@@ -62,7 +67,16 @@ def header_of(program: Program, schema: Schema) -> dict[str, Any]:
         fields["plan"] = program.plan
     if program.tied:
         fields["tied"] = [{"stages": list(tie.stages), "bytes": tie.bytes} for tie in program.tied]
+    if len(program.works):
+        fields["works"] = _written_works(program.works)
     return fields
+
+
+def _written_works(works: Works) -> dict[str, list[Any]]:
+    """The columns of works; kinds and lanes by name."""
+    named = {"kind": KIND_NAMES, "lane": LANE_NAMES}
+    columns = {name: getattr(works, name).tolist() for name in DTYPES}
+    return {name: [named[name][i] for i in values] if name in named else values for name, values in columns.items()}
 
 
 class HeaderReader:
@@ -117,9 +131,13 @@ class HeaderReader:
         name, version, schema = top.get("schema"), top.get("version"), self.schema
         if name != schema.name:
             self.fail("schema", f"{short(name)} is not {schema.name}", "S392", schema.remedy)
-        if type(version) is not int or version != schema.version:
-            self.fail("version", f"{short(version)} is not a version that this schedc reads ({schema.version})", "S392",
+        readable = (schema.version, schema.with_works)
+        if type(version) is not int or version not in readable:
+            known = " and ".join(map(str, readable))
+            self.fail("version", f"{short(version)} is not a version that this schedc reads ({known})", "S392",
                       "compile the schedule again with this schedc")  # fmt: skip
+        if ("works" in top) != (version == schema.with_works):
+            self.fail("works", f"version {schema.with_works} has works, and version {schema.version} has none")
 
     def items(self, value: Any, path: str) -> list[Any]:
         if not isinstance(value, list):
@@ -178,6 +196,7 @@ def _planned(reader: HeaderReader, top: dict[str, Any]) -> dict[str, Any]:
     """Layout, layers and what else a plan attached, if it did. What the texts say is for whoever carries them out."""
     more: dict[str, Any] = {"plan": reader.string(top["plan"], "plan")} if "plan" in top else {}
     more |= {"tied": _ties(reader, top["tied"])} if "tied" in top else {}
+    more |= {"works": _works(reader, top["works"])} if "works" in top else {}
     if "layout" not in top:
         return more
     (layers,) = reader.integers([top["layers"]], "layers", 1, 2**20)
@@ -195,6 +214,26 @@ def _ties(reader: HeaderReader, value: Any) -> tuple[Tie, ...]:
         (size,) = reader.integers([fields["bytes"]], f"{path}.bytes", 0, 2**63)
         ties.append(Tie(tuple(stages), size))
     return tuple(ties)
+
+
+def _works(reader: HeaderReader, value: Any) -> Works:
+    fields = reader.fields(value, "works", DTYPES)
+    columns: dict[str, list[Any]] = {}
+    for name, words in (("kind", KIND_NAMES), ("lane", LANE_NAMES)):
+        for i, word in enumerate(items := reader.items(fields[name], f"works.{name}")):
+            if type(word) is not str or word not in words:
+                reader.fail(f"works.{name}[{i}]", f"{short(word)} is no {name} of a work",
+                            help=f"known: {', '.join(words)}")  # fmt: skip
+        columns[name] = [words.index(word) for word in items]
+    for name in ("stage", "microbatch"):
+        columns[name] = reader.integers(fields[name], f"works.{name}", 0, 2**31)
+    for i, size in enumerate(sizes := reader.items(fields["bytes"], "works.bytes")):
+        if type(size) not in (int, float) or not 0 <= size < 2.0**63:
+            reader.fail(f"works.bytes[{i}]", f"{short(size)} is no number of bytes")
+    columns["bytes"] = sizes
+    if len({len(column) for column in columns.values()}) > 1 or not sizes:
+        reader.fail("works", "columns of one length are expected, with one work at least")
+    return Works(**{name: np.array(columns[name], dtype) for name, dtype in DTYPES.items()})
 
 
 def _placement(reader: HeaderReader, value: Any) -> Placement:

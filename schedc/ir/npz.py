@@ -3,12 +3,14 @@
 A zip archive as `numpy.savez_compressed` writes it, which `numpy.load` opens without pickles. n is the number of
 instructions. Its members:
 
-    program.json    an object with ``schema`` "schedc.columns" and ``version`` 1, ``kinds`` (what the numbers in
-                    ``kind`` mean, in order), and the fields of the JSON form without ``spans`` and ``streams``
+    program.json    an object with ``schema`` "schedc.columns" and ``version`` 1 (2 with works), ``kinds`` (what the
+                    numbers in ``kind`` mean, in order), and the fields of the JSON form without ``spans`` and
+                    ``streams``
     rank_start.npy  [ranks + 1] rank r owns the rows rank_start[r] ..< rank_start[r + 1]
     spans.npy       [spans, 4] line, column, end line, end column
     kind.npy        [n]
-    stage.npy ...   [n] one for each of `schedc.ir.program.COLUMNS`; a column that is left out is -1 in every row
+    stage.npy ...   [n] one for each of `schedc.ir.program.EVERY_COLUMN`; a column that is left out is -1 in
+                    every row
 
 Arrays are signed integers, as narrow as their values allow. Equal programs give equal bytes.
 
@@ -45,13 +47,13 @@ from schedc.ir.json_header import (
     read_header,
     short,
 )
-from schedc.ir.program import COLUMNS, InstructionKind, Program
+from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program
 from schedc.source import Source, Span
 
-SCHEMA = Schema("schedc.columns", 1, "S393", "write one with `schedc compile --format npz`")
+SCHEMA = Schema("schedc.columns", 1, 2, "S393", "write one with `schedc compile --format npz`")
 
 _HEADER, _REQUIRED = "program.json", ("rank_start", "spans", "kind")
-_MEMBERS = (_HEADER, *(f"{name}.npy" for name in (*_REQUIRED, *COLUMNS)))
+_MEMBERS = (_HEADER, *(f"{name}.npy" for name in (*_REQUIRED, *EVERY_COLUMN)))
 _INT8 = ("kind", "backward", "channel")
 _KINDS = {kind.name: kind for kind in InstructionKind}
 
@@ -75,7 +77,8 @@ Array = npt.NDArray[np.signedinteger[Any]]
 def program_to_npz(program: Program) -> bytes:
     """The program as the content of an .npz file."""
     file = BytesIO()
-    header = header_of(program, SCHEMA) | {"kinds": list(_KINDS)}
+    kinds = [name for name in _KINDS if len(program.works) or name not in ("START", "JOIN")]
+    header = header_of(program, SCHEMA) | {"kinds": kinds}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         with archive.open(_HEADER, "w") as member:
             member.write(compact(header).encode())
@@ -90,7 +93,7 @@ def _arrays(program: Program) -> Iterator[tuple[str, Array]]:
     spans = [[s.line, s.column, s.end_line, s.end_column] for s in program.spans]
     yield "spans", np.array(spans, "<i4").reshape(-1, 4)
     yield "kind", program.kind.astype("i1")
-    for name in COLUMNS:
+    for name in EVERY_COLUMN:
         column: Array = getattr(program, name)
         low, high = int(column.min(initial=-1)), int(column.max(initial=-1))
         if low < high:
@@ -119,7 +122,7 @@ def program_from_npz(content: bytes, file: str = "<npz>") -> Program:
         rank_start = members.rank_start(header["placement"].ranks)
         rows = int(rank_start[-1])
         spans = members.spans()
-        columns = {"kind": members.kind(rows, kinds), **{name: members.column(name, rows) for name in COLUMNS}}
+        columns = {"kind": members.kind(rows, kinds), **{name: members.column(name, rows) for name in EVERY_COLUMN}}
     check_indexes(reader, "columns", columns, {"phase": len(header["phases"]), "span": len(spans)})
     return Program(**header, **columns, rank_start=rank_start, spans=spans)  # type: ignore[arg-type]
 

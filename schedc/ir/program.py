@@ -16,6 +16,7 @@ from schedc.ir.ops import FIRST_OF_PAIR, OpKind, kinds_of_pair
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
+from schedc.ir.works import NO_WORKS, Works
 from schedc.source import NOWHERE, Source, Span
 
 
@@ -37,6 +38,10 @@ class InstructionKind(IntEnum):
     """Wait until a message that this rank has posted is complete."""
     REDUCE = CELL + 4
     """Sum weight gradients with another rank: those of a stage's other copy, or of a weight that is tied to them."""
+    START = CELL + 5
+    """Start a work on its lane; returns at once."""
+    JOIN = CELL + 6
+    """Wait until a work that this rank has started is complete."""
 
 
 class Channel(IntEnum):
@@ -63,6 +68,7 @@ class Instruction(NamedTuple):
     message: int
     batch: int
     op: int
+    work: int = -1
 
     @property
     def kind_name(self) -> str:
@@ -106,7 +112,15 @@ COLUMNS = (
     "stage", "microbatch", "stage2", "microbatch2", "backward", "peer", "channel", "message", "batch", "op", "phase",
     "span",
 )  # fmt: skip
-"""The columns of a `Program` besides its ``kind``."""
+"""The columns of a `Program` without works, besides its ``kind``."""
+
+EVERY_COLUMN = (*COLUMNS, "work")
+"""The columns of any `Program` besides its ``kind``."""
+
+
+def _no_work(kind: Int8) -> Int32:
+    """[n] -1 for each of n instructions; takes no memory, and cannot be written."""
+    return np.broadcast_to(np.int32(-1), kind.shape)
 
 
 class Deferred(Protocol):
@@ -122,7 +136,8 @@ class Program(Columns):
 
     kind: [n] `InstructionKind`.
     stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the first op);
-        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage.
+        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage; of START and JOIN: those of
+        the work.
     stage2, microbatch2: [n] the second op of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
         -1; else -1.
     backward: [n] of a CELL: the number of its kind (`schedc.ir.ops.pair_number`); else -1. Where the first op is an F
@@ -135,11 +150,14 @@ class Program(Columns):
     batch: [n] neighbouring SEND and RECV with one number are posted by one call; else -1.
     phase, span: [n] indexes into ``phases`` and ``spans``; those of the op that an instruction serves.
     op: [n] position, in its rank's order of compute cells, of the cell that an instruction serves. SEND: its
-        producer. RECV, and WAIT for a receive: the consumer. WAIT for a send: the producer. REDUCE: -1.
+        producer. RECV, and WAIT for a receive: the consumer. WAIT for a send: the producer. REDUCE: -1. START and
+        JOIN: the next cell, at the end of the stream the last one.
+    work: [n] of START and JOIN: the row of ``works``; else -1.
 
     layout, layers: where the parts of the model lie, as of a `Schedule`; what the runtime executes then.
     plan: what is attached besides, as of a `Schedule`; `schedc.plan.plan_of` reads it.
     tied: the stages that use the same parameters, as of a `Schedule`.
+    works: what runs beside compute, numbered rank by rank in the order of the STARTs.
 
     A message never connects a rank with itself: neighbouring stages on one rank hand over locally.
     """
@@ -169,7 +187,13 @@ class Program(Columns):
     layers: int = 0
     plan: str = ""
     tied: tuple[Tie, ...] = ()
+    works: Works = field(default_factory=lambda: NO_WORKS)
     source: Source | None = field(default=None, compare=False, repr=False)
+    work: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def __post_init__(self) -> None:
+        if not len(self.works):
+            vars(self)["work"] = _no_work(self.kind)
 
     @classmethod
     def derived(cls, columns: Deferred, **fields: Any) -> Program:
@@ -179,7 +203,7 @@ class Program(Columns):
         them together are larger than everything else.
         """
         program = object.__new__(cls)
-        vars(program).update(fields, _deferred=columns)
+        vars(program).update(fields, _deferred=columns, works=NO_WORKS, work=_no_work(fields["kind"]))
         return program
 
     if not TYPE_CHECKING:  # other names than those of fields stay unknown
@@ -206,6 +230,7 @@ class Program(Columns):
             self.message,
             self.batch,
             self.op,
+            self.work,
         )
         return Instruction(
             int(self.rank[row]), InstructionKind(int(self.kind[row])), *(int(column[row]) for column in columns)

@@ -91,6 +91,8 @@ class ProgramTable:
             return f"REDUCE of {tied} with rank {item.peer} ({place})"
         if item.kind is REDUCE:
             return f"REDUCE of stage {item.stage} with rank {item.peer} ({place})"
+        if item.work >= 0:
+            return f"{item.kind.name} of work {item.work}, the {self.program.works.work(item.work)} ({place})"
         return f"{item.stage}{item.kind.name}{item.microbatch} ({place})"
 
     def finding(self, code: str, row: int, message: str, others: tuple[int, ...] = (), help: str = "") -> Diagnostic:

@@ -224,7 +224,7 @@ def _items(program: Program, send: Int64) -> tuple[Int64, Int64]:
     in_batch = np.flatnonzero(batch >= 0)
     _, first, which = np.unique(batch[in_batch], return_index=True, return_inverse=True)
     item_of[in_batch] = in_batch[first][which]
-    rows = np.flatnonzero(program.kind >= InstructionKind.SEND)
+    rows = np.flatnonzero((program.kind >= InstructionKind.SEND) & (program.kind <= InstructionKind.REDUCE))
     sums = program.kind[rows] == InstructionKind.REDUCE
     item = np.empty(rows.size, np.int64)
     item[~sums] = item_of[np.searchsorted(message[send], message[rows[~sums]])]

@@ -8,8 +8,8 @@ A text begins with its form and version, ``schedule 1`` or ``program 1``. The he
   not how many pairs come before it. A lone op with a pair number, which no legal schedule has, is ``0F3&n``.
 * a program has one instruction per line, ``<instruction> | <op> <phase>@<span>``: ``0F3``, ``(3F4;2B1)``,
   ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``,
-  ``REDUCE 0 tied to 7 with 3 #0``.
-  A is an activation, G a gradient, ``#`` the number of the message.
+  ``REDUCE 0 tied to 7 with 3 #0``, ``START offload 0A3 on d2h #5 bytes 1048576``, ``JOIN offload 0A3 #5``.
+  A is an activation, G a gradient, ``#`` the number of the message or work.
 
 Strings are JSON strings; lines that begin with # are comments.
 """
@@ -29,7 +29,8 @@ from schedc.ir.op_tables import PAIRS
 from schedc.ir.ops import FIRST_OF_PAIR, LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Schedule
-from schedc.ir.text_header import Header, HeaderLine, print_header, read_header
+from schedc.ir.text_header import VERSION, WITH_WORKS, Header, HeaderLine, print_header, read_header
+from schedc.ir.works import KIND_NAMES, LANE_NAMES, Lane, Work, WorkKind
 from schedc.source import Source
 
 _OPS_PER_LINE = 12
@@ -135,6 +136,8 @@ _TEMPLATES: dict[InstructionKind, str] = {
     InstructionKind.RECV: "RECV {stage}{channel}{microbatch} from {peer} #{message}{batch}",
     InstructionKind.WAIT: "WAIT {stage}{channel}{microbatch} with {peer} #{message}",
     InstructionKind.REDUCE: "REDUCE {stage}{tied} with {peer} #{message}",
+    InstructionKind.START: "START {work_kind} {stage}A{microbatch} on {lane} #{work} bytes {bytes}",
+    InstructionKind.JOIN: "JOIN {work_kind} {stage}A{microbatch} #{work}",
 }
 """How each kind is written. Both directions follow from this table: printing fills it in, reading turns each
 ``{column}`` into a group of a pattern."""
@@ -146,15 +149,22 @@ _LETTERED = {
 _PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
     "kind": np.int8, "stage": np.int32, "microbatch": np.int32, "stage2": np.int32, "microbatch2": np.int32,
     "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
-    "op": np.int32, "phase": np.int32, "span": np.int32,
+    "op": np.int32, "phase": np.int32, "span": np.int32, "work": np.int32,
 }  # fmt: skip
 _COLUMN_OF = {"letter": "kind", "tied": "stage2", "first": "backward", "second": "backward"}
 """What templates call otherwise than the columns."""
 _COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)}
 _COLUMN_NUMBER |= {name: _COLUMN_NUMBER[column] for name, column in _COLUMN_OF.items()}
 
+_WORK_WORDS = {"work_kind": KIND_NAMES, "lane": LANE_NAMES, "bytes": ()}
+"""Groups that are columns of `Works`: their words by value; empty for a number."""
+_COLUMN_NUMBER |= dict.fromkeys(_WORK_WORDS, -1)
+
 _OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied to %d")}
 """Columns that may be -1 where they apply: what is written then, and else."""
+
+
+_BYTES = r"\d{1,18}(?:\.\d{1,18})?(?:e-?\d{1,2})?"
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,7 @@ class _Form:
 def _form(kind: InstructionKind, template: str) -> _Form:
     special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?", "tied": r"(?: tied to (\d+))?"}
     special |= {name: f"([{letters}])" for name, (letters, _) in _LETTERED.items()}
+    special |= {name: f"(?P<{name}>{'|'.join(words) or _BYTES})" for name, words in _WORK_WORDS.items()}
     pieces = re.split(r"\{(\w+)\}", template + _TAIL)
     fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
     groups = [special.get(name, r"(\d+)") for name in pieces[1::2]]
@@ -188,7 +199,7 @@ def print_program(program: Program) -> str:
         of_kind = np.flatnonzero(program.kind == kind)
         left, right = (_printed(program, part, of_kind) for part in (template, _TAIL))
         rows[of_kind] = [f"  {a:<34}{b}" for a, b in zip(left, right, strict=True)]
-    lines = print_header("program", program)
+    lines = print_header("program", program, WITH_WORKS if len(program.works) else VERSION)
     for rank in range(program.ranks):
         lines.append(f"rank {rank}")
         lines += rows[int(program.rank_start[rank]) : int(program.rank_start[rank + 1])].tolist()
@@ -200,6 +211,9 @@ def _printed(program: Program, template: str, rows: Int64) -> list[str]:
     names = re.findall(r"\{(\w+)\}", template)
     columns = []
     for name in names:
+        if name in _WORK_WORDS:
+            columns.append(_printed_of_works(program, name, rows))
+            continue
         values = getattr(program, _COLUMN_OF.get(name, name))[rows].tolist()
         if name in _LETTERED:
             letters, weight = _LETTERED[name]
@@ -212,6 +226,15 @@ def _printed(program: Program, template: str, rows: Int64) -> list[str]:
     return [fill % values for values in zip(*columns, strict=True)]
 
 
+def _printed_of_works(program: Program, name: str, rows: Int64) -> list[str]:
+    """A column of the works that the rows name, as it is printed."""
+    works, numbers = program.works, program.work[rows]
+    if name == "bytes":
+        return [str(int(size)) if size.is_integer() else repr(size) for size in works.bytes[numbers].tolist()]
+    values = works.kind if name == "work_kind" else works.lane
+    return [_WORK_WORDS[name][value] for value in values[numbers].tolist()]
+
+
 def parse_program(text: str, file: str = "<program>") -> Program:
     """The program that ``text`` describes. Whether it can run is for `schedc.ir.verify_program`.
 
@@ -219,7 +242,8 @@ def parse_program(text: str, file: str = "<program>") -> Program:
     """
     header, rows, counts = _read("program", text, file)
     columns = _columns(rows, _PROGRAM_COLUMNS)
-    return Program(rank_start=_starts(counts), source_name=header.source, **header.common(), **columns)
+    works = header.table_of_works()
+    return Program(rank_start=_starts(counts), source_name=header.source, works=works, **header.common(), **columns)
 
 
 def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ...]]) -> None:
@@ -230,13 +254,30 @@ def _read_instruction(header: Header, line: HeaderLine, rows: list[tuple[int, ..
     row = [-1] * len(_PROGRAM_COLUMNS)
     row[0] = form.kind
     for group, ((column, letters, weight), text) in enumerate(zip(form.groups, match.groups(), strict=True), 1):
+        if column < 0:
+            continue
         if letters:
             row[column] = max(row[column], 0) + weight * letters.index(text)
         elif text not in (None, "-"):
             row[column] = line.number_at(text, match.start(group))
     for group, limit, name in ((-1, len(header.phases), "phase"), (0, len(header.spans), "span")):
         _index(line, match, len(form.groups) + group, limit, name)
+    if form.kind in (InstructionKind.START, InstructionKind.JOIN):
+        _read_work(header, line, match, row)
     rows.append(tuple(row))
+
+
+def _read_work(header: Header, line: HeaderLine, match: re.Match[str], row: list[int]) -> None:
+    """Keeps the work that a START describes, and the name that a JOIN calls it by."""
+    number, kind = row[_COLUMN_NUMBER["work"]], WorkKind(KIND_NAMES.index(match["work_kind"]))
+    if row[0] == InstructionKind.JOIN:
+        header.joined.append((line, number, kind))
+        return
+    if number in header.works:
+        line.fail(f"work {number} is started twice")
+    stage, microbatch = (row[_COLUMN_NUMBER[name]] for name in ("stage", "microbatch"))
+    lane = Lane(LANE_NAMES.index(match["lane"]))
+    header.works[number] = (line, Work(kind, lane, stage, microbatch, float(match["bytes"])))
 
 
 # Both.

@@ -15,9 +15,11 @@ from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
+from schedc.ir.works import FACTS, Work, WorkKind, Works
 from schedc.source import Source, Span
 
-VERSION = 1
+VERSION, WITH_WORKS = 1, 2
+"""Versions of the forms: that of a value without works, and that of a program with works."""
 _LARGEST = 2**31 - 1
 
 
@@ -67,6 +69,22 @@ class Header:
     first_microbatch: list[int] = field(default_factory=lambda: [0])
     phases: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    works: dict[int, tuple[HeaderLine, Work]] = field(default_factory=dict)
+    """The works by number, with the lines of their STARTs."""
+    joined: list[tuple[HeaderLine, int, WorkKind]] = field(default_factory=list)
+    """The line of each JOIN, and the number and kind of the work that it names."""
+
+    def table_of_works(self) -> Works:
+        """The works by number. Fails at a JOIN of nothing or of another kind, and at a number that is too large."""
+        for line, number, kind in self.joined:
+            if number not in self.works:
+                line.fail(f"work {number} is started nowhere")
+            if self.works[number][1].kind is not kind:
+                line.fail(f"work {number} is started as {FACTS[self.works[number][1].kind].name}")
+        for number, (line, _) in self.works.items():
+            if number >= len(self.works):
+                line.fail(f"{len(self.works)} works are numbered from 0, and this one is {number}")
+        return Works.of(self.works[number][1] for number in range(len(self.works)))
 
     def placement(self) -> Placement:
         return Placement(np.array(self.pipes, np.int32), tuple(self.first_microbatch), self.ranks)
@@ -87,10 +105,10 @@ class Header:
         }
 
 
-def print_header(form: str, value: Schedule | Program) -> list[str]:
+def print_header(form: str, value: Schedule | Program, version: int = VERSION) -> list[str]:
     """The lines of the header; ``form`` is ``schedule`` or ``program``."""
     place = value.placement
-    lines = [f"{form} {VERSION}", f"name {json.dumps(value.name)}"]
+    lines = [f"{form} {version}", f"name {json.dumps(value.name)}"]
     lines += [f"doc {json.dumps(line)}" for line in value.doc.split("\n")] if value.doc else []
     lines += [f"source {json.dumps(value.source_name)}"] if isinstance(value, Program) else []
     lines += [f"layout {json.dumps(value.layout)} of {value.layers}"] if value.layout else []
@@ -115,8 +133,10 @@ def read_header(form: str, source: Source) -> tuple[Header, HeaderLine | None, I
     first = re.fullmatch(r"(schedule|program) (\d{1,9})", line.text)
     if first is None or first[1] != form:
         line.fail(f"`{form} {VERSION}` is expected at the beginning", code="S392")
-    if int(first[2]) != VERSION:
-        line.fail(f"version {first[2]} is not one that this schedc reads ({VERSION})", code="S392",
+    versions = (VERSION, WITH_WORKS) if form == "program" else (VERSION,)
+    if int(first[2]) not in versions:
+        readable = " and ".join(map(str, versions))
+        line.fail(f"version {first[2]} is not one that this schedc reads ({readable})", code="S392",
                   help="write it again with this schedc")  # fmt: skip
     header = Header()
     for line in lines:

@@ -23,6 +23,7 @@ from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
 from schedc.ir.verify_ties import tied_stages, tied_sums
+from schedc.ir.verify_works import JOIN, START, matched_works, places_of_activations
 
 CELL = InstructionKind.CELL
 
@@ -36,7 +37,9 @@ def verify_program(program: Program) -> list[Diagnostic]:
     in the order of posting.
     """
     table = ProgramTable(program)
-    for group in ((_columns, tied_stages), (_computation,), *GROUPS, (_cells_served, tied_sums, _reductions), (_runs,)):
+    works = ((matched_works,), (places_of_activations,)) if len(program.works) else ()
+    sums = (_cells_served, tied_sums, _reductions)
+    for group in ((_columns, tied_stages), (_computation,), *GROUPS, sums, *works, (_runs,)):
         if found := [diagnostic for invariant in group for diagnostic in invariant(table)]:
             return found
     return []
@@ -49,6 +52,7 @@ _FIELDS: dict[str, tuple[InstructionKind, ...]] = {
     "peer": (SEND, RECV, WAIT, REDUCE),
     "channel": (SEND, RECV, WAIT),
     "message": (SEND, RECV, WAIT, REDUCE),
+    "work": (START, JOIN),
 }
 """Which kinds have a field; in all others it is -1. ``batch`` is optional in SEND and RECV, ``stage2``
 in REDUCE."""
@@ -96,6 +100,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
         "stage": program.stages, "microbatch": program.microbatches, "stage2": program.stages,
         "microbatch2": program.microbatches, "backward": int(PAIR_NUMBERS.max()) + 1, "peer": program.ranks,
         "channel": len(Channel), "message": 2**31, "batch": 2**31, "op": n,
+        "work": len(program.works),
     }  # fmt: skip
     has = {name: np.isin(kind, kinds) for name, kinds in _FIELDS.items()}
     has |= {"stage": np.ones(n, bool), "microbatch": kind != REDUCE, "op": kind != REDUCE}
@@ -153,6 +158,10 @@ def _cells_served(table: ProgramTable) -> list[Diagnostic]:
     expected = cell.copy()
     expected[table.send] = cell[producer[table.slot(table.send)]]
     expected[table.receive] = cell[consumer[table.slot(table.receive)]]
+    beside = np.flatnonzero(program.work >= 0)
+    rank = program.rank[beside]
+    following = np.minimum(np.searchsorted(compute, beside), before[rank + 1] - 1)
+    expected[beside] = cell[compute[np.maximum(following, 0)]]
     judged = program.kind != WAIT  # a wait has the op of its post: S315
     wrong = np.flatnonzero(judged & (program.op != expected))
 

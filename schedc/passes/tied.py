@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from schedc.ir.arrays import bincount
-from schedc.ir.program import COLUMNS, InstructionKind, Program, computation
+from schedc.ir.program import EVERY_COLUMN, InstructionKind, Program, computation
 from schedc.ir.ties import Tie
 from schedc.passes.reductions import reductions_of
 
@@ -30,7 +30,7 @@ def with_tied(program: Program, tied: Sequence[Tie]) -> Program:
     if not added.size:
         return replace(program, tied=ties)
     serving = row_of[sums.row[added]]
-    values = {name: np.full(added.size, -1) for name in COLUMNS} | {
+    values = {name: np.full(added.size, -1) for name in EVERY_COLUMN} | {
         "kind": np.full(added.size, InstructionKind.REDUCE),
         "stage": sums.stage[added], "stage2": sums.stage2[added], "peer": sums.peer[added],
         "message": sums.sequence[added], "phase": program.phase[serving], "span": program.span[serving],
@@ -47,5 +47,5 @@ def _without_ties(program: Program) -> Program:
     if not program.tied:
         return program
     kept = np.flatnonzero((program.kind != InstructionKind.REDUCE) | (program.stage2 < 0))
-    columns: dict[str, Any] = {name: getattr(program, name)[kept] for name in ("kind", *COLUMNS)}
+    columns: dict[str, Any] = {name: getattr(program, name)[kept] for name in ("kind", *EVERY_COLUMN)}
     return replace(program, tied=(), rank_start=np.searchsorted(kept, program.rank_start), **columns)

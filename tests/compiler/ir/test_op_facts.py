@@ -18,7 +18,7 @@ def test_every_kind_has_its_row_and_its_instruction() -> None:
     assert [kind.name for kind in InstructionKind][: len(OpKind)] == list(LETTERS)
     assert [int(InstructionKind[kind.name]) for kind in OpKind] == [int(kind) for kind in OpKind]
     assert len(OpKind) == InstructionKind.CELL
-    assert len(InstructionKind) == len(OpKind) + 5
+    assert len(InstructionKind) == len(OpKind) + 7
 
 
 def test_rows_name_kinds_and_colours_that_exist() -> None:

@@ -1,0 +1,125 @@
+"""The invariants of works in a `Program`: each is started and joined once, and no op reads what is away."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from schedc.diagnostics import Diagnostic
+from schedc.ir.arrays import Bools, Int64, bincount
+from schedc.ir.ops import FACTS as OP_FACTS
+from schedc.ir.ops import OpKind
+from schedc.ir.program import InstructionKind
+from schedc.ir.program_table import SHOWN, ProgramTable
+from schedc.ir.works import FACTS, LANE_NAMES, WorkKind
+
+START, JOIN = InstructionKind.START, InstructionKind.JOIN
+
+
+def matched_works(table: ProgramTable) -> list[Diagnostic]:
+    """S330: every work has one START and, behind it, one JOIN, on the rank that holds its stage, and a lane."""
+    program, works = table.program, table.program.works
+    rows = np.flatnonzero(program.work >= 0)
+    number = program.work[rows]
+    found: list[Diagnostic] = []
+
+    def report(wrong: Bools | Int64, message: str, help: str = "") -> None:
+        bad = rows[wrong]
+        found.extend(table.findings(bad, lambda row: table.finding("S330", row, message, help=help)))
+
+    alike = (program.stage[rows] == works.stage[number]) & (program.microbatch[rows] == works.microbatch[number])
+    report(~alike, "this instruction names another stage or microbatch than its work")
+    if found:
+        return found
+    home = program.placement.rank_of(program.stage[rows], program.microbatch[rows])
+    report(home != program.rank[rows], "this rank does not hold the stage whose activations the work moves")
+    starts, joins = rows[program.kind[rows] == START], rows[program.kind[rows] == JOIN]
+    for which, name in ((starts, "started"), (joins, "joined")):
+        times = bincount(program.work[which], minlength=len(works))
+        for work in np.flatnonzero(times != 1)[:SHOWN].tolist():
+            message = f"work {work}, the {works.work(work)}, is {name} {times[work]} times"
+            found.append(Diagnostic("S330", message, help=f"it has to be {name} once", source=program.source))
+    if found:
+        return found
+    start, join = np.empty((2, len(works)), np.int64)
+    start[program.work[starts]], join[program.work[joins]] = starts, joins
+    early = np.isin(rows, join[join < start])
+    report(early, "this JOIN stands before the START of its work", "join a work behind its START")
+    lane = np.array([FACTS[WorkKind(kind)].lane for kind in works.kind.tolist()], np.int8)
+    for work in np.flatnonzero(lane != works.lane)[:SHOWN].tolist():
+        row, wrong = int(start[work]), LANE_NAMES[works.lane[work]]
+        message = f"the {works.work(work)} is on the lane {wrong}, and its lane is {LANE_NAMES[lane[work]]}"
+        found.append(table.finding("S330", row, message))
+    unordered = np.flatnonzero(np.diff(start) < 0)[:1]
+    report(np.isin(rows, start[unordered]), "works are numbered in the order of their STARTs, rank by rank")
+    return found
+
+
+class Place(Enum):
+    """Where the activations of a microbatch on a stage are."""
+
+    NOWHERE = "not there yet"
+    DEVICE = "on the device"
+    LEAVING = "on the way to the host"
+    HOST = "on the host"
+    COMING = "on the way back"
+    DONE = "no longer needed"
+
+
+_MOVES = {
+    (START, WorkKind.OFFLOAD): (Place.DEVICE, Place.LEAVING),
+    (JOIN, WorkKind.OFFLOAD): (Place.LEAVING, Place.HOST),
+    (START, WorkKind.FETCH): (Place.HOST, Place.COMING),
+    (JOIN, WorkKind.FETCH): (Place.COMING, Place.DEVICE),
+}
+"""Where a work finds the activations and where it leaves them."""
+
+
+def places_of_activations(table: ProgramTable) -> list[Diagnostic]:
+    """S331: activations leave after their forward, and are back before the next op that reads them."""
+    found: list[Diagnostic] = []
+    for events in _events(table).values():
+        place = Place.NOWHERE
+        for row, event in sorted(events, key=lambda item: item[0]):
+            needed, after = _MOVES[event] if isinstance(event, tuple) else _op_moves(event, place)
+            if place is not needed:
+                what = "moves" if isinstance(event, tuple) else "reads"
+                message = f"this instruction {what} activations that are {place.value}, not {needed.value}"
+                help = "offload behind the forward, fetch in front of the backward, and join the fetch before it"
+                found.append(table.finding("S331", row, message, help=help))
+                break
+            place = after
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def _op_moves(kind: OpKind, place: Place) -> tuple[Place, Place]:
+    """Where an op needs the activations, and where it leaves them. A W reads what its I has left on the device."""
+    if kind is OpKind.F:
+        return Place.NOWHERE, Place.DEVICE
+    if kind is OpKind.W:
+        return place, place
+    return Place.DEVICE, Place.DONE if OP_FACTS[kind].backward else Place.DEVICE
+
+
+_Event = OpKind | tuple[InstructionKind, WorkKind]
+
+
+def _events(table: ProgramTable) -> dict[tuple[int, int], list[tuple[int, _Event]]]:
+    """Rows and what they do with the activations of each stage and microbatch that works move."""
+    program, works = table.program, table.program.works
+    rows = np.flatnonzero(program.work >= 0)
+    events: dict[tuple[int, int], list[tuple[int, _Event]]] = {}
+    for row in rows.tolist():
+        slot = int(program.stage[row]), int(program.microbatch[row])
+        kind = WorkKind(int(works.kind[program.work[row]]))
+        events.setdefault(slot, []).append((row, (InstructionKind(int(program.kind[row])), kind)))
+    schedule, op_row = table.computation
+    slots = schedule.stage.astype(np.int64) * program.microbatches + schedule.microbatch
+    moved = np.isin(slots, [stage * program.microbatches + microbatch for stage, microbatch in events])
+    for op in np.flatnonzero(moved).tolist():
+        slot = int(schedule.stage[op]), int(schedule.microbatch[op])
+        events[slot].append((int(op_row[op]), OpKind(int(schedule.kind[op]))))
+    return events
