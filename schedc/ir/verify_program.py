@@ -73,7 +73,7 @@ def _columns(table: ProgramTable) -> list[Diagnostic]:
     if outside.any():  # before anything is described, which looks the place up
         where = int(np.flatnonzero(outside)[0])
         return [Diagnostic("S319", f"phase or span of instruction {where} does not exist", source=program.source)]
-    if (bad := np.flatnonzero((program.kind < 0) | (program.kind > REDUCE))).size:
+    if (bad := np.flatnonzero((program.kind < 0) | (program.kind > JOIN))).size:
         message = f"instruction {bad[0]} has kind {program.kind[bad[0]]}, which does not exist"
         return [Diagnostic("S319", message, source=program.source)]
     if (program.kind > CELL).all():

@@ -1,0 +1,182 @@
+"""Works with their places between the cells of a schedule: what they keep off the device, and when their lanes run.
+
+A gap is the place in front of a cell, or behind the last cell of a rank; rank r with n cells has n + 1 of them. The gap
+in front of a cell has the cell's number plus its rank. Inside a gap the order is: posts of messages, STARTs of what
+leaves, JOINs of what leaves, STARTs of what comes, waits for messages, JOINs of what comes, the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.numba_kernels import kernels
+from schedc.ir.arrays import Floats, Int8, Int64, bincount
+from schedc.ir.works import FACTS, Lane, Work, WorkKind, Works
+
+_PYTHON_CELL = 4e-6
+"""Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
+
+_COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
+
+
+class PlacedWork(NamedTuple):
+    """A work and its places. start, join: the gaps of its START and JOIN."""
+
+    work: Work
+    start: int
+    join: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedWorks:
+    """Works in the order of their STARTs, rank by rank. start, join: [works] the gaps of their STARTs and JOINs."""
+
+    works: Works
+    start: Int64
+    join: Int64
+
+    @classmethod
+    def of(cls, placed: Iterable[PlacedWork]) -> PlacedWorks:
+        """The works in the order of their STARTs. Inside a gap what leaves comes first, in the order of the JOINs."""
+        rows = sorted(placed, key=lambda row: (row.start, FACTS[row.work.kind].at_start, row.join, row.work))
+        gaps = np.array([(row.start, row.join) for row in rows], np.int64).reshape(-1, 2)
+        return cls(Works.of(row.work for row in rows), gaps[:, 0], gaps[:, 1])
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    @property
+    def comes(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[works] whether the work brings something to the device."""
+        return np.asarray(_COMES[self.works.kind])
+
+    def rank_of(self, gaps: Int64, dependencies: Dependencies) -> Int64:
+        """[gaps] the rank of each gap."""
+        first = dependencies.rank_start[:-1] + np.arange(dependencies.rank_start.size - 1)
+        return np.searchsorted(first, gaps, side="right") - 1
+
+    def away(self, dependencies: Dependencies) -> Floats:
+        """[cells] memory that is not on the device while each cell runs: what has left less what has come back.
+
+        The unit is that of the works' bytes. It follows from the order alone. An activation counts as present until
+        the JOIN of its offload, and from the START of its fetch on.
+        """
+        gap = np.where(self.comes, self.start, self.join)
+        change = np.where(self.comes, -self.works.bytes, self.works.bytes)
+        ranks = dependencies.rank_start.size - 1
+        by_gap = bincount(gap, weights=change, minlength=len(dependencies) + ranks)
+        total = np.cumsum(by_gap)
+        before = np.concatenate([[0.0], total])[dependencies.rank_start[:-1] + np.arange(ranks)]
+        cells = np.arange(len(dependencies)) + dependencies.rank
+        return np.asarray(total[cells] - before[dependencies.rank])
+
+    @cached_property
+    def events(self) -> Events:
+        """The STARTs and JOINs in the order in which each rank meets them."""
+        works = np.arange(len(self))
+        gap = np.concatenate([self.start, self.join])
+        work = np.concatenate([works, works])
+        join = np.repeat([False, True], len(self))
+        comes = self.comes[work]
+        place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
+        order = np.lexsort((work, place, gap))
+        return Events(gap[order], work[order], place[order].astype(np.int8))
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """STARTs and JOINs in order. gap, work: [events].
+
+    place: [events] the place inside the gap. 0: START of what leaves; 1: its JOIN; 2: START of what comes; 3: its JOIN,
+    which is behind the waits for messages.
+    """
+
+    gap: Int64
+    work: Int64
+    place: Int8
+
+
+@dataclass(frozen=True, eq=False)
+class LaneTimes:
+    """When cells and works run.
+
+    start, end: [cells]; begin, finish: [works] on their lanes; exposed: [works] time that the rank stood at the JOIN.
+    """
+
+    start: Floats
+    end: Floats
+    begin: Floats
+    finish: Floats
+    exposed: Floats
+
+    def per_rank(self, placed: PlacedWorks, dependencies: Dependencies, values: Floats) -> Floats:
+        """[P, lanes] ``values`` [works] summed by rank and lane."""
+        ranks = dependencies.rank_start.size - 1
+        rank = placed.rank_of(placed.start, dependencies)
+        sums = bincount(rank * len(Lane) + placed.works.lane, weights=values, minlength=ranks * len(Lane))
+        return np.asarray(sums.reshape(ranks, len(Lane)))
+
+
+def run_with_works(
+    dependencies: Dependencies, duration: Floats, latency: float, placed: PlacedWorks, time: Floats
+) -> LaneTimes:
+    """When every cell and every work runs: each rank in order, each lane in the order of its STARTs.
+
+    duration: [cells] time of each; latency: time of a message; time: [works] on the lane.
+    """
+    cells, ranks = len(dependencies), dependencies.rank_start.size - 1
+    events = placed.events
+    first = np.searchsorted(events.gap, np.arange(cells + ranks + 1))
+    start, end = np.zeros(cells), np.zeros(cells)
+    begin, finish, exposed = np.zeros((3, len(placed)))
+    loop = kernels(cells * _PYTHON_CELL)
+    (loop.jit(_run) if loop else _run)(
+        dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
+        dependencies.remote, duration, latency, first, events.work, events.place, placed.works.lane, time,
+        np.zeros((ranks, len(Lane))), start, end, begin, finish, exposed,
+    )  # fmt: skip
+    return LaneTimes(start, end, begin, finish, exposed)
+
+
+def _run(
+    order: Any, rank: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, first: Any,
+    event_work: Any, event_place: Any, lane: Any, time: Any, free: Any, start: Any, end: Any, begin: Any, finish: Any,
+    exposed: Any,
+) -> None:  # fmt: skip
+    """Fills ``start`` to ``exposed``. free: [P, lanes] when each lane is free. first: [gaps + 1] first event of each.
+
+    Works in the last gap of a rank are joined behind its cells and hold up nobody.
+    """
+    for step in range(order.size):
+        cell = order[step]
+        own = rank[cell]
+        now = end[previous[cell]] if previous[cell] >= 0 else 0.0
+        event = first[cell + own]
+        last = first[cell + own + 1]
+        while event < last and event_place[event] < 3:
+            work = event_work[event]
+            if event_place[event] == 1:
+                exposed[work] = max(0.0, finish[work] - now)
+                now = max(now, finish[work])
+            else:
+                begin[work] = max(now, free[own, lane[work]])
+                finish[work] = begin[work] + time[work]
+                free[own, lane[work]] = finish[work]
+            event += 1
+        for row in range(2):
+            producer = producers[row, cell]
+            if producer >= 0:
+                now = max(now, end[producer] + (latency if remote[row, cell] else 0.0))
+        while event < last:
+            work = event_work[event]
+            exposed[work] = max(0.0, finish[work] - now)
+            now = max(now, finish[work])
+            event += 1
+        start[cell] = now
+        end[cell] = now + duration[cell]
