@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_dependencies
-from schedc.analysis.memory import Memory, measure_memory
-from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.memory import Memory, measure_memory, without
+from schedc.analysis.timeline import Timeline, observed, simulate
 from schedc.claims.check import ClaimResult, check_claims
 from schedc.cost.costs import Costs
 from schedc.cost.given import check_given
@@ -27,6 +27,7 @@ from schedc.syntax.tree import ScheduleTree
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
     from schedc.cost.op_times import Pricer
+    from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
 
 
@@ -46,6 +47,8 @@ class Analysis:
     claims: tuple[ClaimResult, ...]
     inside: CellPricing | None = None
     """The schedule priced by what happens inside its cells; None where the costs have no table of cells."""
+    offloading: Offloading | None = None
+    """What a plan moves to host memory and back, with its lanes; None for a plan that moves nothing."""
     unplaced: Timeline | None = None
     """The timeline without the Rs that the compiler placed for a plan; None where it placed none.
 
@@ -76,7 +79,12 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
 def compile_at(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping, so that they may have any name."""
     result = _priced(open_input(source), sizes, costs)
-    return insert_communication(result.dependencies.schedule, result.costs, result.dependencies)
+    program = insert_communication(result.dependencies.schedule, result.costs, result.dependencies)
+    if result.offloading is None:
+        return program
+    from schedc.passes.insert_works import insert_works
+
+    return insert_works(program, result.dependencies, result.offloading.placed)
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
@@ -101,12 +109,14 @@ def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) ->
 class _Priced:
     """The dependencies of a legal schedule, and the costs of its stages.
 
-    written: dependencies before the compiler placed Rs for a plan; None where it placed none.
+    written: dependencies before the compiler placed Rs for a plan; None where it placed none. offloading: the works
+    that it placed for a plan.
     """
 
     dependencies: Dependencies
     costs: Costs
     written: Dependencies | None = None
+    offloading: Offloading | None = None
 
 
 def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Priced:
@@ -140,8 +150,15 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     if has_policy(tree.schedule):
         dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
     dependencies, of_stages, written = attached.placed(dependencies)
-    check_memory(tree.tree, plan, layout, layer_costs(tree.directives), dependencies, of_stages)
-    return _Priced(dependencies, of_stages, written)
+    layers = layer_costs(tree.directives)
+    offloading = None
+    if plan.offload:
+        from schedc.plan.place_works import place_offloads
+
+        offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
+    placed = None if offloading is None else offloading.placed
+    check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, placed)
+    return _Priced(dependencies, of_stages, written, offloading)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
@@ -180,13 +197,16 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
     dependencies, costs = result.dependencies, result.costs
     written = dependencies if result.written is None else result.written
     schedule = dependencies.schedule
-    memory = measure_memory(schedule, costs, dependencies)
+    memory, timeline = measure_memory(schedule, costs, dependencies), None
+    if result.offloading is not None:
+        memory = without(memory, result.offloading.placed)
+        timeline = observed(dependencies, result.offloading.lanes.start, result.offloading.lanes.end)
     claims = check_claims(
         tree.claims,
         written.schedule,
         costs,
         dependencies=written,
-        memory=memory if written is dependencies else None,
+        memory=memory if written is dependencies and result.offloading is None else None,
         follows_costs=_follows_costs(tree, sizes),
     )
     return Analysis(
@@ -194,10 +214,11 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         schedule,
         costs,
         dependencies,
-        simulate(schedule, costs, dependencies),
+        timeline or simulate(schedule, costs, dependencies),
         memory,
         tuple(claims),
         _inside(dependencies, costs),
+        result.offloading,
         None if result.written is None else simulate(written.schedule, costs, written),
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.placed_works import PlacedWorks
 from schedc.cost.costs import Costs
 from schedc.ir.arrays import Floats, Int64, repeat
 from schedc.ir.ops import FACTS, OpKind
@@ -82,6 +83,20 @@ def measure_memory(schedule: Schedule, costs: Costs | None = None, dependencies:
     waiting, _ = _curve(known, _PENDING[schedule.kind])
     memory, memory_inside = _curve(known, weights[again, schedule.kind, schedule.stage])
     return Memory(known, held, held_inside, waiting, memory, memory_inside)
+
+
+def without(memory: Memory, placed: PlacedWorks) -> Memory:
+    """The memory of a schedule of whose activations works move some to the host: what is left on the device."""
+    cells = memory.dependencies
+    away = placed.away(cells)
+    count = placed.counted().away(cells).round().astype(np.int64)
+    return replace(
+        memory,
+        activations=memory.activations - count,
+        activations_inside=memory.activations_inside - count,
+        memory=memory.memory - away,
+        memory_inside=memory.memory_inside - away,
+    )
 
 
 def memory_changes(activation: Floats, pending: Floats, recomputed: Floats, restored: Floats) -> Floats:

@@ -8,7 +8,7 @@ leaves, JOINs of what leaves, STARTs of what comes, waits for messages, JOINs of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
 from schedc.ir.arrays import Floats, Int8, Int64, bincount
-from schedc.ir.works import FACTS, Lane, Work, WorkKind, Works
+from schedc.ir.works import FACTS, WorkKind, WorkLane, WorkRow, Works
 
 _PYTHON_CELL = 4e-6
 """Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
@@ -28,7 +28,7 @@ _COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
 class PlacedWork(NamedTuple):
     """A work and its places. start, join: the gaps of its START and JOIN."""
 
-    work: Work
+    work: WorkRow
     start: int
     join: int
 
@@ -56,6 +56,10 @@ class PlacedWorks:
         """[works] whether the work brings something to the device."""
         return np.asarray(_COMES[self.works.kind])
 
+    def counted(self) -> PlacedWorks:
+        """The same works, each of which moves 1."""
+        return replace(self, works=replace(self.works, bytes=np.ones(len(self))))
+
     def rank_of(self, gaps: Int64, dependencies: Dependencies) -> Int64:
         """[gaps] the rank of each gap."""
         first = dependencies.rank_start[:-1] + np.arange(dependencies.rank_start.size - 1)
@@ -82,7 +86,7 @@ class PlacedWorks:
         works = np.arange(len(self))
         gap = np.concatenate([self.start, self.join])
         work = np.concatenate([works, works])
-        join = np.repeat([False, True], len(self))
+        join = np.arange(gap.size) >= len(self)
         comes = self.comes[work]
         place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
         order = np.lexsort((work, place, gap))
@@ -119,8 +123,8 @@ class LaneTimes:
         """[P, lanes] ``values`` [works] summed by rank and lane."""
         ranks = dependencies.rank_start.size - 1
         rank = placed.rank_of(placed.start, dependencies)
-        sums = bincount(rank * len(Lane) + placed.works.lane, weights=values, minlength=ranks * len(Lane))
-        return np.asarray(sums.reshape(ranks, len(Lane)))
+        sums = bincount(rank * len(WorkLane) + placed.works.lane, weights=values, minlength=ranks * len(WorkLane))
+        return np.asarray(sums.reshape(ranks, len(WorkLane)))
 
 
 def run_with_works(
@@ -139,7 +143,7 @@ def run_with_works(
     (loop.jit(_run) if loop else _run)(
         dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
         dependencies.remote, duration, latency, first, events.work, events.place, placed.works.lane, time,
-        np.zeros((ranks, len(Lane))), start, end, begin, finish, exposed,
+        np.zeros((ranks, len(WorkLane))), start, end, begin, finish, exposed,
     )  # fmt: skip
     return LaneTimes(start, end, begin, finish, exposed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, floor, log10
 
 from schedc.syntax.plan import GivenValue, MemoryLine
-from schedc.syntax.tokens import UNITS
+from schedc.syntax.tokens import MAX_INT, UNITS
 
 
 def bytes_of(value: float, unit: str) -> float | None:
@@ -44,3 +44,13 @@ def digits(value: float) -> str:
     if value == int(value):
         return str(int(value))
     return repr(value) if "e" not in repr(value) else f"{value:.24f}".rstrip("0")
+
+
+def exact_unit(value: float) -> str:
+    """Bytes in the unit with the fewest digits, of the units that give the value back exactly."""
+    exact = [
+        f"{digits(value / size)} {unit}"
+        for unit, size in UNITS.items()
+        if value / size * size == value and value / size < MAX_INT
+    ]
+    return min(exact, key=len, default=f"{digits(value / UNITS['GB'])} GB")

@@ -230,6 +230,32 @@ class CellPlan:
 
 
 @dataclass(frozen=True)
+class Host:
+    """Host memory of a rank. size: bytes. out, back: bytes per second on the lanes d2h and h2d.
+
+    Where the memory of the plan has no unit these are in its unit, and per unit of time of the costs.
+    """
+
+    size: float
+    out: float
+    back: float
+    in_bytes: bool = True
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Activations that leave for host memory. scope: ``all``, ``chunk``, ``stage`` or ``auto``.
+
+    numbers: which chunks or stages. keep: how many microbatches of a stage, the newest ones, stay on the device between
+    two cells.
+    """
+
+    scope: str
+    numbers: tuple[int, ...] = ()
+    keep: int = 0
+
+
+@dataclass(frozen=True)
 class Attachments:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
 
@@ -241,6 +267,7 @@ class Attachments:
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
     slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
+    offload: the lines about what leaves for the host.
     """
 
     experts: ExpertSizes | None = None
@@ -260,6 +287,8 @@ class Attachments:
     states: float = 0.0
     slices: tuple[int, ...] = ()
     block: BlockSizes | None = None
+    host: Host | None = None
+    offload: tuple[Offload, ...] = ()
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

@@ -81,9 +81,9 @@ S0: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S008",
         "a line of a plan that is not part of this edition",
-        "Lines of a later edition will describe offloading, and experts that move between ranks. The words that begin "
-        "these lines (`offload`, `migrate`) are reserved in plans, and the lines are refused.",
-        _GOOD + "plan b = a(P = 2) { layers 4  offload chunk 0 }\n",
+        "Lines of a later edition will describe experts that move between ranks. The word that begins these lines "
+        "(`migrate`) is reserved in plans, and the lines are refused.",
+        _GOOD + "plan b = a(P = 2) { layers 4  migrate 2 }\n",
         _GOOD + "plan b = a(P = 2) { layers 4 }\n",
     ),
     DiagnosticCode("S009", "no schedule in the file", "A file holds one or more schedules.", "sched 1\n", _GOOD),

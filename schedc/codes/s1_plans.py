@@ -102,4 +102,15 @@ S1_PLANS: tuple[DiagnosticCode, ...] = (
         f"{_MOE}   tokens 64   capacity 1.25   slices 2",
         f"{_MOE}   tokens 64   slices 2",
     ),
+    _code(
+        "S155",
+        "an offload that cannot be read, or of nothing",
+        "A line is `offload`, then `all`, `chunk 0`, `stage 3` or `stage [0, 3]`, perhaps with `keep 2`: the two "
+        "newest microbatches stay on the device. With `offload auto` as few leave as the `memory` asks for. The plan "
+        "says how much host memory a rank has, and how fast its lanes are: `host 200 GB at 50 GB/s`. Activations "
+        "leave between their forward and their backward: where the one follows the other at once, there is no place "
+        "for it. The rank may not have more on the host than the plan says.",
+        "offload all",
+        "host 200 GB at 50 GB/s   offload all",
+    ),
 )

@@ -136,7 +136,7 @@ class Program(Columns):
 
     kind: [n] `InstructionKind`.
     stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the first op);
-        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage; of START and JOIN: those of
+        of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage. START and JOIN: those of
         the work.
     stage2, microbatch2: [n] the second op of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
         -1; else -1.

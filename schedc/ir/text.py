@@ -30,7 +30,7 @@ from schedc.ir.ops import FIRST_OF_PAIR, LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text_header import VERSION, WITH_WORKS, Header, HeaderLine, print_header, read_header
-from schedc.ir.works import KIND_NAMES, LANE_NAMES, Lane, Work, WorkKind
+from schedc.ir.works import KIND_NAMES, LANE_NAMES, WorkKind, WorkLane, WorkRow
 from schedc.source import Source
 
 _OPS_PER_LINE = 12
@@ -276,8 +276,8 @@ def _read_work(header: Header, line: HeaderLine, match: re.Match[str], row: list
     if number in header.works:
         line.fail(f"work {number} is started twice")
     stage, microbatch = (row[_COLUMN_NUMBER[name]] for name in ("stage", "microbatch"))
-    lane = Lane(LANE_NAMES.index(match["lane"]))
-    header.works[number] = (line, Work(kind, lane, stage, microbatch, float(match["bytes"])))
+    lane = WorkLane(LANE_NAMES.index(match["lane"]))
+    header.works[number] = (line, WorkRow(kind, lane, stage, microbatch, float(match["bytes"])))
 
 
 # Both.

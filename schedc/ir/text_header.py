@@ -15,7 +15,7 @@ from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.ties import Tie
-from schedc.ir.works import FACTS, Work, WorkKind, Works
+from schedc.ir.works import FACTS, WorkKind, WorkRow, Works
 from schedc.source import Source, Span
 
 VERSION, WITH_WORKS = 1, 2
@@ -69,7 +69,7 @@ class Header:
     first_microbatch: list[int] = field(default_factory=lambda: [0])
     phases: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    works: dict[int, tuple[HeaderLine, Work]] = field(default_factory=dict)
+    works: dict[int, tuple[HeaderLine, WorkRow]] = field(default_factory=dict)
     """The works by number, with the lines of their STARTs."""
     joined: list[tuple[HeaderLine, int, WorkKind]] = field(default_factory=list)
     """The line of each JOIN, and the number and kind of the work that it names."""

@@ -56,7 +56,7 @@ def matched_works(table: ProgramTable) -> list[Diagnostic]:
     return found
 
 
-class Place(Enum):
+class Whereabouts(Enum):
     """Where the activations of a microbatch on a stage are."""
 
     NOWHERE = "not there yet"
@@ -68,10 +68,10 @@ class Place(Enum):
 
 
 _MOVES = {
-    (START, WorkKind.OFFLOAD): (Place.DEVICE, Place.LEAVING),
-    (JOIN, WorkKind.OFFLOAD): (Place.LEAVING, Place.HOST),
-    (START, WorkKind.FETCH): (Place.HOST, Place.COMING),
-    (JOIN, WorkKind.FETCH): (Place.COMING, Place.DEVICE),
+    (START, WorkKind.OFFLOAD): (Whereabouts.DEVICE, Whereabouts.LEAVING),
+    (JOIN, WorkKind.OFFLOAD): (Whereabouts.LEAVING, Whereabouts.HOST),
+    (START, WorkKind.FETCH): (Whereabouts.HOST, Whereabouts.COMING),
+    (JOIN, WorkKind.FETCH): (Whereabouts.COMING, Whereabouts.DEVICE),
 }
 """Where a work finds the activations and where it leaves them."""
 
@@ -80,7 +80,7 @@ def places_of_activations(table: ProgramTable) -> list[Diagnostic]:
     """S331: activations leave after their forward, and are back before the next op that reads them."""
     found: list[Diagnostic] = []
     for events in _events(table).values():
-        place = Place.NOWHERE
+        place = Whereabouts.NOWHERE
         for row, event in sorted(events, key=lambda item: item[0]):
             needed, after = _MOVES[event] if isinstance(event, tuple) else _op_moves(event, place)
             if place is not needed:
@@ -95,13 +95,13 @@ def places_of_activations(table: ProgramTable) -> list[Diagnostic]:
     return found
 
 
-def _op_moves(kind: OpKind, place: Place) -> tuple[Place, Place]:
+def _op_moves(kind: OpKind, place: Whereabouts) -> tuple[Whereabouts, Whereabouts]:
     """Where an op needs the activations, and where it leaves them. A W reads what its I has left on the device."""
     if kind is OpKind.F:
-        return Place.NOWHERE, Place.DEVICE
+        return Whereabouts.NOWHERE, Whereabouts.DEVICE
     if kind is OpKind.W:
         return place, place
-    return Place.DEVICE, Place.DONE if OP_FACTS[kind].backward else Place.DEVICE
+    return Whereabouts.DEVICE, Whereabouts.DONE if OP_FACTS[kind].backward else Whereabouts.DEVICE
 
 
 _Event = OpKind | tuple[InstructionKind, WorkKind]

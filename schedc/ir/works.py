@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedc.ir.arrays import Floats, Int8, Int32
+from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64
 
 
-class Lane(IntEnum):
+class WorkLane(IntEnum):
     """What moves the bytes of a work. The works of a lane run one after the other, in the order of their STARTs."""
 
     D2H = 0
@@ -41,7 +41,7 @@ class WorkFacts:
 
     name: str
     """What text forms, messages and legends call the kind."""
-    lane: Lane
+    lane: WorkLane
     at_start: int = 0
     """How many times the bytes of the work the device holds more from the START on."""
     at_join: int = 0
@@ -49,20 +49,20 @@ class WorkFacts:
 
 
 FACTS: dict[WorkKind, WorkFacts] = {
-    WorkKind.OFFLOAD: WorkFacts("offload", Lane.D2H, at_join=-1),
-    WorkKind.FETCH: WorkFacts("fetch", Lane.H2D, at_start=+1),
+    WorkKind.OFFLOAD: WorkFacts("offload", WorkLane.D2H, at_join=-1),
+    WorkKind.FETCH: WorkFacts("fetch", WorkLane.H2D, at_start=+1),
 }
 """The facts of each kind."""
 
 KIND_NAMES = tuple(FACTS[kind].name for kind in WorkKind)
-LANE_NAMES = tuple(lane.name.lower() for lane in Lane)
+LANE_NAMES = tuple(lane.name.lower() for lane in WorkLane)
 
 
-class Work(NamedTuple):
-    """A row of `Works`."""
+class WorkRow(NamedTuple):
+    """A row of `Works`; bytes: bytes that move, as there."""
 
     kind: WorkKind
-    lane: Lane
+    lane: WorkLane
     stage: int
     microbatch: int
     bytes: float
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 class Works:
     """The works of a program, as columns; START and JOIN name them by their row.
 
-    kind, lane: [works] `WorkKind` and `Lane`. stage, microbatch: [works] whose activations move.
+    kind, lane: [works] `WorkKind` and `WorkLane`. stage, microbatch: [works] whose activations move.
     bytes: [works] bytes that move; in the unit of the plan's memory where that has no unit.
     """
 
@@ -86,7 +86,7 @@ class Works:
     bytes: Floats
 
     @classmethod
-    def of(cls, rows: Iterable[Work]) -> Works:
+    def of(cls, rows: Iterable[WorkRow]) -> Works:
         """The table of these rows."""
         columns = list(zip(*rows, strict=True)) or [()] * len(DTYPES)
         return cls(*(np.array(column, dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)))
@@ -101,9 +101,13 @@ class Works:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def work(self, row: int) -> Work:
+    def only(self, rows: Bools | Int64) -> Works:
+        """These works alone."""
+        return Works(**{name: getattr(self, name)[rows] for name in DTYPES})
+
+    def work(self, row: int) -> WorkRow:
         kind, lane, stage, microbatch, size = (getattr(self, name)[row] for name in DTYPES)
-        return Work(WorkKind(int(kind)), Lane(int(lane)), int(stage), int(microbatch), float(size))
+        return WorkRow(WorkKind(int(kind)), WorkLane(int(lane)), int(stage), int(microbatch), float(size))
 
 
 DTYPES = {"kind": np.int8, "lane": np.int8, "stage": np.int32, "microbatch": np.int32, "bytes": np.float64}

@@ -19,7 +19,7 @@ from schedc.analysis.placed_works import PlacedWork
 from schedc.ir.arrays import Floats
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
-from schedc.ir.works import Lane, Work, WorkKind
+from schedc.ir.works import WorkKind, WorkLane, WorkRow
 
 
 class Stay(NamedTuple):
@@ -59,7 +59,7 @@ class RankTimes:
 
 
 def stays_of(dependencies: Dependencies, rank: int, held: Floats, until_recomputed: Floats) -> list[Stay]:
-    """What a rank holds of each microbatch between two cells that are no neighbours.
+    """What a rank holds of each microbatch between two cells that use it.
 
     held: [stages] memory held from a forward to its backward; until_recomputed: [stages] from a forward to its R.
     Between an R and its backward nothing moves.
@@ -77,7 +77,7 @@ def stays_of(dependencies: Dependencies, rank: int, held: Floats, until_recomput
         elif (kind == OpKind.R or BACKWARD[kind]) and (stage, microbatch) in made:
             size = float((until_recomputed if kind == OpKind.R else held)[stage])
             stay = Stay(made.pop((stage, microbatch)), cell, stage, microbatch, size)
-            if size > 0 and stay.used - stay.made > 1:
+            if size > 0:
                 stays.append(stay)
     return stays
 
@@ -103,8 +103,9 @@ def choose_moves(held: Floats, stays: Iterable[Stay], cap: float) -> list[Move]:
 
 
 def give_time(moves: Sequence[Move], held: Floats, cap: float, times: RankTimes) -> list[Move]:
-    """The moves with later JOINs of offloads and earlier STARTs of fetches, where ``cap`` has room; raises ``held``.
+    """The moves with later JOINs of offloads and earlier STARTs of fetches, where ``cap`` has room.
 
+    Raises ``held``, [cells] the most memory inside each.
     Nothing moves longer than the lanes need in a step without waits. A move that room makes needless is left out.
     """
     most = cap * (1 + 1e-12)
@@ -136,7 +137,7 @@ def works_of(moves: Iterable[Move], dependencies: Dependencies, rank: int) -> It
     gap = int(dependencies.rank_start[rank]) + rank
     for move in moves:
         _, _, stage, microbatch, size = move.stay
-        offload = Work(WorkKind.OFFLOAD, Lane.D2H, stage, microbatch, size)
-        fetch = Work(WorkKind.FETCH, Lane.H2D, stage, microbatch, size)
+        offload = WorkRow(WorkKind.OFFLOAD, WorkLane.D2H, stage, microbatch, size)
+        fetch = WorkRow(WorkKind.FETCH, WorkLane.H2D, stage, microbatch, size)
         yield PlacedWork(offload, gap + move.stay.made + 1, gap + move.left)
         yield PlacedWork(fetch, gap + move.back, gap + move.stay.used)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import memory_changes
+from schedc.analysis.placed_works import PlacedWorks
 from schedc.attachments.layer_counts import is_sized
 from schedc.attachments.recompute_bytes import slot_bytes, slot_gradient_bytes
 from schedc.attachments.row_counts import worst_case_rows
@@ -114,12 +116,27 @@ def hot_slots(plan: Attachments, layout: Layout) -> HotSlots:
     return HotSlots(none, (weights + sums) * layers, sums * float(min(2, layers.max(initial=0))))
 
 
-def rank_peaks(layout: Layout, layers: LayerCosts, schedule: Schedule, costs: Costs, extra: ExtraMemory) -> Floats:
-    """[P] the peak of each rank: its parameters, activations inside cells, and extra memory."""
-    most = _most(_running(schedule, costs.resolved(schedule.stages), extra.slots.in_flight), schedule)
+def rank_peaks(
+    layout: Layout,
+    layers: LayerCosts,
+    schedule: Schedule,
+    costs: Costs,
+    extra: ExtraMemory,
+    away: Floats | float = 0.0,
+) -> Floats:
+    """[P] the peak of each rank: its parameters, activations inside cells, and extra memory.
+
+    away: [ops] memory that works have moved to the host while each op runs.
+    """
+    running = held_inside(schedule, costs.resolved(schedule.stages), extra.slots.in_flight) - away
+    return np.asarray(standing_memory(layout, layers, schedule, extra) + _most(running, schedule))
+
+
+def standing_memory(layout: Layout, layers: LayerCosts, schedule: Schedule, extra: ExtraMemory) -> Floats:
+    """[P] what each rank holds for a whole step: all but activations and what goes with them."""
     parameters = load_per_rank(schedule.placement, layers.per_stage(layout, "parameters"))
     slots = extra.slots.passing + extra.slots.kept_per_rank(schedule)
-    return np.asarray(parameters + slots + extra.running_per_rank(schedule) + most)
+    return np.asarray(parameters + slots + extra.running_per_rank(schedule))
 
 
 def _most(running: Floats, schedule: Schedule) -> Floats:
@@ -127,6 +144,15 @@ def _most(running: Floats, schedule: Schedule) -> Floats:
     if not running.size:
         return np.zeros(schedule.ranks)
     return np.asarray(np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0))
+
+
+def held_inside(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
+    """[ops] the most activations and slots inside each op: before it or after it. Arguments as for `_running`."""
+    after = _running(schedule, costs, slots)
+    before = np.concatenate([[0.0], after[:-1]])
+    starts = schedule.rank_start[:-1]
+    before[starts[starts < after.size]] = 0.0
+    return np.asarray(np.maximum(before, after))
 
 
 def _running(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
@@ -153,13 +179,15 @@ def peak_of(
     schedule: Schedule,
     costs: Costs,
     extra: ExtraMemory,
+    away: Away | None = None,
 ) -> Peak:
     """The peak of ``rank`` with its parts."""
     parameters = held_by_kind(Attachments(), layout, layers.parameters)
     activations = held_by_kind(plan, layout, layers.activations)
     of_stage, recomputed = costs.resolved(schedule.stages), recomputed_ops(schedule)
     low, high = schedule.rank_start[rank : rank + 2]
-    row = int(low + np.argmax(_running(schedule, of_stage, extra.slots.in_flight)[low:high]))
+    held_there = held_inside(schedule, of_stage, extra.slots.in_flight) - (0.0 if away is None else away.of_ops)
+    row = int(low + np.argmax(held_there[low:high]))
     stages = [int(stage) for stage in schedule.placement.stage_of_chunk[rank] if stage >= 0]
     slots = extra.slots.passing + float(extra.slots.kept_per_rank(schedule)[rank])
     parts = {"slots of hot experts": slots, _RUNNING_ROWS: float(extra.running_per_rank(schedule)[rank])}
@@ -173,6 +201,7 @@ def peak_of(
         pending = number[OpKind.I] - number[OpKind.W]
         held = (in_flight - unsaved - restored) * of_stage.activation[stage]
         held += unsaved * of_stage.recomputed[stage] + restored * of_stage.restored[stage]
+        held -= 0.0 if away is None else away.of_stage(row, stage)
         _add(parts, "activations of", activations[stage], held)
         parts["slots of hot experts"] += in_flight * float(extra.slots.in_flight[stage])
         parts["deferred weight gradients"] = (
@@ -201,12 +230,38 @@ _PLURAL = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Away:
+    """What placed works have moved to the host, by op and by stage."""
+
+    placed: PlacedWorks
+    dependencies: Dependencies
+
+    @cached_property
+    def of_ops(self) -> Floats:
+        """[ops] memory on the host while each op runs."""
+        return np.asarray(self.placed.away(self.dependencies)[self.dependencies.cell_of])
+
+    def of_stage(self, row: int, stage: int) -> float:
+        """Memory of one stage on the host while the op of a row runs."""
+        mine = self.placed.works.stage == stage
+        works = self.placed.works
+        part = PlacedWorks(works.only(mine), self.placed.start[mine], self.placed.join[mine])
+        return float(part.away(self.dependencies)[self.dependencies.cell_of[row]])
+
+
 def check_memory(
-    tree: PlanTree, plan: Attachments, layout: Layout, layers: LayerCosts, dependencies: Dependencies, costs: Costs
+    tree: PlanTree,
+    plan: Attachments,
+    layout: Layout,
+    layers: LayerCosts,
+    dependencies: Dependencies,
+    costs: Costs,
+    placed: PlacedWorks | None = None,
 ) -> None:
     """Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
-    costs: those of the stages, with the activations that recomputation leaves.
+    costs: those of the stages, with the activations that recomputation leaves. placed: works that move activations.
     """
     line = tree.memory
     if line is None:
@@ -214,17 +269,19 @@ def check_memory(
     _check_worst(tree, plan, line)
     schedule, limit = dependencies.schedule, amount(line)
     extra = extra_memory(plan, layout, layers.activations, schedule, bool(line.unit))
-    held = rank_peaks(layout, layers, schedule, costs, extra)
+    away = None if placed is None else Away(placed, dependencies)
+    held = rank_peaks(layout, layers, schedule, costs, extra, 0.0 if away is None else away.of_ops)
     rank = int(np.argmax(held))
     if held[rank] <= limit * (1 + 1e-12):
         return
     write = shown if line.unit else plain
-    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra)
+    peak = peak_of(rank, plan, layout, layers, schedule, costs, extra, away)
     op = schedule.op(peak.row)
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} holds {write(held[rank], up=True)} at {name}, and the plan allows {write(limit)}"
     notes = tuple(_notes(peak, schedule, write))
-    less = _recompute_help(plan, peak)
+    less = "" if plan.offload else "`offload auto` to a `host`, "
+    less += _recompute_help(plan, peak)
     help = f"allow {write(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
     raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
 

@@ -36,6 +36,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "bubble_ratio": timeline.bubble_ratio,
         "span_bubble_ratio": timeline.span_bubble_ratio,
         **_recomputation(analysis),
+        **_offloading(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
@@ -58,6 +59,17 @@ def _recomputation(analysis: Analysis) -> dict[str, Any]:
         return {"recomputation": facts}
     placed = len(analysis.schedule) - len(before.dependencies.schedule)
     return {"recomputation": {**facts, "placed": placed, "makespan_without": before.makespan}}
+
+
+def _offloading(analysis: Analysis) -> dict[str, Any]:
+    """What a plan moves to host memory; empty for one that moves nothing."""
+    if analysis.offloading is None:
+        return {}
+    from schedc.plan import plan_of
+    from schedc.report import works
+
+    host = plan_of(analysis.schedule).host
+    return {"offload": works.to_json(analysis.offloading, analysis.dependencies, host is not None and host.in_bytes)}
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
@@ -125,6 +137,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
     )
     if "recomputation" in facts:
         lines += _recomputation_text(facts["recomputation"])
+    if "offload" in facts:
+        from schedc.report import works
+
+        lines += works.to_text(facts["offload"], bool(facts["expect"]))
     lines += rank_table(facts, every_rank)
     if "cells" in facts:
         from schedc.report import cells

@@ -289,6 +289,19 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
         read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
         return p.RecomputeLine(tuple(read), span_of(word).to(read[-1].span))
 
+    def host(self, word: Token, size: Token, unit: tuple[str, Span] | None, *speeds: p.GivenValue) -> p.HostLine:
+        text, end = unit or ("", span_of(size))
+        value = p.GivenValue(str(word), _number(size), span_of(word).to(end), text)
+        return p.HostLine(value, speeds, span_of(word).to(speeds[-1].span if speeds else end))
+
+    def speed(self, at: Token, value: Token, unit: tuple[str, Span] | None) -> p.GivenValue:
+        text, end = unit or ("", span_of(value))
+        return p.GivenValue(str(at), _number(value), span_of(at).to(end), text)
+
+    def offload(self, word: Token, *parts: p.RecomputePart | Token) -> p.OffloadLine:
+        read = [p.RecomputePart("word", str(q), (), span_of(q)) if isinstance(q, Token) else q for q in parts]
+        return p.OffloadLine(tuple(read), span_of(word).to(read[-1].span))
+
     def counted(self, name: Token, number: Token) -> p.RecomputePart:
         return p.RecomputePart("counted", str(name), (_number(number),), span_of(name).to(span_of(number)))
 

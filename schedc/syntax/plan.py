@@ -195,6 +195,25 @@ class SlicesLine:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLine:
+    """``host 200 GB at 50 GB/s``. size: the number with its unit. speeds: ``at``, ``d2h`` and ``h2d`` with theirs."""
+
+    word: ClassVar[str] = "host"
+    size: GivenValue
+    speeds: tuple[GivenValue, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadLine:
+    """``offload stage [0, 1] keep 2``, part by part; the forms of parts are those of `RecomputePart`."""
+
+    word: ClassVar[str] = "offload"
+    parts: tuple[RecomputePart, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class CellLane:
     """``compute B.mlp.I F.mlp``: the steps of a lane in order."""
 
@@ -229,6 +248,8 @@ PlanLine = (
     | HotLine
     | RecomputeLine
     | SlicesLine
+    | HostLine
+    | OffloadLine
     | CellLine
 )
 

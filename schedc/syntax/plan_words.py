@@ -179,6 +179,21 @@ PLAN_WORDS = (
         ("chunk",),
     ),
     PlanWord(
+        "host",
+        "HOST",
+        "host 200 GB at 50 GB/s",
+        "host memory of a rank, and the speed at which its lanes d2h and h2d move activations, or at: of both",
+        ("at", "d2h", "h2d"),
+    ),
+    PlanWord(
+        "offload",
+        "OFFLOAD",
+        "offload stage 0 keep 2",
+        "which activations leave for host memory until their backward: of all, a chunk or stages, but for the newest"
+        " ones that it keeps; auto: as few as the memory asks for",
+        ("all", "chunk", "keep", "auto"),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

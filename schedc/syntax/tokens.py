@@ -41,7 +41,7 @@ UNITS: dict[str, float] = {
     **{f"{prefix}bit": 1000.0**power / 8 for power, prefix in enumerate("KMG", 1)},
 }
 """What may stand behind a number of a plan, and how many bytes it is; elsewhere they are names."""
-LATER_LINES = ("offload", "migrate")
+LATER_LINES = ("migrate",)
 """Words that begin a line of a plan in a later edition."""
 _STRAY_HELP = {
     ";": "statements need no separator",

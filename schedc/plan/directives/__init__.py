@@ -20,7 +20,9 @@ from schedc.plan.directives import (
     capacity,
     cell,
     experts,
+    host,
     hot,
+    offload,
     overlap,
     products,
     recompute,
@@ -51,6 +53,8 @@ _FILES = (
     hot,
     recompute,
     slices,
+    host,
+    offload,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

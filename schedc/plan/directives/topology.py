@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schedc.attachments.units import digits, speed_of
+from schedc.attachments.units import exact_unit, speed_of
 from schedc.attachments.values import Attachments
 from schedc.cost.exchange import Topology
 from schedc.plan.directives.base import Directive, Reading
 from schedc.syntax.plan import TopologyLine, Word
-from schedc.syntax.tokens import MAX_INT, UNITS
 
 MOST_RANKS = 65_536
 
@@ -37,18 +36,10 @@ def _read(reading: Reading, line: TopologyLine) -> None:
 
 def _write(plan: Attachments) -> Iterator[str]:
     if (topology := plan.topology) is not None:
-        links = "".join(f" {name} {_speed(value)}" for name in ("rail", "node") if (value := getattr(topology, name)))
+        links = "".join(
+            f" {name} {exact_unit(value)}/s" for name in ("rail", "node") if (value := getattr(topology, name))
+        )
         yield f"topology nodes {topology.nodes} x {topology.per_node}{links}"
-
-
-def _speed(value: float) -> str:
-    """Bytes per second in the unit with the fewest digits, of the units that give the value back exactly."""
-    exact = [
-        f"{digits(value / size)} {unit}/s"
-        for unit, size in UNITS.items()
-        if value / size * size == value and value / size < MAX_INT
-    ]
-    return min(exact, key=len, default=f"{digits(value / UNITS['GB'])} GB/s")
 
 
 DIRECTIVE = Directive("topology", _read, _write)

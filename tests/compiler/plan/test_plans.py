@@ -209,7 +209,7 @@ def codes(text: str, folder: Path, name: str = "") -> list[tuple[str, int, int]]
         ('plan a = 1f1b { layout "Et|t||tL" dense 4 }', [("S143", 1, 33)]),
         ("plan a = 1f1b { layers 8\n memory 7 }", [("S406", 2, 2)]),
         ("plan a = 1f1b { layers 8 at auto\n memory 3 }", [("S406", 2, 2)]),
-        ("plan a = 1f1b { layers 8 migrate 2\n  offload chunk 0 }", [("S008", 1, 26), ("S008", 2, 3)]),
+        ("plan a = 1f1b { layers 8 migrate 2\n  migrate 3 }", [("S008", 1, 26), ("S008", 2, 3)]),
     ],
 )
 def test_what_is_wrong_and_where(tmp_path: Path, text: str, expected: list[tuple[str, int, int]]) -> None:
