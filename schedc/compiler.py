@@ -151,13 +151,14 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
         dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
     dependencies, of_stages, written = attached.placed(dependencies)
     layers = layer_costs(tree.directives)
-    offloading = None
-    if plan.offload:
-        from schedc.plan.place_works import place_offloads
+    if not plan.offload:
+        check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
+        return _Priced(dependencies, of_stages, written)
+    from schedc.plan.place_works import check_host, place_offloads
 
-        offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
-    placed = None if offloading is None else offloading.placed
-    check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, placed)
+    offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
+    check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
+    check_host(tree.directives, offloading.placed, dependencies)
     return _Priced(dependencies, of_stages, written, offloading)
 
 

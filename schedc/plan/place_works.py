@@ -96,14 +96,13 @@ def place_offloads(
     layers: LayerCosts,
     dependencies: Dependencies,
     costs: Costs,
-) -> Offloading | None:
-    """The works of a plan's `offload` lines; None for a plan without one.
+) -> Offloading:
+    """The works of a plan's `offload` lines.
 
     costs: those of the stages, with the activations that recomputation leaves. Raises `DiagnosticError` (S155) where a
-    line moves what is read at once, or a rank would need more host memory than there is.
+    line moves what is read at once.
     """
-    if not plan.offload or plan.host is None:
-        return None
+    assert plan.host is not None, "`offload` was checked beside `host`"
     of_stage = costs.resolved(dependencies.schedule.stages)
     duration = durations(dependencies, of_stage)
     start, end = run_durations(dependencies, duration, of_stage.p2p)
@@ -115,13 +114,9 @@ def place_offloads(
     held = np.maximum(inside[dependencies.first], second)
     step = _Step(dependencies, of_stage, plan.host, held, duration, start, end)
     if plan.offload[0].scope != "auto":
-        offloading = step.priced(_as_written(directives, plan, step), None)
-    else:
-        assert memory is not None, "`offload auto` was checked beside the memory"
-        room = amount(memory) - standing_memory(layout, layers, dependencies.schedule, extra)
-        offloading = _chosen(step, room)
-    _check_host(directives, plan.host, offloading, step)
-    return offloading
+        return step.priced(_as_written(directives, plan, step), None)
+    assert memory is not None, "`offload auto` was checked beside the memory"
+    return _chosen(step, amount(memory) - standing_memory(layout, layers, dependencies.schedule, extra))
 
 
 def _as_written(directives: Directives, plan: Attachments, step: _Step) -> PlacedWorks:
@@ -189,15 +184,15 @@ def host_bytes(placed: PlacedWorks, dependencies: Dependencies) -> Floats:
     return np.cumsum(bincount(gap, weights=change, minlength=gaps))
 
 
-def _check_host(directives: Directives, host: Host, offloading: Offloading, step: _Step) -> None:
+def check_host(directives: Directives, placed: PlacedWorks, dependencies: Dependencies) -> None:
     """Raises `DiagnosticError` (S155) where a rank has more on the host than the plan says."""
-    on_host = host_bytes(offloading.placed, step.dependencies)
-    if not on_host.size or on_host.max() <= host.size * (1 + 1e-12):
+    host, on_host = directives.plan.host, host_bytes(placed, dependencies)
+    if host is None or not on_host.size or on_host.max() <= host.size * (1 + 1e-12):
         return
     gap = int(np.argmax(on_host))
-    rank = int(offloading.placed.rank_of(np.array([gap]), step.dependencies)[0])
-    cell = min(gap - rank, int(step.dependencies.rank_start[rank + 1]) - 1)
-    op = step.dependencies.schedule.op(int(step.dependencies.first[cell]))
+    rank = int(placed.rank_of(np.array([gap]), dependencies)[0])
+    cell = min(gap - rank, int(dependencies.rank_start[rank + 1]) - 1)
+    op = dependencies.schedule.op(int(dependencies.first[cell]))
     write = shown if host.in_bytes else plain
     most, name = write(float(on_host[gap]), up=True), f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} has {most} on the host in front of {name}, and the plan says {write(host.size)}"

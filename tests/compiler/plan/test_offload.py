@@ -1,0 +1,104 @@
+"""`host` and `offload`: what the lines mean, what they refuse, what a program then holds, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedc.attachments.values import Attachments, Host, Offload
+from schedc.compiler import analyse, compile
+from schedc.diagnostics import DiagnosticError
+from schedc.ir.verify_program import verify_program
+from schedc.ir.works import WorkKind
+from schedc.plan import plan_of
+from schedc.plan.writer import read_plan, write_plan
+from schedc.report.check import to_json, to_text
+
+
+def plan(tmp_path: Path, body: str, schedule: str = "1f1b(P = 4, M = 8)") -> str:
+    file = tmp_path / "a.sched"
+    file.write_text(f"sched 1\nplan a = {schedule} {{\n  layers 8\n  {body}\n}}\n", encoding="utf-8")
+    return str(file)
+
+
+HOST = Host(2e11, 5e10, 5e10)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "rules"),
+    [
+        ("host 200 GB at 50 GB/s  offload all", HOST, (Offload("all"),)),
+        ("host 200 GB at 50 GB/s  offload chunk 1 keep 2", HOST, (Offload("chunk", (1,), 2),)),
+        ("host 10 d2h 2 h2d 0.5  offload auto", Host(10.0, 2.0, 0.5, False), (Offload("auto"),)),
+        (
+            "host 200 GB at 50 GB/s  offload stage [0, 1]  offload all keep 3",
+            HOST,
+            (Offload("stage", (0, 1)), Offload("all", (), 3)),
+        ),
+    ],
+)
+def test_lines_are_values_and_back(text: str, host: Host, rules: tuple[Offload, ...]) -> None:
+    assert write_plan(Attachments(host=host, offload=rules)) == text
+    assert read_plan(text, 4) == Attachments(host=host, offload=rules)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("offload all", "S155", "activations leave, and the plan says nothing of host memory"),
+        ("host 5 GB   offload all", "S146", "host memory without the speeds of its lanes"),
+        ("host 5 GB at 2   offload all", "S146", "`at` without a speed"),
+        ("host 5 GB at 2 GB/s d2h 3 GB/s", "S144", "the speed of a lane is said twice"),
+        ("host 0 at 2", "S146", "host memory, or a speed of its lanes, that is not above 0"),
+        (
+            "memory 4   host 5 GB at 2 GB/s",
+            "S146",
+            "the host's memory has a unit",
+        ),
+        ("host 5 at 1   offload auto", "S155", "`offload auto` without a memory"),
+        ("memory 8 host 9 at 1 offload auto  offload all", "S155", "`offload auto` beside another line"),
+        ("host 5 at 1   offload keep 2", "S155", "an offload that does not say of what"),
+        ("host 5 at 1   offload stage", "S001", ""),
+        ("host 5 at 1   offload stage 4", "S155", "there is no stage 4"),
+        ("host 5 at 1   offload stage 1   offload stage [0, 1]", "S155", "two lines speak of what stage 1 moves"),
+        ("host 5 at 1   offload stage 3", "S155", "stage 3 reads at once what its forward leaves"),
+        ("host 5 at 1   offload all", "S155", "rank 0 has 6 on the host in front of 0F3, and the plan says 5"),
+        ("memory 1   host 5 at 1   offload auto", "S406", "rank 0 holds 2 at 0F0, and the plan allows 1"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_place(tmp_path: Path, body: str, code: str, message: str) -> None:
+    with pytest.raises(DiagnosticError) as error:
+        compile(plan(tmp_path, body))
+    finding = error.value.diagnostics[0]
+    assert finding.code == code
+    assert message in finding.message
+    assert finding.primary.span.line == 4
+
+
+def test_a_cap_holds_in_every_cell_and_the_step_stays_as_short(tmp_path: Path) -> None:
+    text = plan(tmp_path, "memory 4   host 100 at 2   offload auto", "1f1b(P = 8, M = 32)")
+    analysis = analyse(text, {})
+    assert analysis.memory.peak_memory.max() <= 4
+    facts = to_json(analysis)["offload"]
+    assert facts["makespan_over_uncapped"] <= 1.01
+    assert facts["moved"] > 0
+    assert [row["lane"] for row in facts["lanes"][:2]] == ["d2h", "h2d"]
+    program = compile(text)
+    assert verify_program(program) == []
+    assert program.plan == "host 100 at 2  offload auto"
+    assert plan_of(program).host == Host(100.0, 2.0, 2.0, False)
+    moved = program.works.kind == WorkKind.OFFLOAD
+    assert facts["moved"] == moved.sum()
+    assert np.array_equal(np.bincount(program.works.kind), [moved.sum(), moved.sum()])
+
+
+def test_the_two_newest_stay(tmp_path: Path) -> None:
+    analysis = analyse(plan(tmp_path, "host 100 at 1000   offload stage 0 keep 1"), {})
+    assert analysis.memory.peak_activations.tolist() == [3, 3, 2, 1]
+    text = to_text(to_json(analysis), every_rank=True)
+    assert "offload: 5 activations move to the host and back; the step is 0.00% longer than without" in text
+    assert "the claims below speak of the order without these moves" in text
+    nothing = analyse(plan(tmp_path, "host 100 at 1   offload stage 0 keep 9"), {})
+    assert "offload: nothing moves" in to_text(to_json(nothing), every_rank=True)
