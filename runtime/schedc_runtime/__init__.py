@@ -1,6 +1,7 @@
 """Runs compiled pipeline schedules on torch: `Pipeline(model, program, loss_fn=...)`, one of them or a `Mesh`."""
 
 from schedc_runtime.materialize.record import deferred
+from schedc_runtime.pipeline.chunked_loss import ChunkedLoss
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.loss_function import Loss
 from schedc_runtime.pipeline.losses import StepResult
@@ -9,4 +10,4 @@ from schedc_runtime.random_numbers.numbering import named_random
 from schedc_runtime.ranks.join import join
 from schedc_runtime.ranks.mesh import Mesh
 
-__all__ = ["Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join", "named_random"]
+__all__ = ["ChunkedLoss", "Cut", "Loss", "Mesh", "Pipeline", "StepResult", "deferred", "join", "named_random"]

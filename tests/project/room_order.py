@@ -30,7 +30,7 @@ LEVELS = {
         ("ranks", "partition", "checkpoint"),
         ("recompute", "materialize"),
         ("stage",),
-        ("moe", "compiled"),
+        ("moe", "head_loss", "compiled"),
         ("segments", "models"),
         ("execute",),
         ("data_parallel",),

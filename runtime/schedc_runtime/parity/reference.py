@@ -28,11 +28,11 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.counts import CountOfTargets
-from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, labels_counted
+from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
 from schedc_runtime.pipeline.random_steps import draw_plan, number_stages
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
-from schedc_runtime.stage.stage import LossFunction, Stage, device_holding, mean_loss
+from schedc_runtime.stage.stage import Stage, device_holding, mean_loss
 
 Microbatch = tuple[Sequence[Any], Mapping[str, Any]]
 """(args, kwargs) of the model's forward for one microbatch."""
@@ -82,9 +82,10 @@ def reference_step(
             f" given {count} microbatches and {partition.stages} stages"
         )
     head = LossHead(loss_fn)
-    counts = [None if target is None else count_fn(target) for target in targets]
+    counting = count_of(loss_fn, count_fn)
+    counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)
-    head.begin(count / total if total and None not in counts else None, keep_outputs=False)
+    head.begin(count / total if total and None not in counts else None, keep_outputs=False, scale=1.0 / count)
     ranks = _copies(partition, program, head, segmented)
     boundaries = _bound(partition, [stage for held in ranks for stage in held.values()], microbatches[0], key)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
@@ -124,7 +125,7 @@ def _bound(
 def _copies(
     partition: Partition,
     program: Program | None,
-    loss_fn: LossFunction,
+    head: LossHead,
     segmented: bool,
 ) -> list[dict[int, Stage]]:
     """[ranks] the stages of each rank by index, of modules of its own. Parameters that its stages share stay shared."""
@@ -136,7 +137,7 @@ def _copies(
         stages = {}
         for index, module in modules.items():
             module.zero_grad()
-            stages[index] = new_stage(partition, index, module, program, loss_fn, segmented=segmented)
+            stages[index] = new_stage(partition, index, module, program, head, segmented=segmented)
         result.append(stages)
     return result
 

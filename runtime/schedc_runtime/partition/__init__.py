@@ -43,6 +43,7 @@ def partition(
     layout: Layout | None = None,
     placement: Placement | None = None,
     example: Any = None,
+    head: str = "",
 ) -> Partition:
     """Cut ``model`` into ``stages`` parts at calls of its submodules.
 
@@ -56,10 +57,10 @@ def partition(
         that is called once may be named, inside of units too.
     layout: the units of each stage, which replaces balancing. Its paddings take no units.
     inputs: names of the forward arguments that a batch brings; default: any.
-    placement: ranks of the stages, which decide whether parameters that several stages use (tied weights) can be kept
-        equal.
+    placement: ranks of the stages, which decide whether tied weights of several stages can be kept equal.
     example: a batch, of which only shapes and plain values count: a dict of keyword arguments, a tuple of positional
         ones, or one argument. Default: dummy inputs of a Hugging Face model, or a guess by the model's layers.
+    head: name of the layer that a loss in chunks multiplies by; the last stage returns a `HeadInput` for its logits.
 
     The stages consist of the model's own modules: training the stages trains the model. Raises `PartitionError`, and
     `BoundaryError` for an example on which the model fails.
@@ -69,7 +70,7 @@ def partition(
     points = tuple(split_points or ())
     check_split_points(model, points)
     units = find_units(model, stages, blocks, count=_count(layout))
-    rule, wanted = NodeRule.of(list(units), points), frozenset([*units, *points])
+    rule, wanted = NodeRule.of(list(units), points, head), frozenset([*units, *points])
     named, recording = first_recording(model, rule, inputs, example)
     entries = Entries.of(recording, wanted)
     check_split_points(model, points, recording.called, rule.around)
@@ -79,16 +80,19 @@ def partition(
     cuts = choose_cuts(entries.names, parameter_costs(model, recording, entries), stages, costs, split_points, layout)
     records = Records(model, rule, inputs, wanted, entries.names, cuts)
     records.keep_first(recording, named)
-    if chosen_here:
-        refuse_one_rank(model, records.stage_modules(), placement, entries.names)
-    return _partition_of(records, placement, by_layout=layout is not None)
+    return _partition_of(records, placement, chosen_here=chosen_here, by_layout=layout is not None)
 
 
-def _partition_of(records: Records, placement: Placement | None, by_layout: bool) -> Partition:
-    """The stages of the first record. by_layout: whether a layout says where the units are, and where none is."""
+def _partition_of(records: Records, placement: Placement | None, chosen_here: bool, by_layout: bool) -> Partition:
+    """The stages of the first record.
+
+    chosen_here: whether nobody said where to cut. by_layout: whether a layout says where the units are.
+    """
     first = records.first
     assert first is not None
     modules = records.stage_modules()
+    if chosen_here:
+        refuse_one_rank(records.model, modules, placement, records.entered)
     separate(modules)
     adopt(records.model, modules)
     shared = shared_parameters(modules)

@@ -18,6 +18,7 @@ from schedc_runtime.partition.example import call
 from schedc_runtime.partition.fake_failures import NEEDS_VALUES
 from schedc_runtime.partition.fake_model import lent, mode_of, quiet, without_cache
 from schedc_runtime.partition.intercepted import module_calls_to
+from schedc_runtime.partition.left_out import check_head, leave_out
 from schedc_runtime.partition.python_state import python_state_watched
 from schedc_runtime.partition.recorder import ForwardRecorder, Recording
 from schedc_runtime.partition.user_line import user_line
@@ -41,14 +42,16 @@ class NodeRule:
     units: frozenset[str]
     around: frozenset[str]
     whole: frozenset[str] = frozenset()
+    head: str = ""
+    """The layer that is left out behind the last node; "" for none."""
 
     @classmethod
-    def of(cls, units: Sequence[str], split_points: Sequence[str]) -> NodeRule:
+    def of(cls, units: Sequence[str], split_points: Sequence[str], head: str = "") -> NodeRule:
         around = {""}
         for name in (*units, *split_points):
             words = name.split(".")
             around.update(".".join(words[:depth]) for depth in range(1, len(words)))
-        return cls(frozenset(units) - around, frozenset(around))
+        return cls(frozenset(units) - around, frozenset(around), head=head)
 
     def __call__(self, path: str, module: nn.Module) -> bool:
         if path in self.units or path in self.whole:
@@ -88,6 +91,8 @@ class _NeedsWhole(Exception):
 def _record(
     model: nn.Module, named: Mapping[str, Any], rule: NodeRule, *, training: bool, device: torch.device
 ) -> Recording:
+    if rule.head:
+        check_head(model, rule.head)
     through = [
         name for name, module in model.named_modules() if not _inside(name, rule.units) and name not in rule.units
     ]
@@ -122,6 +127,8 @@ def _record(
             raise _needs_values(error, model, recorder.unit) from error
         except Exception as error:
             raise _fails(error, model, inputs, recorder.unit) from error
+    if rule.head:
+        leave_out(recording, rule.head)
     return recording
 
 

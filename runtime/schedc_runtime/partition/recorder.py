@@ -48,7 +48,8 @@ class Recording:
         built for one use. ``ambient`` is set where gradients or autocast are not as around the model.
     calls: the calls of chosen modules, in order. entries: (path, last node before it) of every module call
     between units. output, inputs: structure of the result, and names of the arguments.
-    assumed: submodules whose output was taken to have the shape of their first argument.
+    assumed: submodules whose output was taken to have the shape of their first argument. head: the layer that was left
+    out behind the last node (`left_out`), or "".
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -57,6 +58,7 @@ class Recording:
     assumed: list[str] = field(default_factory=list)
     output: Template | None = None
     inputs: tuple[str, ...] = ()
+    head: str = ""
 
     @property
     def called(self) -> list[str]:

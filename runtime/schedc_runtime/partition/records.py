@@ -15,6 +15,7 @@ from schedc_runtime.errors import PartitionError
 from schedc_runtime.partition.boundary import Boundary, Constant, TensorSpec
 from schedc_runtime.partition.effects import ambient
 from schedc_runtime.partition.example import named_arguments
+from schedc_runtime.partition.graft import graft
 from schedc_runtime.partition.record import NodeRule, record
 from schedc_runtime.partition.recorded_stage import CodeSlot, RecordedStage, StageCode, equip
 from schedc_runtime.partition.recorder import Recording
@@ -107,6 +108,8 @@ class Records:
         for module in modules:
             module.training = self.model.training
             self.equip(module)
+        if head := self.rule.head:  # the last stage hands it to the loss
+            graft(modules[-1], head, self.model.get_submodule(head))
         return modules
 
     def equip(self, module: nn.Module) -> None:

@@ -71,6 +71,8 @@ def parameter_costs(model: nn.Module, recording: Recording, entries: Entries) ->
             costs[slot(order[node])] += parameter_count(model.get_submodule(str(node.target)))
         elif node.op == "get_attr" and isinstance(attribute := attribute_of(model, str(node.target)), nn.Parameter):
             costs[slot(min((order[user] for user in node.users), default=0))] += attribute.numel()
+    if recording.head:
+        costs[-1] += parameter_count(model.get_submodule(recording.head))
     return costs
 
 

@@ -176,6 +176,7 @@ def check_attachments(assembly: Assembly) -> None:
 
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
+    assembly.head = LossHead(assembly.settings.loss_fn)
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
     assembly.partition = partition(
         model,
@@ -187,6 +188,7 @@ def cut_model(assembly: Assembly) -> None:
         inputs=cut.inputs,
         placement=program.placement,
         example=one_microbatch(assembly.settings.example, program.microbatches),
+        head=assembly.head.left_out,
     )
     assembly.first_batch = FirstBatch(model, assembly.plan)
     assembly.names = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
@@ -217,7 +219,6 @@ def make_stages(assembly: Assembly) -> None:
         if not assembly.construction.deferred:
             take_shards(assembly, place, modules)
 
-    assembly.head = LossHead(settings.loss_fn)
     assembly.stages = stages_of_places(
         assembly.partition, program, assembly.places, assembly.head, attach=spread, segmented=settings.cut.segmented
     )

@@ -16,6 +16,7 @@ from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.shared import give_copies, tied_apart
+from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.segments import SegmentedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
@@ -42,7 +43,7 @@ def stages_of_places(
     parts: Partition,
     program: Program,
     places: Iterable[Coordinate],
-    loss_fn: LossFunction,
+    loss_fn: LossHead,
     *,
     attach: Callable[[Coordinate, Iterable[nn.Module]], None],
     segmented: bool = False,
@@ -96,10 +97,32 @@ def new_stage(
     It runs in segments if any stage of the model has an exchange inside: an overlapped pair needs both of its stages
     in segments. With ``segmented`` it does so in any model.
     """
-    if segmented or any(exchanges_in(part) for part in parts.modules):
+    segmented = segmented or any(exchanges_in(part) for part in parts.modules)
+    if isinstance(loss_fn, LossHead) and (head := loss_fn.left_out):
+        # In a cell another stage may add to the same parameter, in an order that the cell program leaves open.
+        loss_fn = loss_fn.on(module, at_once=not (segmented and _used_twice(parts, head, program)))
+    if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
     return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn)
+
+
+def _used_twice(parts: Partition, head: str, program: Program | None) -> bool:
+    """Whether a rank of the last stage uses a parameter of the head elsewhere, too."""
+
+    def is_own(name: str) -> bool:
+        return name.startswith(f"{head}.")
+
+    def together(stage: int) -> bool:
+        homes = program.placement.rank_of_stage if program is not None else np.zeros((1, parts.stages))
+        return stage != parts.stages - 1 and bool(np.isin(homes[:, stage], homes[:, -1]).any())
+
+    last = list(parts.modules[-1].named_parameters(remove_duplicate=False))
+    own = {id(parameter) for name, parameter in last if is_own(name)}
+    others = [shared.stages for shared in parts.shared if any(map(is_own, shared.names))]
+    return any(id(parameter) in own and not is_own(name) for name, parameter in last) or any(
+        together(stage) for stages in others for stage in stages
+    )
 
 
 def splits_backward(program: Program) -> bool:

@@ -31,7 +31,7 @@ from schedc_runtime.pipeline.batch import (
 from schedc_runtime.pipeline.contexts import isolated_gradients
 from schedc_runtime.pipeline.counts import Accumulation, CountOfTargets, counted, scale_gradients
 from schedc_runtime.pipeline.hot_steps import HotSteps
-from schedc_runtime.pipeline.loss_function import Expected, Loss
+from schedc_runtime.pipeline.loss_function import Expected, Loss, LossWithHead, count_of
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
 from schedc_runtime.pipeline.meeting_rows import candidates, meeting
@@ -70,7 +70,8 @@ class StepRunner:
     """Runs the calls of one pipeline, and keeps what they leave for later calls."""
 
     def __init__(self, assembly: Assembly, check_finite: bool, count_fn: CountOfTargets) -> None:
-        self.assembly, self.check_finite, self.count_fn = assembly, check_finite, count_fn
+        self.assembly, self.check_finite = assembly, check_finite
+        self.count_fn = count_of(assembly.settings.loss_fn, count_fn)
         self.head, self.control = assembly.head, assembly.guard.control
         self.result: StepResult | None = None
         """The result of the last call."""
@@ -183,10 +184,10 @@ class StepRunner:
         assembly.guard.watch(everyone, evaluating=not call.training)
         microbatches = call.program.microbatches * assembly.mesh.replicas
         guess = accumulation.guess if accumulation else None
-        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs)
+        loss_scale = call.scale / (microbatches * call.accumulate)
+        self.head.begin(microbatches / guess if guess else None, keep_outputs=call.outputs, scale=loss_scale)
         if call.training:
             self._statistics.begin()
-        loss_scale = call.scale / (microbatches * call.accumulate)
         for layer in self._experts:
             layer.loss_scale = loss_scale
         routing_flags.begin(self._held_layers, call.program)
@@ -285,6 +286,8 @@ class StepRunner:
         loss_fn, program = self.head.loss_fn, self.assembly.program
         if loss_fn is None or not self._holds(program.stages - 1):
             return None
+        if isinstance(loss_fn, LossWithHead):
+            return loss_fn.counted
         output = self.assembly.bound_code.boundaries[-1]
         target = split(targets, program.microbatches * self._replicas_here, self.assembly.device, pad=True)[0]
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():

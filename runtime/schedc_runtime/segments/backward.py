@@ -16,6 +16,14 @@ from schedc_runtime.stage.engine import differentiate
 from schedc_runtime.stage.hooks import HookMark
 from schedc_runtime.stage.split import is_late
 
+_LOSS = -1
+"""Number of the graph of the loss, where segments have those from 0."""
+
+
+def _loss_key(microbatch: int) -> int:
+    """The key of the work that the loss of a microbatch leaves for W. Segments have keys from 0."""
+    return -1 - microbatch
+
 
 class BackwardSteps(SegmentedBase):
     """The micro-steps of a backward."""
@@ -30,7 +38,7 @@ class BackwardSteps(SegmentedBase):
             state.recorder.forwarded()
         if self.loss_fn is not None:
             if state.loss is not None and state.loss_gradient is not None:
-                differentiate((state.loss,), (state.loss_gradient,))
+                self._differentiate_loss(microbatch, state.loss, state.loss_gradient)
         else:
             positions = self._output.differentiable
             if len(gradients) != len(positions):
@@ -42,6 +50,13 @@ class BackwardSteps(SegmentedBase):
         for value, leaves in state.leaving:
             state.give(value, len(self.graph.nodes), leaves)
         state.leaving, state.sent, state.loss, state.loss_gradient = [], (), None, None
+
+    def _differentiate_loss(self, microbatch: int, edge: GradientEdge, gradient: Tensor) -> None:
+        """W computes the weight gradients of a loss function that multiplies, if the stage has a W."""
+        if self.shape.weights:
+            self._split.backward(_loss_key(microbatch), (edge,), (gradient,), graph=_LOSS, late=lambda parameter: True)
+        else:
+            differentiate((edge,), (gradient,))
 
     def run_backward(self, microbatch: int, node: int) -> None:
         """Compute the input gradients of a segment. `run_weight` computes its weight gradients."""
@@ -125,8 +140,11 @@ class BackwardSteps(SegmentedBase):
     def run_weight(self, microbatch: int, node: int) -> None:
         """Add the weight gradients of a segment to those of its parameters.
 
-        Segments that share a parameter add in descending order: a segment waits for those behind it.
+        Segments that share a parameter add in descending order: a segment waits for those behind it. The loss is behind
+        all of them.
         """
+        if (key := _loss_key(microbatch)) in self._split.pending:
+            self._split.weight(key)
         group = self.graph.sharing.get(node, (node,))
         waiting = self._waiting.setdefault(microbatch, set())
         waiting.add(node)

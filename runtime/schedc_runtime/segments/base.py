@@ -73,7 +73,8 @@ class SegmentedBase(Stage):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        return tuple(sorted({key // len(self.graph.nodes) for key in self._split.pending}))
+        keys = self._split.pending
+        return tuple(sorted({key // len(self.graph.nodes) if key >= 0 else -1 - key for key in keys}))
 
     def set_recomputation(self, plan: Recompute, *, count: bool = False) -> None:
         self.check_empty()

@@ -128,7 +128,8 @@ class ForwardSteps(SegmentedBase):
             state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
             state.sent = self._output.pack(result)
         if self.loss_fn is not None and (torch.is_grad_enabled() or state.target is not None):
-            with self.drawing(microbatch, len(self.graph.nodes)):
+            last_run = torch.is_grad_enabled() and state.kept is None  # a loss may add gradients at once
+            with self.drawing(microbatch, len(self.graph.nodes)), torch.set_grad_enabled(last_run):
                 loss = self.loss_fn(result, state.target)
             self._form_loss(microbatch, state, loss)
         state.took(tuple(here))

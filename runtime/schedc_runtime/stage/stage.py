@@ -150,7 +150,7 @@ class Stage:
             outputs, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
             return tuple([t.detach() for t in outputs])
         checkpoint = self._checkpoints.begin(device_holding(inputs))
-        outputs, _ = self._through(microbatch, inputs, target, loss_scale, save_nothing())
+        outputs, _ = self._through(microbatch, inputs, target, loss_scale, save_nothing(), again=True)
         self._checkpoints.end(checkpoint)
         self.kept[microbatch] = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
         return tuple([t.detach() for t in outputs])
@@ -174,14 +174,20 @@ class Stage:
         target: Any,
         loss_scale: float,
         within: AbstractContextManager[MicrobatchRecorder | None],
+        *,
+        again: bool = False,
     ) -> tuple[Sequence[Tensor], _BackwardState]:
-        """The outputs of a microbatch, and what its backward needs. within: decides what autograd saves."""
+        """The outputs of a microbatch, and what its backward needs.
+
+        within: decides what autograd saves. again: whether R will run all of this a second time.
+        """
         began = hook_mark() if self._defers else None
         leaves = self._detach(inputs)
         with self.drawing(microbatch):
             with within as recorder:
                 result = self._call(leaves)
-            loss = self.loss_fn(result, target) if self.loss_fn is not None else None
+            with torch.set_grad_enabled(not again):  # a loss may add gradients at once
+                loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
         differentiable = tuple([outputs[i] for i in self._output.differentiable])
         loss_gradient = None

@@ -1,0 +1,179 @@
+"""Cross entropy of hidden states and a head's weight, a chunk of rows at a time.
+
+    logits = x W^T + b        [chunk, V] in the type of x
+    loss   = log sum exp(logits) - logits[target]
+    g      = factor * (softmax(logits) - onehot(target)), 0 in rows with an ignored target
+    dx = g W      dW = sum over chunks of g^T x      db = sum over chunks of g
+
+Losses and sums over chunks are in float32, for float64 in float64. Nothing here asks the device for a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the loss of a row is.
+
+    chunk: rows whose logits are there at once. ignored: target of the rows that do not count.
+    after: what the model does with logits [chunk, V] before it returns them, element by element; None for nothing.
+    """
+
+    chunk: int
+    ignored: int = -100
+    after: Callable[[Tensor], Tensor] | None = None
+
+
+class Head(NamedTuple):
+    """The head's parameters: weight [V, H] and bias [V], which a head may lack."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def like(self, x: Tensor) -> Head:
+        """The same in the type of x [N, H]: that of autocast, where it is on."""
+        return Head(self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class Wanted(NamedTuple):
+    """Which gradients `gradients` computes."""
+
+    hidden: bool = True
+    weight: bool = True
+    bias: bool = True
+
+
+class Sums:
+    """The gradients of weight [V, H] and bias [V], summed over chunks in a wide type; None for one not wanted."""
+
+    def __init__(self, head: Head, wanted: Wanted, wide: torch.dtype, into: Tensor | None = None) -> None:
+        """into: [V, H] contiguous in ``wide``, to which the gradient of the weight is added; by default new zeros."""
+        weight, bias = head
+        self.weight = self.bias = None
+        if wanted.weight:
+            self.weight = torch.zeros_like(weight, dtype=wide) if into is None else into
+        if wanted.bias and bias is not None:
+            self.bias = torch.zeros_like(bias, dtype=wide)
+
+    def add(self, g: Tensor, narrow: Tensor, x: Tensor) -> None:
+        """Add a chunk. g: [chunk, V] wide. narrow: the same in the type of x. x: [chunk, H]."""
+        if self.bias is not None:
+            self.bias += g.sum(0)
+        if self.weight is None:
+            return
+        if x.dtype is not self.weight.dtype and x.is_cuda:
+            torch.ops.aten.addmm.dtype_out(self.weight, narrow.t(), x, self.weight.dtype, out=self.weight)
+        else:
+            self.weight.addmm_(g.t(), x.to(self.weight.dtype))
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of losses and sums for hidden states of ``dtype``."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Wraps what computes in the types that it is given. x: a tensor [...] on the device that computes."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def losses(x: Tensor, head: Head, targets: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """([] the sum of the losses, [N] log-sums of each row's logits).
+
+    x: [N, H] hidden states. targets: [N] whole numbers.
+    """
+    log_sums = x.new_empty(len(x), dtype=wide_type(x.dtype))
+    total = log_sums.new_zeros(())
+    for part in _parts(len(x), rule.chunk):
+        logits = _finished(_logits(x[part], head), rule)
+        log_sums[part] = torch.logsumexp(logits, -1)
+        total += _loss(logits, log_sums[part], targets[part], rule)
+    return total, log_sums
+
+
+def gradients(
+    x: Tensor,
+    head: Head,
+    targets: Tensor,
+    rule: Rule,
+    factor: Tensor | float,
+    *,
+    wanted: Wanted,
+    log_sums: Tensor | None = None,
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Sums]:
+    """([] the sum of the losses, [N, H] gradient of x, those of the head).
+
+    factor: what the sum of the losses is multiplied by before it is differentiated. into: see `Sums`.
+    log_sums: [N] as `losses` gave them; without them the losses are computed, else their sum is 0.
+    """
+    wide = wide_type(x.dtype)
+    total = x.new_zeros((), dtype=wide)
+    sums = Sums(head, wanted, wide, into)
+    x_grad = torch.empty_like(x) if wanted.hidden else None
+    for part in _parts(len(x), rule.chunk):
+        rows, target = x[part], targets[part]
+        plain = _logits(rows, head)
+        logits = _finished(plain, rule)
+        if log_sums is None:
+            row_sums = torch.logsumexp(logits, -1)
+            total += _loss(logits, row_sums, target, rule)
+        else:
+            row_sums = log_sums[part]
+        g = _through(plain, _logit_gradients(logits, row_sums, target, rule, factor), rule)
+        del plain, logits
+        narrow = g.to(x.dtype)
+        if x_grad is not None:
+            torch.mm(narrow, head.weight, out=x_grad[part])
+        sums.add(g, narrow, rows)
+    return total, x_grad, sums
+
+
+def _parts(rows: int, chunk: int) -> Iterator[slice]:
+    return (slice(first, min(first + chunk, rows)) for first in range(0, rows, chunk))
+
+
+def _logits(rows: Tensor, head: Head) -> Tensor:
+    return functional.linear(rows, head.weight, head.bias)
+
+
+def _finished(logits: Tensor, rule: Rule) -> Tensor:
+    """[chunk, V] the logits that the loss is of, in the wide type."""
+    return (logits if rule.after is None else rule.after(logits)).to(wide_type(logits.dtype))
+
+
+def _loss(logits: Tensor, log_sums: Tensor, targets: Tensor, rule: Rule) -> Tensor:
+    """[] the sum of the losses of a chunk's rows."""
+    counts = targets != rule.ignored
+    chosen = logits.gather(1, torch.where(counts, targets, 0).unsqueeze(1)).squeeze(1)
+    return torch.where(counts, log_sums - chosen, 0).sum()
+
+
+def _logit_gradients(logits: Tensor, log_sums: Tensor, targets: Tensor, rule: Rule, factor: Tensor | float) -> Tensor:
+    """[chunk, V] the gradient of the logits, in their memory."""
+    counts = targets != rule.ignored
+    g = logits.sub_(log_sums.unsqueeze(1)).exp_()
+    minus = torch.full_like(log_sums, -1).unsqueeze(1)
+    g.scatter_add_(1, torch.where(counts, targets, 0).unsqueeze(1), minus)
+    return g.mul_((counts.to(g.dtype) * factor).unsqueeze(1))
+
+
+def _through(plain: Tensor, g: Tensor, rule: Rule) -> Tensor:
+    """[chunk, V] the gradient of what the product gave, from that of what the model makes of it."""
+    if rule.after is None:
+        return g
+    with torch.enable_grad():
+        leaf = plain.detach().requires_grad_()
+        result = rule.after(leaf)
+    (grad,) = torch.autograd.grad(result, leaf, g.to(result.dtype))
+    return grad.to(g.dtype)
