@@ -22,7 +22,7 @@ from schedc_runtime.stage.additions import Leaf, leaf_of
 from schedc_runtime.stage.graph import GraphForm, Node
 from schedc_runtime.stage.recipes import Recipe, Slots, recipe_of
 from schedc_runtime.stage.recognition import Recognition
-from schedc_runtime.stage.saved_tensors import hooked
+from schedc_runtime.stage.saved_tensors import SavedName, hooked, saved_name
 
 PLAIN = frozenset(
     ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ToCopyBackward0")
@@ -49,15 +49,18 @@ class Product:
 
     number: the node's number. ways: [slots] where each gradient goes on. saved: names of the tensors that it needs.
     ends: whether I has nothing to run behind the node. in_python: whether it is a function written in Python.
+    leaves: [slots] the parameters of the ways; empty unless every way has one. passed: numbers of the nodes between.
     """
 
     number: int
     recipe: Recipe
     slots: Slots
     ways: tuple[Way, ...]
-    saved: tuple[str | int, ...]
+    saved: tuple[SavedName, ...]
     ends: bool
     in_python: bool
+    leaves: tuple[Leaf, ...] = ()
+    passed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,18 +146,19 @@ class _SlotSearch:
         ends = all(child < 0 or slot in slots for slot, (child, _) in enumerate(edges))
         in_python = isinstance(self.nodes[number], BackwardCFunction)
         ways = tuple(Way(slot, *edges[slot], None) for slot in slots)
-        return Product(number, recipe, slots, ways, tuple(saved), ends, in_python)
+        return Product(number, recipe, slots, ways, tuple(map(saved_name, saved)), ends, in_python)
 
     def shortened(self, product: Product) -> Product:
         """The product with ways that leave out a transpose in front of a parameter, which no other product uses."""
-        leaves = [self._turned(way.number) if way.slot in product.recipe.turns else -1 for way in product.ways]
-        return replace(
-            product,
-            ways=tuple(
-                way._replace(leaf=leaf_of(self.nodes[leaf])) if leaf >= 0 and leaves.count(leaf) == 1 else way
-                for way, leaf in zip(product.ways, leaves, strict=True)
-            ),
+        numbers = [self._turned(way.number) if way.slot in product.recipe.turns else -1 for way in product.ways]
+        ways = tuple(
+            way._replace(leaf=leaf_of(self.nodes[leaf])) if leaf >= 0 and numbers.count(leaf) == 1 else way
+            for way, leaf in zip(product.ways, numbers, strict=True)
         )
+        leaves = tuple(way.leaf for way in ways if way.leaf is not None)
+        if len(leaves) < len(ways):
+            return replace(product, ways=ways)
+        return replace(product, ways=ways, leaves=leaves, passed=tuple(way.number for way in ways))
 
     def _turned(self, number: int) -> int:
         """The number of the parameter whose transpose a node is; -1 for any other node."""

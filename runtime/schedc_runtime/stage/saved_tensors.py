@@ -38,32 +38,44 @@ class _ReadTwice(dict[Any, Any]):
             super().__setitem__(group, handle)
 
 
-def saved_tensor(node: Any, name: str | int) -> Tensor | Packed | None:
-    """The tensor [...] that ``node`` saved under ``name``, detached from its graph; None if it saved none.
+class SavedName(NamedTuple):
+    """Where a node keeps a saved tensor.
 
     name: a node of torch has ``_saved_NAME``; for a user's function it is the number among its saved tensors.
+    raw, attribute: the node's attributes with the tensor as autograd holds it, and with the tensor itself.
     """
+
+    name: str | int
+    raw: str
+    attribute: str
+
+
+def saved_name(name: str | int) -> SavedName:
+    """Where a node keeps the tensor that it saved under ``name``."""
     if isinstance(name, int):
-        raw, attribute = node._raw_saved_tensors[name], ""
-    else:
-        raw_attribute, attribute = _attributes(name)
-        raw = getattr(node, raw_attribute, None)
+        return SavedName(name, "_raw_saved_tensors", "saved_tensors")
+    return SavedName(name, f"_raw_saved_{name}", f"_saved_{name}")
+
+
+def saved_tensor(node: Any, where: SavedName) -> Tensor | Packed | None:
+    """The tensor [...] that ``node`` saved, detached from its graph; None if it saved none."""
+    name, raw_attribute, attribute = where
+    raw = getattr(node, raw_attribute, None)
+    if type(name) is int:
+        raw = raw[name]
     if raw is None:
         return None
     unpack = raw.unpack_hook
     if unpack is None:
-        tensor = getattr(node, attribute) if attribute else node.saved_tensors[name]
+        tensor = getattr(node, attribute)
+        if type(name) is int:
+            tensor = tensor[name]
         return None if tensor is None else tensor.detach()
     data = raw.data
     if is_checkpointed(data):
         data.handles = _ReadTwice(data.handles)
         return Packed(unpack, data, in_backward=True)
     return Packed(unpack, data, in_backward=isinstance(data, (SavedTensor, RegionOutput, RegionInner)))
-
-
-@cache
-def _attributes(name: str) -> tuple[str, str]:
-    return f"_raw_saved_{name}", f"_saved_{name}"
 
 
 def is_checkpointed(data: Any) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import chain
 
 import torch
@@ -77,7 +78,7 @@ class SplitBackward:
             return
         first = unhooked_from(began)
         groups = [[WeightWork(product, nodes, first) for product in group] for group in where.together]
-        with recomputed_once():
+        with recomputed_once() if any(work.packed for group in groups for work in group) else nullcontext():
             computed = _run_to_frontier(where, nodes, list(chain.from_iterable(groups)), edges, grads)
         now: list[AddedLater] = []
         late = late or is_late

@@ -40,15 +40,26 @@ class WeightWork:
         """What a node that leaves its own work (`Recipe.leaves`) has put here."""
         packed = False
         saved: dict[str | int, Any] = {}
-        for name in product.saved:
-            saved[name] = tensor = saved_tensor(node, name)
+        for where in product.saved:
+            saved[where[0]] = tensor = saved_tensor(node, where)
             if type(tensor) is Packed:
                 packed = True
         self.packed, self.saved = packed, saved
+        for leaf in product.leaves:
+            # A first gradient takes the whole chain: the engine then keeps it as it is, and does not copy it.
+            if leaf.parameter.grad is None:
+                break
+        else:
+            for number in product.passed:
+                if nodes[number]._sequence_nr() < unhooked_from:
+                    break
+            else:
+                if product.leaves:
+                    self.chain, self.turned = product.leaves, product.slots
+                    return
         chain: list[Leaf | GradientEdge] = []
         turned: Slots = ()
         for slot, number, output, leaf in product.ways:
-            # A first gradient takes the whole chain: the engine then keeps it as it is, and does not copy it.
             if leaf is None or leaf.parameter.grad is None or nodes[number]._sequence_nr() < unhooked_from:
                 chain.append(GradientEdge(nodes[number], output))
             else:
