@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from schedc_runtime.stage.hooks import hook_mark
+from schedc_runtime.stage.hooks import has_hooks, hook_mark
 from schedc_runtime.stage.split import SplitBackward
 
 WIDTH = 6
@@ -179,11 +179,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], float]] =
 class Splitting:
     """A model whose backwards are split. autocast: the type of its forwards, or None.
 
-    mark: whether the split knows when a forward began, so that it can do without hooks of its own.
+    mark: whether the split knows when a forward began, so that it can do without hooks of its own. late: which
+    gradients that I computes are added in W.
     """
 
-    def __init__(self, model: nn.Module, autocast: torch.dtype | None = None, mark: bool = True) -> None:
-        self.model, self.autocast, self.split, self.mark = model, autocast, SplitBackward(), mark
+    def __init__(
+        self, model: nn.Module, autocast: torch.dtype | None = None, mark: bool = True, late: Any = has_hooks
+    ) -> None:
+        self.model, self.autocast, self.split, self.mark, self.late = model, autocast, SplitBackward(), mark, late
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input as a leaf, and a scalar loss."""
@@ -196,7 +199,7 @@ class Splitting:
         """F and I of a microbatch; the gradient of its input."""
         began = hook_mark() if self.mark else None
         leaf, loss = self.forward(x)
-        self.split.backward(key, [get_gradient_edge(loss)], [torch.ones_like(loss)], began=began)
+        self.split.backward(key, [get_gradient_edge(loss)], [torch.ones_like(loss)], late=self.late, began=began)
         return leaf.grad
 
     def put_off(self, key: int) -> list[Tensor]:

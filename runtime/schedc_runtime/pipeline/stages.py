@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from schedc.ir.program import InstructionKind, Program
+from schedc.ir.op_tables import BACKWARD, WEIGHT
+from schedc.ir.program import InstructionKind, Program, computation
 from schedc.layout.parser import parse_layout
 from schedc.layout.parts import Layout
 from schedc_runtime.errors import RuntimeFault
@@ -104,7 +105,17 @@ def new_stage(
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
         return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
-    return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn)
+    alone = not any(index in shared.stages for shared in parts.shared)
+    in_order = program is None or (alone and weights_follow(program, index))
+    return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn, in_order=in_order)
+
+
+def weights_follow(program: Program, stage: int) -> bool:
+    """Whether the Ws of a stage come in the order of its Is, on every rank that holds it."""
+    schedule, _ = computation(program)
+    own = schedule.stage == stage
+    backward, weight = (np.flatnonzero(own & kinds[schedule.kind]) for kinds in (BACKWARD, WEIGHT))
+    return all(np.array_equal(column[backward], column[weight]) for column in (schedule.rank, schedule.microbatch))
 
 
 def _used_twice(parts: Partition, head: str, program: Program | None) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from schedc_runtime.stage.engine import differentiate
+from schedc_runtime.stage.engine import differentiate, edge_to
 from schedc_runtime.stage.graph import Node
 from schedc_runtime.stage.hooks import hooks_of
 
@@ -30,7 +30,7 @@ class Leaf:
 
 def leaf_of(node: Node) -> Leaf:
     """The leaf with this node."""
-    return Leaf(GradientEdge(node, 0), node.variable, *hooks_of(node))
+    return Leaf(edge_to(node), node.variable, *hooks_of(node))
 
 
 class Additions:
@@ -49,19 +49,24 @@ class Additions:
         self._edges: list[GradientEdge] = []
         self._grads: list[Tensor] = []
 
-    def add(self, leaf: Leaf, grad: Tensor) -> None:
-        """Add ``grad`` to the gradient of a parameter of its shape. A parameter comes at most once."""
+    def add(self, leaf: Leaf, grad: Tensor, *, own: bool = False) -> None:
+        """Add ``grad`` to the gradient of a parameter of its shape. A parameter comes at most once.
+
+        own: whether nobody else holds ``grad``, so that it may become the parameter's first gradient.
+        """
         parameter = leaf.parameter
-        total = parameter.grad
-        if (
-            type(total) is Tensor is type(grad)
-            and total.dtype is grad.dtype
-            and total.layout is torch.strided is grad.layout
-            and not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks or leaf.before or leaf.behind)
+        if type(grad) is not Tensor or (
+            parameter._backward_hooks or parameter._post_accumulate_grad_hooks or leaf.before or leaf.behind
         ):
+            self.run(leaf.edge, grad)
+            return
+        total = parameter.grad
+        if type(total) is Tensor and total.dtype is grad.dtype and total.layout is torch.strided is grad.layout:
             self._totals.append(total)
             self._summands.append(grad)
             self.bytes += grad.nbytes
+        elif total is None and own and _as_engine_keeps_it(grad, parameter):
+            parameter.grad = grad
         else:
             self.run(leaf.edge, grad)
 
@@ -78,3 +83,12 @@ class Additions:
                 torch._foreach_add_(self._totals, self._summands)
         if self._edges:
             differentiate(self._edges, self._grads)
+
+
+def _as_engine_keeps_it(grad: Tensor, parameter: Tensor) -> bool:
+    """Whether autograd's engine would take ``grad`` as a first gradient as it is, without a copy."""
+    return (
+        grad.dtype is parameter.dtype is getattr(parameter, "grad_dtype", grad.dtype)
+        and grad.layout is torch.strided is parameter.layout
+        and grad.stride() == parameter.stride()
+    )

@@ -61,10 +61,10 @@ def saved_tensor(node: Any, where: SavedName) -> Tensor | Packed | None:
     """The tensor [...] that ``node`` saved, detached from its graph; None if it saved none."""
     name, raw_attribute, attribute = where
     raw = getattr(node, raw_attribute, None)
-    if type(name) is int:
-        raw = raw[name]
     if raw is None:
         return None
+    if type(name) is int:
+        raw = raw[name]
     unpack = raw.unpack_hook
     if unpack is None:
         tensor = getattr(node, attribute)

@@ -4,9 +4,9 @@
         frontier it leaves the gradient of the output and what the product has saved. The graph is freed.
     W   per parameter: the product by its formula, then the chain by the engine, which fires the parameter's own hooks.
 
-No forward is replaced, and B is autograd's own backward: I + W give its bits. A gradient that I computes is added to
-its parameter in W, so that all gradients are summed in the order of W. Gradients of matrices are added in I: held until
-W, such a gradient would be as large as its parameter.
+No forward is replaced, and B is autograd's own backward: I + W give its bits. A gradient that I computes is added in I,
+so that nothing holds it. Where Ws come in another order than Is, W adds the gradients of vectors (`is_late`). Then they
+are summed in the order of W, as those of products are.
 
 Zero Bubble Pipeline Parallelism (Qi et al., 2023), section 2, for the split of backward into I and W.
 """
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from schedc_runtime.stage.additions import BATCH_BYTES, Additions, Leaf
-from schedc_runtime.stage.engine import differentiate, gradients_at
+from schedc_runtime.stage.engine import differentiate, edge_to, gradients_at
 from schedc_runtime.stage.frontier import Frontier, frontier
 from schedc_runtime.stage.graph import LEAF, Node, is_parameter, walk
 from schedc_runtime.stage.hooks import HookMark, before_node, has_hooks, unhooked_from, without_hooks
@@ -60,13 +60,13 @@ class SplitBackward:
         grads: Sequence[Tensor],
         *,
         graph: int = 0,
-        late: Callable[[nn.Parameter], bool] | None = None,
+        late: Callable[[nn.Parameter], bool] = has_hooks,
         began: HookMark | None = None,
     ) -> None:
         """I: the gradients of the graph's inputs, into their ``grad``; `weight` with the same key does the rest.
 
         grads: one per edge, of the shape of the edge's tensor. graph: number of the graph, where a stage has several.
-        late: whether W adds the gradient of a parameter that I has computed; by default `is_late`.
+        late: whether W adds the gradient of a parameter that I has computed; by default, if it has hooks.
         began: when the forward began. Without it each product is expected to have hooks, which costs more.
         """
         work = self.pending[key] = PendingWork([], deque())
@@ -80,12 +80,15 @@ class SplitBackward:
         groups = [[WeightWork(product, nodes, first) for product in group] for group in where.together]
         with recomputed_once() if any(work.packed for group in groups for work in group) else nullcontext():
             computed = _run_to_frontier(where, nodes, list(chain.from_iterable(groups)), edges, grads)
-        now: list[AddedLater] = []
-        late = late or is_late
-        for leaf, grad in zip(where.leaves, computed, strict=True):
-            if grad is not None:
-                (work.later if late(leaf.parameter) else now).append(AddedLater(leaf, grad))
-        _additions(now).finish()
+        sums = Additions()
+        for leaf, grad in zip(where.leaves, computed, strict=False):
+            if grad is None:
+                continue
+            if late(leaf.parameter):
+                work.later.append(AddedLater(leaf, grad))
+            else:
+                sums.add(leaf, grad)
+        sums.finish()
         work.products.extend(groups)
 
     def weight(self, key: int) -> None:
@@ -107,7 +110,7 @@ class SplitBackward:
                         if grad is None:
                             continue
                         if type(way) is Leaf:
-                            sums.add(way, grad)
+                            sums.add(way, grad, own=True)
                         else:
                             sums.run(way, grad)  # type: ignore[arg-type]
                 if sums.bytes >= BATCH_BYTES:
@@ -136,7 +139,11 @@ class SplitBackward:
 
 
 def is_late(parameter: nn.Parameter) -> bool:
-    """Whether W adds a gradient that I has computed: that of a vector, or of a parameter whose hook waits for it."""
+    """Whether W adds a gradient that I has computed, where Ws may come in another order than Is.
+
+    It adds that of a vector, and of a parameter whose hook waits for it. Held until W, the gradient of a matrix would
+    be as large as its parameter.
+    """
     return parameter.dim() <= 1 or has_hooks(parameter)
 
 
@@ -182,11 +189,11 @@ def _run_to_frontier(
             before_node(nodes[product.number], work.arrive)
         if product.in_python and not product.ends:
             nodes[product.number].gradient_waits = True
-    leaves = [GradientEdge(nodes[number], 0) for number in where.inputs]
+    leaves = [edge_to(nodes[number]) for number in where.inputs]
     wanted = [
         *leaves,
         *[leaf.edge for leaf in where.leaves],
-        *[GradientEdge(nodes[work.product.number], 0) for work in captured],
+        *[edge_to(nodes[work.product.number]) for work in captured],
     ]
     if not wanted and not woken:
         return ()

@@ -31,8 +31,8 @@ from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
 from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
 from schedc_runtime.stage.engine import differentiate, edge_of
-from schedc_runtime.stage.hooks import HookMark, hook_mark
-from schedc_runtime.stage.split import SplitBackward
+from schedc_runtime.stage.hooks import HookMark, has_hooks, hook_mark
+from schedc_runtime.stage.split import SplitBackward, is_late
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
@@ -69,6 +69,7 @@ class Stage:
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
     index, stages: this stage's number, and the number of stages. blocks: paths of the model's blocks in the module.
     loss_fn: loss of the last stage. Without one the last stage returns its output like any other.
+    in_order: whether the Ws come in the order of the Is. What I computes of parameters is then held by nobody.
 
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
@@ -81,8 +82,10 @@ class Stage:
         *,
         blocks: Sequence[str] = (),
         loss_fn: LossFunction | None = None,
+        in_order: bool = False,
     ) -> None:
         self.module, self.index, self.stages, self.blocks = module, index, stages, tuple(blocks)
+        self._late = has_hooks if in_order else is_late
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
@@ -227,7 +230,7 @@ class Stage:
         edges, grads = [edge for edge, _ in pairs], [grad for _, grad in pairs]
         if defer:
             self._defers = True
-            self._split.backward(microbatch, edges, grads, began=saved.began)
+            self._split.backward(microbatch, edges, grads, late=self._late, began=saved.began)
         elif pairs:
             differentiate(edges, grads)
         return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in saved.inputs])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedc_runtime.stage.additions import Leaf
+from schedc_runtime.stage.engine import edge_to
 from schedc_runtime.stage.frontier import Product
 from schedc_runtime.stage.graph import LEAF, Node
 from schedc_runtime.stage.hooks import has_hooks
@@ -32,40 +33,24 @@ class WeightWork:
     def __init__(self, product: Product, nodes: Sequence[Node], unhooked_from: int) -> None:
         node = nodes[product.number]
         self.product = product
-        self.order = order = node._sequence_nr()
-        self.unhooked = order >= unhooked_from
-        self.facts = product.recipe.facts(node, product.slots)
         self.grad: Tensor | None = None
         self.left: Any = None
         """What a node that leaves its own work (`Recipe.leaves`) has put here."""
-        packed = False
+        self.order = order = node._sequence_nr()
+        self.facts = product.recipe.facts(node, product.slots)
+        self.packed = False
         saved: dict[str | int, Any] = {}
+        self.saved = saved
         for where in product.saved:
             saved[where[0]] = tensor = saved_tensor(node, where)
             if type(tensor) is Packed:
-                packed = True
-        self.packed, self.saved = packed, saved
-        for leaf in product.leaves:
-            # A first gradient takes the whole chain: the engine then keeps it as it is, and does not copy it.
-            if leaf.parameter.grad is None:
-                break
+                self.packed = True
+        self.chain: tuple[Leaf | GradientEdge, ...]
+        if product.leaves and not _older(nodes, product.passed, unhooked_from):
+            self.unhooked, self.chain, self.turned = True, product.leaves, product.slots
         else:
-            for number in product.passed:
-                if nodes[number]._sequence_nr() < unhooked_from:
-                    break
-            else:
-                if product.leaves:
-                    self.chain, self.turned = product.leaves, product.slots
-                    return
-        chain: list[Leaf | GradientEdge] = []
-        turned: Slots = ()
-        for slot, number, output, leaf in product.ways:
-            if leaf is None or leaf.parameter.grad is None or nodes[number]._sequence_nr() < unhooked_from:
-                chain.append(GradientEdge(nodes[number], output))
-            else:
-                chain.append(leaf)
-                turned = (*turned, slot)
-        self.chain, self.turned = chain, turned
+            self.unhooked = order >= unhooked_from
+            self.chain, self.turned = _chain(product, nodes, unhooked_from)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
         """Take the gradient of the node's output. It is called before the node runs."""
@@ -86,7 +71,7 @@ class WeightWork:
 
     def take_turn(self) -> None:
         """Let the engine add the gradients in the order of the forward, however long the ways to the parameters are."""
-        self.chain = [_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.edges]
+        self.chain = tuple(_in_turn(edge, self.order) if edge.node.name() == LEAF else edge for edge in self.edges)
 
     def add(self) -> bool:
         """Add the gradient in the recipe's own way, if it has one and the parameter takes it; whether it did."""
@@ -112,6 +97,29 @@ class WeightWork:
         if self.turned:
             return product.recipe.product(product.slots, grad, self.saved, self.facts, self.turned)
         return product.recipe.product(product.slots, grad, self.saved, self.facts)
+
+
+def _older(nodes: Sequence[Node], numbers: Sequence[int], unhooked_from: int) -> bool:
+    """Whether one of the nodes may have a hook, since it is older than ``unhooked_from``."""
+    for number in numbers:  # noqa: SIM110 -- a generator costs as much as all else here
+        if nodes[number]._sequence_nr() < unhooked_from:
+            return True
+    return False
+
+
+def _chain(
+    product: Product, nodes: Sequence[Node], unhooked_from: int
+) -> tuple[tuple[Leaf | GradientEdge, ...], Slots]:
+    """[slots] where the gradients go on, and the slots whose gradients go on transposed."""
+    chain: list[Leaf | GradientEdge] = []
+    turned: Slots = ()
+    for slot, number, output, leaf in product.ways:
+        if leaf is None or nodes[number]._sequence_nr() < unhooked_from:
+            chain.append(edge_to(nodes[number], output))
+        else:
+            chain.append(leaf)
+            turned = (*turned, slot)
+    return tuple(chain), turned
 
 
 def _in_turn(leaf: GradientEdge, order: int) -> GradientEdge:
