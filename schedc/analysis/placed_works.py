@@ -7,30 +7,23 @@ leaves, JOINs of what leaves, STARTs of what comes, waits for messages, JOINs of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
 from schedc.ir.arrays import Floats, Int8, Int64, bincount
-from schedc.ir.works import FACTS, WorkKind, WorkLane, WorkRow, Works
+from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkKind, WorkLane, Works
 
 _PYTHON_CELL = 4e-6
 """Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
 
+_LANES = np.array([FACTS[kind].lane for kind in WorkKind])
 _COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
-
-
-class PlacedWork(NamedTuple):
-    """A work and its places. start, join: the gaps of its START and JOIN."""
-
-    work: WorkRow
-    start: int
-    join: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +35,28 @@ class PlacedWorks:
     join: Int64
 
     @classmethod
-    def of(cls, placed: Iterable[PlacedWork]) -> PlacedWorks:
-        """The works in the order of their STARTs. Inside a gap what leaves comes first, in the order of the JOINs."""
-        rows = sorted(placed, key=lambda row: (row.start, FACTS[row.work.kind].at_start, row.join, row.work))
-        gaps = np.array([(row.start, row.join) for row in rows], np.int64).reshape(-1, 2)
-        return cls(Works.of(row.work for row in rows), gaps[:, 0], gaps[:, 1])
+    def of(
+        cls,
+        kind: Int8,
+        stage: Int64,
+        microbatch: Int64,
+        bytes: Floats,
+        start: Int64,
+        join: Int64,
+    ) -> PlacedWorks:
+        """The works in the order of their STARTs. Inside a gap what leaves comes first, in the order of the JOINs.
+
+        All [works]; start, join: gaps; bytes: memory that moves.
+        """
+        order = np.lexsort((microbatch, stage, join, kind, start))
+        columns = (kind, _LANES[kind], stage, microbatch, bytes)
+        typed = [column[order].astype(dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)]
+        return cls(Works(*typed), start[order], join[order])
+
+    @classmethod
+    def none(cls) -> PlacedWorks:
+        """No works."""
+        return cls(NO_WORKS, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.works)
@@ -91,6 +101,16 @@ class PlacedWorks:
         place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
         order = np.lexsort((work, place, gap))
         return Events(gap[order], work[order], place[order].astype(np.int8))
+
+
+def together(parts: Sequence[PlacedWorks]) -> PlacedWorks:
+    """All works of several parts in one order."""
+    if not parts:
+        return PlacedWorks.none()
+    names = [name for name in DTYPES if name != "lane"]
+    works = {name: np.concatenate([getattr(part.works, name) for part in parts]) for name in names}
+    places = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "join")}
+    return PlacedWorks.of(**works, **places)
 
 
 @dataclass(frozen=True, eq=False)

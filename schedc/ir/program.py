@@ -203,7 +203,7 @@ class Program(Columns):
         them together are larger than everything else.
         """
         program = object.__new__(cls)
-        vars(program).update(fields, _deferred=columns, works=NO_WORKS, work=_no_work(fields["kind"]))
+        vars(program).update({"works": NO_WORKS, "work": _no_work(fields["kind"])}, _deferred=columns, **fields)
         return program
 
     if not TYPE_CHECKING:  # other names than those of fields stay unknown

@@ -109,3 +109,64 @@ def fill(
             kind[row], thing[row] = _REDUCE, cells + 2 * messages + summed
             row, summed = row + 1, summed + 1
         stream_start[rank + 1] = row
+
+
+def choose_moves(
+    held: Any, room: Any, rank_start: Any, first: Any, made: Any, used: Any, bytes: Any, left: Any
+) -> None:
+    """Fills ``left``, [stays], of those that leave, and lowers ``held``; see `schedc.passes.place_offload`.
+
+    first: [P + 1] first stay of each rank. Of the stays on the device the one with the last use leaves.
+    """
+    by_use = np.full(held.size, -1, np.int64)
+    for own in range(room.size):
+        stay, last = first[own], -1
+        for cell in range(rank_start[own], rank_start[own + 1]):
+            while stay < first[own + 1] and made[stay] < cell:
+                by_use[used[stay]] = stay
+                last = max(last, used[stay])
+                stay += 1
+            while held[cell] > room[own] * (1 + 1e-12):
+                while last > cell and by_use[last] < 0:
+                    last -= 1
+                if last <= cell:
+                    break
+                leaving = by_use[last]
+                by_use[last] = -1
+                left[leaving] = cell
+                for other in range(cell, used[leaving]):
+                    held[other] -= bytes[leaving]
+
+
+def give_time(
+    held: Any, most: Any, first: Any, made: Any, used: Any, bytes: Any, left: Any, back: Any, by_use: Any, start: Any,
+    end: Any, time_out: float, time_back: float,
+) -> None:  # fmt: skip
+    """Raises ``left`` and lowers ``back``, [stays], where there is room; see `schedc.passes.place_offload`.
+
+    by_use: [stays] those of each rank in the order of their uses.
+    """
+    latest = np.empty(made.size)
+    for own in range(most.size):
+        limit, free = most[own] * (1 + 1e-12), 0.0
+        for stay in range(first[own], first[own + 1]):
+            if left[stay] >= 0:
+                free = max(free, end[made[stay]]) + bytes[stay] * time_out
+                while left[stay] < back[stay] and end[left[stay] - 1] < free:
+                    if held[left[stay]] + bytes[stay] > limit:
+                        break
+                    held[left[stay]] += bytes[stay]
+                    left[stay] += 1
+        before = np.inf
+        for place in range(first[own + 1] - 1, first[own] - 1, -1):
+            stay = by_use[place]
+            if 0 <= left[stay] < back[stay]:
+                before = min(start[used[stay]], before) - bytes[stay] * time_back
+                latest[stay] = before
+        for place in range(first[own], first[own + 1]):
+            stay = by_use[place]
+            while 0 <= left[stay] < back[stay] and end[back[stay] - 1] > latest[stay]:
+                if held[back[stay] - 1] + bytes[stay] > limit:
+                    break
+                back[stay] -= 1
+                held[back[stay]] += bytes[stay]

@@ -7,47 +7,47 @@ choice keeps some room, and offloads may then join later and fetches start earli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import PlacedWork
-from schedc.ir.arrays import Floats
+from schedc.analysis.numba_kernels import kernels
+from schedc.analysis.placed_works import PlacedWorks
+from schedc.ir.arrays import Bools, Floats, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
-from schedc.ir.works import WorkKind, WorkLane, WorkRow
+from schedc.ir.works import WorkKind
+from schedc.passes import loops
 
-
-class Stay(NamedTuple):
-    """Activations between two cells of their rank that use them. Cells are numbered from 0 on the rank.
-
-    made, used: the cell behind which they may leave, and the one that reads them next. bytes: what would move.
-    """
-
-    made: int
-    used: int
-    stage: int
-    microbatch: int
-    bytes: float
-
-
-@dataclass
-class Move:
-    """A stay that the host has in part. left: the first cell without it on the device; back: the cell in front of
-    which its fetch starts."""
-
-    stay: Stay
-    left: int
-    back: int
+_PYTHON_CELL = 5e-6
+"""Seconds that the interpreted loops take for a cell, roughly: what decides whether to load the compiled ones."""
 
 
 @dataclass(frozen=True, eq=False)
-class RankTimes:
-    """Times of a rank's cells in a step without works, and of what moves.
+class Stays:
+    """Activations between two cells of their rank that use them, in the order of the cells that made them.
+
+    made, used: [stays] the cell behind which they may leave, and the one that reads them next. stage, microbatch:
+    [stays]. bytes: [stays] memory that would move. No two are used by one cell.
+    """
+
+    made: Int64
+    used: Int64
+    stage: Int64
+    microbatch: Int64
+    bytes: Floats
+
+    def only(self, which: Bools | Int64) -> Stays:
+        """These stays alone."""
+        made, used, stage, microbatch = (x[which] for x in (self.made, self.used, self.stage, self.microbatch))
+        return Stays(made, used, stage, microbatch, self.bytes[which])
+
+
+@dataclass(frozen=True, eq=False)
+class LaneSpeeds:
+    """Times of the cells in a step without works, and of what moves.
 
     start, end: [cells]; out, back: time that a unit of memory takes to the host, and back.
     """
@@ -58,86 +58,75 @@ class RankTimes:
     back: float
 
 
-def stays_of(dependencies: Dependencies, rank: int, held: Floats, until_recomputed: Floats) -> list[Stay]:
-    """What a rank holds of each microbatch between two cells that use it.
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Stays that the host has in part.
+
+    left: [moves] the first cell without it on the device. back: [moves] the cell in front of which its fetch starts.
+    """
+
+    stays: Stays
+    left: Int64
+    back: Int64
+
+    def placed(self, dependencies: Dependencies) -> PlacedWorks:
+        """The offload and the fetch of each move, at their gaps."""
+        stays, rank = self.stays, dependencies.rank[self.stays.made]
+        gaps = [column + rank for column in (stays.made + 1, self.left, self.back, stays.used)]
+        kinds = [np.full(self.left.size, int(kind), np.int8) for kind in (WorkKind.OFFLOAD, WorkKind.FETCH)]
+        stage, microbatch = (np.concatenate([column, column]) for column in (stays.stage, stays.microbatch))
+        start, join = np.concatenate(gaps[::2]), np.concatenate(gaps[1::2])
+        sizes = np.concatenate([stays.bytes, stays.bytes])
+        return PlacedWorks.of(np.concatenate(kinds), stage, microbatch, sizes, start, join)
+
+
+def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats) -> Stays:
+    """What the ranks hold of each microbatch between its forward and what reads it next.
 
     held: [stages] memory held from a forward to its backward; until_recomputed: [stages] from a forward to its R.
     Between an R and its backward nothing moves.
     """
-    schedule, low = dependencies.schedule, int(dependencies.rank_start[rank])
-    rows = slice(int(schedule.rank_start[rank]), int(schedule.rank_start[rank + 1]))
-    kinds, stages, microbatches = schedule.kind[rows], schedule.stage[rows], schedule.microbatch[rows]
-    cells = dependencies.cell_of[rows] - low
-    made: dict[tuple[int, int], int] = {}
-    stays = []
-    columns = (kinds.tolist(), stages.tolist(), microbatches.tolist(), cells.tolist())
-    for kind, stage, microbatch, cell in zip(*columns, strict=True):
-        if kind == OpKind.F:
-            made[stage, microbatch] = cell
-        elif (kind == OpKind.R or BACKWARD[kind]) and (stage, microbatch) in made:
-            size = float((until_recomputed if kind == OpKind.R else held)[stage])
-            stay = Stay(made.pop((stage, microbatch)), cell, stage, microbatch, size)
-            if size > 0:
-                stays.append(stay)
-    return stays
+    schedule = dependencies.schedule
+    slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
+    made, used = np.full((2, schedule.stages * schedule.microbatches), -1, np.int64)
+    recomputed = np.zeros(made.size, bool)
+    for table, chosen in ((made, schedule.kind == OpKind.F), (used, BACKWARD[schedule.kind])):
+        table[slot[chosen]] = dependencies.cell_of[chosen]
+    again = schedule.kind == OpKind.R
+    used[slot[again]], recomputed[slot[again]] = dependencies.cell_of[again], True
+    slots = np.flatnonzero((made >= 0) & (used >= 0))
+    stage = slots // schedule.microbatches
+    size = np.where(recomputed[slots], until_recomputed[stage], held[stage])
+    stays = Stays(made[slots], used[slots], stage, slots % schedule.microbatches, size)
+    order = np.argsort(stays.made, kind="stable")
+    return stays.only(order[size[order] > 0])
 
 
-def choose_moves(held: Floats, stays: Iterable[Stay], cap: float) -> list[Move]:
-    """What leaves so that cells hold no more than ``cap``; lowers ``held``, [cells] the most memory inside each.
+def choose_moves(
+    dependencies: Dependencies, stays: Stays, held: Floats, room: Floats, most: Floats, speeds: LaneSpeeds
+) -> Moves:
+    """What leaves so that cells hold no more than ``room``; lowers ``held``, [cells] the most memory inside each.
 
     Each leaves in front of the first cell that lacks room, and is back in front of its use. A cell where nothing can
-    leave stays above the cap: the caller sees it in ``held``.
+    leave stays above: the caller sees it in ``held``. Then offloads join later and fetches start earlier, as long as
+    their lanes need in a step without waits, and as far as ``most`` has room. A move that this makes needless is
+    left out. room, most: [P] memory.
     """
-    waiting = sorted(stays, reverse=True)
-    present: list[tuple[int, Stay]] = []
-    moves = []
-    for cell in range(held.size):
-        while waiting and waiting[-1].made < cell:
-            stay = waiting.pop()
-            heappush(present, (-stay.used, stay))
-        while held[cell] > cap * (1 + 1e-12) and present and -present[0][0] > cell:
-            _, stay = heappop(present)
-            held[cell : stay.used] -= stay.bytes
-            moves.append(Move(stay, cell, stay.used))
-    return moves
+    left, back = np.full(stays.made.size, -1, np.int64), stays.used.copy()
+    if not stays.made.size:
+        return Moves(stays, left, back)
+    bounds = np.searchsorted(stays.made, dependencies.rank_start)
+    loop = kernels(held.size * _PYTHON_CELL)
+    choose, give = (loop.jit(loops.choose_moves), loop.jit(loops.give_time)) if loop else _INTERPRETED
+    ranks = dependencies.rank_start
+    choose(held, room, ranks, bounds, stays.made, stays.used, stays.bytes, left)
+    by_use = np.lexsort((stays.used, dependencies.rank[stays.made]))
+    give(
+        held, most, bounds, stays.made, stays.used, stays.bytes, left, back, by_use, speeds.start, speeds.end,
+        speeds.out, speeds.back,
+    )  # fmt: skip
+    moving = np.flatnonzero((left >= 0) & (left < back))
+    return Moves(stays.only(moving), left[moving], back[moving])
 
 
-def give_time(moves: Sequence[Move], held: Floats, cap: float, times: RankTimes) -> list[Move]:
-    """The moves with later JOINs of offloads and earlier STARTs of fetches, where ``cap`` has room.
-
-    Raises ``held``, [cells] the most memory inside each.
-    Nothing moves longer than the lanes need in a step without waits. A move that room makes needless is left out.
-    """
-    most = cap * (1 + 1e-12)
-    free = 0.0
-    for move in sorted(moves, key=lambda move: move.stay):
-        stay = move.stay
-        free = max(free, times.end[stay.made]) + stay.bytes * times.out
-        while move.left < move.back and times.end[move.left - 1] < free and held[move.left] + stay.bytes <= most:
-            held[move.left] += stay.bytes
-            move.left += 1
-    moves = [move for move in moves if move.left < move.back]
-    latest: dict[int, float] = {}
-    before = np.inf
-    by_use = sorted(range(len(moves)), key=lambda i: moves[i].stay.used)
-    for i in reversed(by_use):
-        before = min(times.start[moves[i].stay.used], before) - moves[i].stay.bytes * times.back
-        latest[i] = before
-    for i in by_use:
-        move = moves[i]
-        size = move.stay.bytes
-        while move.left < move.back and times.end[move.back - 1] > latest[i] and held[move.back - 1] + size <= most:
-            move.back -= 1
-            held[move.back] += size
-    return [move for move in moves if move.left < move.back]
-
-
-def works_of(moves: Iterable[Move], dependencies: Dependencies, rank: int) -> Iterator[PlacedWork]:
-    """The offload and the fetch of each move of a rank, at their gaps."""
-    gap = int(dependencies.rank_start[rank]) + rank
-    for move in moves:
-        _, _, stage, microbatch, size = move.stay
-        offload = WorkRow(WorkKind.OFFLOAD, WorkLane.D2H, stage, microbatch, size)
-        fetch = WorkRow(WorkKind.FETCH, WorkLane.H2D, stage, microbatch, size)
-        yield PlacedWork(offload, gap + move.stay.made + 1, gap + move.left)
-        yield PlacedWork(fetch, gap + move.back, gap + move.stay.used)
+_INTERPRETED: tuple[Any, Any] = (loops.choose_moves, loops.give_time)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.placed_works import LaneTimes, PlacedWork, PlacedWorks, run_with_works
+from schedc.analysis.dependencies import Dependencies, reduce_by_rank
+from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works, together
 from schedc.analysis.timeline import durations, run_durations
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
@@ -18,7 +18,7 @@ from schedc.ir.arrays import Floats, bincount
 from schedc.ir.works import WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.passes.place_offload import Move, RankTimes, Stay, choose_moves, give_time, stays_of, works_of
+from schedc.passes.place_offload import LaneSpeeds, Stays, choose_moves, stays_of
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import kept_per_stage
 from schedc.plan.peak_memory import extra_memory, held_inside, standing_memory
@@ -67,15 +67,13 @@ class _Step:
     start: Floats
     end: Floats
 
-    def stays(self, rank: int) -> list[Stay]:
-        return stays_of(self.dependencies, rank, self.costs.activation, self.costs.recomputed)
+    @property
+    def speeds(self) -> LaneSpeeds:
+        return LaneSpeeds(self.start, self.end, *times_of(self.host))
 
-    def cells(self, rank: int) -> slice:
-        return slice(int(self.dependencies.rank_start[rank]), int(self.dependencies.rank_start[rank + 1]))
-
-    def times(self, rank: int) -> RankTimes:
-        out, back = times_of(self.host)
-        return RankTimes(self.start[self.cells(rank)], self.end[self.cells(rank)], out, back)
+    @property
+    def stays(self) -> Stays:
+        return stays_of(self.dependencies, self.costs.activation, self.costs.recomputed)
 
     def priced(self, placed: PlacedWorks, kept_free: int | None) -> Offloading:
         time = placed.works.bytes * np.array(times_of(self.host))[placed.works.lane]
@@ -124,27 +122,25 @@ def _as_written(directives: Directives, plan: Attachments, step: _Step) -> Place
     schedule = step.dependencies.schedule
     kept = kept_per_stage(plan.offload, schedule.stages, schedule.placement)
     named = {number for rule in plan.offload if rule.scope == "stage" for number in rule.numbers}
-    works: list[PlacedWork] = []
-    for rank in range(schedule.ranks):
-        moves: list[Move] = []
-        stays = step.stays(rank)
-        for stage in sorted({stay.stage for stay in stays} & kept.keys()):
-            own = [stay for stay in stays if stay.stage == stage]
-            if stage in named and all(stay.used - stay.made < 2 for stay in own):
-                raise DiagnosticError([_read_at_once(directives, own[0])])
-            idle = np.zeros(step.start[step.cells(rank)].size + 1)
-            np.add.at(idle, [stay.made + 1 for stay in own], [stay.bytes for stay in own])
-            np.add.at(idle, [stay.used for stay in own], [-stay.bytes for stay in own])
-            held, size = np.cumsum(idle)[:-1], max(stay.bytes for stay in own)
-            chosen = choose_moves(held, own, kept[stage] * size)
-            moves += give_time(chosen, held, (kept[stage] + _ON_THE_WAY) * size, step.times(rank))
-        works += works_of(moves, step.dependencies, rank)
-    return PlacedWorks.of(works)
+    stays, speeds = step.stays, step.speeds
+    moves = []
+    for stage in sorted(set(stays.stage.tolist()) & kept.keys()):
+        own = stays.only(stays.stage == stage)
+        if stage in named and (own.used - own.made < 2).all():
+            raise DiagnosticError([_read_at_once(directives, stage, int(own.microbatch[0]))])
+        idle = np.zeros(len(step.dependencies) + 1)
+        np.add.at(idle, own.made + 1, own.bytes)
+        np.add.at(idle, own.used, -own.bytes)
+        places = np.full(schedule.ranks, own.bytes.max())
+        room, most = kept[stage] * places, (kept[stage] + _ON_THE_WAY) * places
+        held = np.cumsum(idle)[:-1]
+        moves.append(choose_moves(step.dependencies, own, held, room, most, speeds).placed(step.dependencies))
+    return together(moves)
 
 
-def _read_at_once(directives: Directives, stay: Stay) -> Diagnostic:
-    message = f"stage {stay.stage} reads at once what its forward leaves, and nothing of it can leave"
-    note = f"{stay.stage}F{stay.microbatch} and its backward follow each other on their rank"
+def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagnostic:
+    message = f"stage {stage} reads at once what its forward leaves, and nothing of it can leave"
+    note = f"{stage}F{microbatch} and its backward follow each other on their rank"
     help = "offload stages that hold several microbatches: those of the first ranks"
     label = Label(directives.span("offload"))
     return Diagnostic("S155", message, label, notes=(note,), help=help, source=directives.tree.source)
@@ -153,21 +149,19 @@ def _read_at_once(directives: Directives, stay: Stay) -> Diagnostic:
 def _chosen(step: _Step, room: Floats) -> Offloading:
     """The shortest step of those that keep some places free; fewer places, and so fewer moves, where it is the same.
 
-    room: [P] memory for activations.
+    room: [P] memory for activations. Ranks that fit move nothing.
     """
     best: Offloading | None = None
+    dependencies, stays, speeds = step.dependencies, step.stays, step.speeds
+    fitting = reduce_by_rank(np.maximum, step.held, dependencies.rank_start) <= room * (1 + 1e-12)
+    place = np.zeros(room.size)
+    np.maximum.at(place, dependencies.rank[stays.made], stays.bytes)
     for kept_free in _KEPT_FREE:
-        works: list[PlacedWork] = []
-        fits = True
-        for rank in range(room.size):
-            held, stays = step.held[step.cells(rank)].copy(), step.stays(rank)
-            reserve = kept_free * max((stay.bytes for stay in stays), default=0.0)
-            if held.max(initial=0.0) <= room[rank] * (1 + 1e-12):
-                continue
-            moves = choose_moves(held, stays, max(room[rank] - reserve, 0.0))
-            fits &= bool(held.max() <= room[rank] * (1 + 1e-12))
-            works += works_of(give_time(moves, held, room[rank], step.times(rank)), step.dependencies, rank)
-        offloading = step.priced(PlacedWorks.of(works), kept_free)
+        held = step.held.copy()
+        reserved = np.where(fitting, np.inf, np.maximum(room - kept_free * place, 0.0))
+        moves = choose_moves(dependencies, stays, held, reserved, np.where(fitting, np.inf, room), speeds)
+        fits = bool((held <= room[dependencies.rank] * (1 + 1e-12)).all())
+        offloading = step.priced(moves.placed(dependencies), kept_free)
         if best is None or (fits and offloading.makespan < best.makespan * (1 - 1e-9)):
             best = offloading
         if not fits or best.makespan <= best.uncapped * (1 + 1e-9):

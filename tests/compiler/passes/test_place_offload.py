@@ -26,7 +26,7 @@ from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.insert_works import insert_works
-from schedc.passes.place_offload import RankTimes, choose_moves, give_time, stays_of, works_of
+from schedc.passes.place_offload import LaneSpeeds, choose_moves, stays_of
 from support.random_schedules import random_schedule, with_recomputation
 from support.sweeps import swept
 
@@ -38,17 +38,11 @@ def placed_under(dependencies: Dependencies, costs: Costs, cap: float, move: flo
     schedule = dependencies.schedule
     of_stage = costs.resolved(schedule.stages)
     start, end = run_durations(dependencies, durations(dependencies, of_stage), of_stage.p2p)
-    inside = measure_memory(schedule, costs, dependencies).memory_inside
-    works = []
-    for rank in range(schedule.ranks):
-        cells = slice(int(dependencies.rank_start[rank]), int(dependencies.rank_start[rank + 1]))
-        held = inside[cells].copy()
-        moves = choose_moves(
-            held, stays_of(dependencies, rank, of_stage.activation, of_stage.recomputed), cap - kept_free
-        )
-        moves = give_time(moves, held, cap, RankTimes(start[cells], end[cells], move, move))
-        works += list(works_of(moves, dependencies, rank))
-    return PlacedWorks.of(works)
+    held = measure_memory(schedule, costs, dependencies).memory_inside.copy()
+    stays = stays_of(dependencies, of_stage.activation, of_stage.recomputed)
+    most = np.full(schedule.ranks, float(cap))
+    speeds = LaneSpeeds(start, end, move, move)
+    return choose_moves(dependencies, stays, held, most - kept_free, most, speeds).placed(dependencies)
 
 
 def schedule_of(name: str, **sizes: int) -> Schedule:
@@ -185,7 +179,7 @@ def test_programs_with_works_go_through_every_form() -> None:
     plain = insert_communication(schedule, costs, dependencies)
     program = insert_works(plain, dependencies, placed)
     assert len(placed) > 0
-    assert insert_works(plain, dependencies, PlacedWorks.of(())) is plain
+    assert insert_works(plain, dependencies, PlacedWorks.none()) is plain
     assert parse_program(print_program(program)) == program
     assert program_from_json(program_to_json(program)) == program
     assert program_from_npz(program_to_npz(program)) == program
