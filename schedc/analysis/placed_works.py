@@ -16,13 +16,14 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
-from schedc.ir.arrays import Floats, Int8, Int64, bincount
+from schedc.ir.arrays import Floats, Int8, Int32, Int64, bincount
 from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkKind, WorkLane, Works
 
 _PYTHON_CELL = 4e-6
 """Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
 
 _LANES = np.array([FACTS[kind].lane for kind in WorkKind])
+_PLACES = 4
 _COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
 
 
@@ -38,11 +39,11 @@ class PlacedWorks:
     def of(
         cls,
         kind: Int8,
-        stage: Int64,
-        microbatch: Int64,
+        stage: Int32,
+        microbatch: Int32,
         bytes: Floats,
-        start: Int64,
-        join: Int64,
+        start: Int32 | Int64,
+        join: Int32 | Int64,
     ) -> PlacedWorks:
         """The works in the order of their STARTs. Inside a gap what leaves comes first, in the order of the JOINs.
 
@@ -51,7 +52,7 @@ class PlacedWorks:
         order = np.lexsort((microbatch, stage, join, kind, start))
         columns = (kind, _LANES[kind], stage, microbatch, bytes)
         typed = [column[order].astype(dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)]
-        return cls(Works(*typed), start[order], join[order])
+        return cls(Works(*typed), start[order].astype(np.int64), join[order].astype(np.int64))
 
     @classmethod
     def none(cls) -> PlacedWorks:
@@ -99,7 +100,7 @@ class PlacedWorks:
         join = np.arange(gap.size) >= len(self)
         comes = self.comes[work]
         place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
-        order = np.lexsort((work, place, gap))
+        order = np.argsort(gap * _PLACES + place, kind="stable")
         return Events(gap[order], work[order], place[order].astype(np.int8))
 
 

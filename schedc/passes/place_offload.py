@@ -15,7 +15,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.placed_works import PlacedWorks
-from schedc.ir.arrays import Bools, Floats, Int64
+from schedc.ir.arrays import Bools, Floats, Int32, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.works import WorkKind
@@ -33,10 +33,10 @@ class Stays:
     [stays]. bytes: [stays] memory that would move. No two are used by one cell.
     """
 
-    made: Int64
-    used: Int64
-    stage: Int64
-    microbatch: Int64
+    made: Int32
+    used: Int32
+    stage: Int32
+    microbatch: Int32
     bytes: Floats
 
     def only(self, which: Bools | Int64) -> Stays:
@@ -66,8 +66,8 @@ class Moves:
     """
 
     stays: Stays
-    left: Int64
-    back: Int64
+    left: Int32
+    back: Int32
 
     def placed(self, dependencies: Dependencies) -> PlacedWorks:
         """The offload and the fetch of each move, at their gaps."""
@@ -87,19 +87,18 @@ def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats)
     Between an R and its backward nothing moves.
     """
     schedule = dependencies.schedule
-    slot = schedule.stage.astype(np.int64) * schedule.microbatches + schedule.microbatch
-    made, used = np.full((2, schedule.stages * schedule.microbatches), -1, np.int64)
-    recomputed = np.zeros(made.size, bool)
-    for table, chosen in ((made, schedule.kind == OpKind.F), (used, BACKWARD[schedule.kind])):
-        table[slot[chosen]] = dependencies.cell_of[chosen]
-    again = schedule.kind == OpKind.R
-    used[slot[again]], recomputed[slot[again]] = dependencies.cell_of[again], True
-    slots = np.flatnonzero((made >= 0) & (used >= 0))
-    stage = slots // schedule.microbatches
-    size = np.where(recomputed[slots], until_recomputed[stage], held[stage])
-    stays = Stays(made[slots], used[slots], stage, slots % schedule.microbatches, size)
-    order = np.argsort(stays.made, kind="stable")
-    return stays.only(order[size[order] > 0])
+    shape = schedule.stages, schedule.microbatches
+    used, recomputed = np.full(shape, -1, np.int32), np.zeros(shape, bool)
+    for chosen, again in ((BACKWARD[schedule.kind], False), (schedule.kind == OpKind.R, True)):
+        rows = np.flatnonzero(chosen)
+        slot = schedule.stage[rows], schedule.microbatch[rows]
+        used[slot], recomputed[slot] = dependencies.cell_of[rows], again
+    forward = np.flatnonzero(schedule.kind == OpKind.F)
+    stage, microbatch = schedule.stage[forward], schedule.microbatch[forward]
+    size = np.where(recomputed[stage, microbatch], until_recomputed[stage], held[stage])
+    stays = Stays(dependencies.cell_of[forward], used[stage, microbatch], stage, microbatch, size)
+    moving = (size > 0) & (stays.used >= 0)
+    return stays if moving.all() else stays.only(moving)
 
 
 def choose_moves(
@@ -112,7 +111,7 @@ def choose_moves(
     their lanes need in a step without waits, and as far as ``most`` has room. A move that this makes needless is
     left out. room, most: [P] memory.
     """
-    left, back = np.full(stays.made.size, -1, np.int64), stays.used.copy()
+    left, back = np.full(stays.made.size, -1, np.int32), stays.used.copy()
     if not stays.made.size:
         return Moves(stays, left, back)
     bounds = np.searchsorted(stays.made, dependencies.rank_start)
