@@ -65,8 +65,6 @@ def held(stage: Stage, microbatch: int) -> Bytes:
 def _runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:
     """The tensors to which the runtime itself refers."""
     yield from _tensors(list(state.values.values()))
-    yield from state.sent
-    yield from (leaf for _, leaves in state.leaving for leaf in leaves)
     for done in state.done.values():
         yield from _tensors([leaf for leaves in getattr(done, "leaves", ()) for leaf in leaves])
         yield from _tensors(getattr(done, "route", None))

@@ -44,9 +44,8 @@ class BackwardSteps(SegmentedBase):
             if len(gradients) != len(positions):
                 raise StageError(f"stage {self.index}: {len(gradients)} output gradients for {len(positions)} outputs")
             for position, gradient in zip(positions, gradients, strict=True):
-                leaf = state.sent[position]
-                if gradient is not None and leaf.requires_grad:
-                    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+                if gradient is not None and (taken := state.sent[position]) is not None:
+                    taken.add(gradient)
         for value, leaves in state.leaving:
             state.give(value, len(self.graph.nodes), leaves)
         state.leaving, state.sent, state.loss, state.loss_gradient = [], (), None, None

@@ -29,7 +29,8 @@ from schedc_runtime.segments.in_flight import (
 from schedc_runtime.segments.recompute import SegmentRecompute
 from schedc_runtime.stage.engine import edge_of
 from schedc_runtime.stage.hooks import hook_mark
-from schedc_runtime.stage.stage import KeptInputs, check_loss, device_holding
+from schedc_runtime.stage.stage import WRITTEN, KeptInputs, check_loss, device_holding
+from schedc_runtime.stage.taken import Taken
 
 
 class ForwardSteps(SegmentedBase):
@@ -120,13 +121,15 @@ class ForwardSteps(SegmentedBase):
     def outputs(self, microbatch: int) -> Tensors:
         """The tensors of the output boundary, detached. The last stage computes the loss from them."""
         state = self._state(microbatch)
-        here = {value: own_leaves(state.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)}
+        enter = not_held if torch.is_grad_enabled() and self.loss_fn is not None else own_leaves
+        here: dict[int, tuple[Any, Any]] = {
+            value: enter(state.value(value, len(self.graph.nodes))) for value in set(self.graph.leaving)
+        }
         result = fx.node.map_aggregate(self.graph.output, lambda x: here[x.value][0] if isinstance(x, Slot) else x)
         if isinstance(self.module, RecordedStage):
             result = self.module.finished(result)
         if torch.is_grad_enabled():
-            state.leaving = [(value, leaves) for value, (_, leaves) in here.items()]
-            state.sent = self._output.pack(result)
+            self._leave(state, {value: leaves for value, (_, leaves) in here.items()}, result)
         if self.loss_fn is not None and (torch.is_grad_enabled() or state.target is not None):
             last_run = torch.is_grad_enabled() and state.kept is None  # a loss may add gradients at once
             with self.drawing(microbatch, len(self.graph.nodes)), torch.set_grad_enabled(last_run):
@@ -139,6 +142,15 @@ class ForwardSteps(SegmentedBase):
         if state.kept is not None or not torch.is_grad_enabled():
             del self._states[microbatch]
         return tuple([tensor.detach() for tensor in self._output.pack(result)])
+
+    def _leave(self, state: MicrobatchState, leaves: dict[int, Any], result: Any) -> None:
+        """Hold no output: its gradient is all that the backward takes. leaves: those of ``result``, by value."""
+        if self.loss_fn is not None:
+            state.leaving = list(leaves.items())
+            return
+        taken = {id(leaf): Taken(leaf) for own in leaves.values() for leaf in own}
+        state.leaving = [(value, tuple([taken[id(leaf)] for leaf in own])) for value, own in leaves.items()]
+        state.sent = tuple([taken.get(id(t)) if t.requires_grad else None for t in self._output.pack(result)])
 
     def _form_loss(self, microbatch: int, state: MicrobatchState, loss: Tensor) -> None:
         check_loss(loss)
@@ -159,16 +171,12 @@ class ForwardSteps(SegmentedBase):
         try:
             return segment.run(self.module, *taken)
         except RuntimeError as error:
-            if not any(text in str(error) for text in _WRITTEN):
+            if not any(text in str(error) for text in WRITTEN):
                 raise
             raise StageError(
                 f"stage {self.index}: {segment.name} writes into a value of another segment ({error})",
                 "begin it with an operation that makes a new tensor: x = x + y rather than x += y, and no inplace=True",
             ) from error
-
-
-_WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
-"""Parts of torch's errors for a segment that writes into its input."""
 
 
 def _autocast(state: MicrobatchState) -> bool:

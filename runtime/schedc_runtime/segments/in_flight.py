@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.segments.graph import StageGraph
 from schedc_runtime.stage.hooks import HookMark
+from schedc_runtime.stage.taken import Taken, let_go
 
 if TYPE_CHECKING:
     from schedc_runtime.recompute.levels import MicrobatchRecorder
@@ -71,9 +72,10 @@ class MicrobatchState:
     """Exchanges in flight by node, of the forward or of the backward."""
     gradients: dict[int, dict[int, Gradients]] = field(default_factory=dict)
     """Parts of the gradients, by value and by the node that took the value."""
-    leaving: list[tuple[int, Tensors]] = field(default_factory=list)
-    """The values of the stage's output, each with its leaves in the output."""
-    sent: Tensors = ()
+    leaving: list[tuple[int, tuple[Taken, ...]]] = field(default_factory=list)
+    """The values of the stage's output, each with what collects the gradients of its tensors."""
+    sent: tuple[Taken | None, ...] = ()
+    """[tensors of the output boundary] what collects the gradient of each; None where it needs none."""
     loss: GradientEdge | None = None
     """Where the gradient of the loss enters the graph."""
     loss_gradient: Tensor | None = None
@@ -174,51 +176,17 @@ def own_views(value: Any) -> tuple[Any, Tensors]:
     return (pytree.tree_map_only(Tensor, lambda leaf: leaf.view_as(leaf), inside) if leaves else inside), leaves
 
 
-class Taken:
-    """Replaces a tensor that a segment took. Holds its gradient, with the strides of the tensor, and not the tensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.grad: Tensor | None = None
-        dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-        self.stride = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
-
-    def take(self, grad: Tensor) -> None:
-        """Hold the gradient, which has the shape of the tensor."""
-        if grad.stride() != self.stride:
-            grad = torch.empty_strided(grad.shape, self.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
-        self.grad = grad
-
-
 def not_held(value: Any) -> tuple[Any, tuple[Taken, ...]]:
     """As `own_leaves`, but the graph holds only what it saves for the backward, and no leaves."""
     taken: list[Taken] = []
 
     def enter(tensor: Tensor) -> Tensor:
-        taken.append(Taken(tensor))
-        if not tensor.requires_grad:
-            return tensor.detach()
-        entered: Tensor = _Enter.apply(_anchor, tensor.detach(), taken[-1])  # type: ignore[no-untyped-call]
+        entered, its = let_go(tensor)
+        taken.append(its)
         return entered
 
     inside = pytree.tree_map_only(Tensor, enter, value) if tensors_in(value) else value
     return inside, tuple(taken)
-
-
-class _Enter(torch.autograd.Function):
-    """Begins a graph: the gradient goes to a `Taken`. The anchor makes autograd run this backward."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor, taken: Taken) -> Tensor:
-        ctx.taken = taken
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        ctx.taken.take(grad)
-        return None, None, None
-
-
-_anchor = torch.zeros((), requires_grad=True)
 
 
 def cut_off(value: Any) -> Any:

@@ -33,16 +33,22 @@ from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_n
 from schedc_runtime.stage.engine import differentiate, edge_of
 from schedc_runtime.stage.hooks import HookMark, has_hooks, hook_mark
 from schedc_runtime.stage.split import SplitBackward, is_late
+from schedc_runtime.stage.taken import Taken, let_go
 
 LossFunction = Callable[[Any, Any], Tensor]
 """loss_fn(output of the model, target) -> scalar, for one microbatch."""
 
 
+WRITTEN = ("leaf Variable that requires grad", "is a view and is being modified inplace")
+"""Parts of torch's errors for a stage, or a segment, that writes into its input."""
+
+
 class _BackwardState(NamedTuple):
     """What the backward of a microbatch needs."""
 
-    inputs: tuple[Tensor, ...]
-    """The differentiable inputs: leaves that collect the gradients to send back."""
+    inputs: tuple[Tensor | Taken, ...]
+    """What collects the gradients to send back: the differentiable inputs as leaves. Where a recorder says what is
+    saved, they are not held."""
     outputs: tuple[GradientEdge | None, ...]
     """Where the gradient of each differentiable output enters the graph; None where this stage needs none. On the last
     stage it is the edge of the loss alone. The outputs themselves are not held here."""
@@ -185,10 +191,14 @@ class Stage:
         within: decides what autograd saves. again: whether R will run all of this a second time.
         """
         began = hook_mark() if self._defers else None
-        leaves = self._detach(inputs)
+        entering = self._detach(inputs)
+        leaves: tuple[Tensor | Taken, ...] = entering
         with self.drawing(microbatch):
             with within as recorder:
-                result = self._call(leaves)
+                if recorder is not None:
+                    pairs = [let_go(tensor) for tensor in entering]
+                    entering, leaves = tuple([x for x, _ in pairs]), tuple([taken for _, taken in pairs])
+                result = self._call(entering)
             with torch.set_grad_enabled(not again):  # a loss may add gradients at once
                 loss = self.loss_fn(result, target) if self.loss_fn is not None else None
         outputs = self._output.pack(result)
@@ -233,7 +243,7 @@ class Stage:
             self._split.backward(microbatch, edges, grads, late=self._late, began=saved.began)
         elif pairs:
             differentiate(edges, grads)
-        return tuple([torch.zeros_like(t) if t.grad is None else t.grad for t in saved.inputs])
+        return tuple([_zeros(t) if t.grad is None else t.grad for t in saved.inputs])
 
     def weight(self, microbatch: int) -> None:
         """W: compute the deferred weight gradients of ``microbatch`` and add them to ``parameter.grad``."""
@@ -329,7 +339,7 @@ class Stage:
         try:
             return self.module(*self._input.unpack(leaves))
         except RuntimeError as error:
-            if "leaf Variable that requires grad" not in str(error):
+            if not any(text in str(error) for text in WRITTEN):
                 raise
             raise StageError(
                 f"stage {self.index} writes into its input, which belongs to the stage before ({error})",
@@ -346,6 +356,10 @@ class Stage:
         if microbatch not in self._backward_states:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return self._backward_states.pop(microbatch)
+
+
+def _zeros(leaf: Tensor | Taken) -> Tensor:
+    return leaf.zeros() if isinstance(leaf, Taken) else torch.zeros_like(leaf)
 
 
 def device_holding(tensors: Sequence[Tensor]) -> torch.device:

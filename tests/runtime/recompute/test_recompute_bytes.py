@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from schedc.attachments.block_counts import dense_bytes, mlp_flops
@@ -16,10 +19,13 @@ from schedc_runtime.models.moe_transformer import MoeBlock, MoEConfig
 from schedc_runtime.moe.router import RouterConfig
 from support.recompute_cases import (
     EXPERTS,
+    INNER,
+    SHARED,
     SIZES,
     TOKENS,
     TOP,
     WIDTH,
+    Block,
     block_stage,
     moe_stage,
 )
@@ -99,3 +105,17 @@ def test_dense_levels_save_and_cost_what_the_closed_forms_say() -> None:
     for low, high in ((Level.NORM, Level.ACT), (Level.ACT, Level.FULL)):
         assert measured[low][0] - measured[high][0] == bytes_held[low] - bytes_held[high]
     assert measured[Level.FULL][1] - measured[Level.ACT][1] == mlp_flops(sizes, WIDTH)
+
+
+def test_the_output_of_a_stage_is_let_go_and_its_gradient_collected() -> None:
+    block, x = Block(WIDTH, INNER, EXPERTS, TOP, SHARED), torch.randn(TOKENS, WIDTH)
+    stage = block_stage([copy.deepcopy(block)], TOKENS, WIDTH, Recompute())
+    (output,) = stage.forward(0, (x,))
+    storage = StorageWeakRef(output.untyped_storage())  # type: ignore[no-untyped-call]
+    gradient = torch.randn_like(output)
+    del output
+    assert storage.expired()  # type: ignore[no-untyped-call]
+    (of_input,) = stage.backward(0, (gradient,))
+    again = x.clone().requires_grad_()
+    block(again).backward(gradient)
+    torch.testing.assert_close(of_input, again.grad)
