@@ -27,7 +27,7 @@ LEVELS = {
     "schedc_runtime": (
         ("errors", "testing", "transport"),
         ("random_numbers",),
-        ("ranks", "partition", "checkpoint"),
+        ("ranks", "partition", "checkpoint", "offload"),
         ("recompute", "materialize"),
         ("stage",),
         ("moe", "head_loss", "compiled"),

@@ -81,6 +81,35 @@ class WaitOperands(NamedTuple):
     slot: int
 
 
+class MovingStage(Protocol):
+    """What works ask of a stage (`schedc_runtime.stage.offloaded.OffloadedStage`)."""
+
+    index: int
+
+    def start_offload(self, microbatch: int) -> int: ...
+
+    def join_offload(self, microbatch: int) -> int: ...
+
+    def start_fetch(self, microbatch: int) -> int: ...
+
+    def join_fetch(self, microbatch: int) -> None: ...
+
+
+class WorkOperands(NamedTuple):
+    """Operands of START and JOIN.
+
+    kind: ``offload`` or ``fetch``. lane: ``d2h`` or ``h2d``. work: the number of the work, the same in its START and
+    JOIN. bytes: as the program says; -1 where it does not.
+    """
+
+    kind: str
+    lane: str
+    stage: MovingStage
+    microbatch: int
+    work: int
+    bytes: float = -1.0
+
+
 class ReduceOperands(NamedTuple):
     """Operands of REDUCE: the rank with the other copy of a stage, and the parameters, in one order on both ranks."""
 

@@ -56,6 +56,8 @@ class Registers:
         """[forwards] the sums of the outputs of each forward. They are finite if the outputs are."""
         self.tied: dict[int, TiedSum] = {}
         """By the number of a tie: the sum whose exchanges have begun."""
+        self.works: dict[int, int] = {}
+        """By the number of a work that has been started and not joined: the bytes that move."""
         self.pending: list[PendingSum] = []
         """Sums of gradients in the order in which they were started."""
 
@@ -83,6 +85,7 @@ class Registers:
         return True
 
     def leftovers(self) -> list[str]:
-        """What a complete step must not leave behind: values that nobody used, messages that nobody waited for."""
+        """What a complete step must not leave behind: values not used, messages and works not waited for."""
         values = [name for name, value in zip(self.slot_names, self.values, strict=True) if value is not None]
-        return values + [f"message {i}" for i, handle in enumerate(self.handles) if handle is not None]
+        messages = [f"message {i}" for i, handle in enumerate(self.handles) if handle is not None]
+        return values + messages + [f"work {number}" for number in self.works]

@@ -7,6 +7,8 @@ and with its waits. Only their times are a model, on a clock that each rank keep
     exchange  begins in its queue when the last of its ranks has started it and the queue is free. It takes as long as
               on the slowest of them. Its wait ends no sooner
     message   leaves when its sender's clock reaches the post. Its wait ends no sooner than ``latency`` later
+    work      begins on its lane when the device's clock reaches its START and the lane is free. It takes its bytes over
+              the lane's speed. Its JOIN ends no sooner
 
 Ranks tell each other of their starts by `SharedStarts`. Nothing sleeps, and a busy machine changes no figure. Whatever
 is no micro-step takes no time: launches by the host, sums of gradients over copies or replicas, the optimizer.
@@ -15,6 +17,7 @@ is no micro-step takes no time: launches by the host, sums of gradients over cop
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +27,9 @@ from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.code import BoundStep, Code, Handler
 from schedc_runtime.execute.handlers import backward, cell, forward, post, recompute, wait, weight
 from schedc_runtime.execute.micro_steps import MICRO, MicroStep
+from schedc_runtime.execute.operands import WorkOperands
+from schedc_runtime.execute.registers import Registers
+from schedc_runtime.execute.works import join_work, start_work
 from schedc_runtime.measure.shared_starts import AwaitedMessage, SharedStarts, Ticket
 
 ExchangeKey = tuple[int, int, int, Half]
@@ -53,6 +59,14 @@ class Started(NamedTuple):
     ticket: Ticket | None
 
 
+@dataclass
+class LaneTime:
+    """Times of one lane beside compute, in seconds. busy: what its works took. exposed: how long JOINs waited."""
+
+    busy: float = 0.0
+    exposed: float = 0.0
+
+
 class Carried(NamedTuple):
     """When an exchange could begin for its own rank, when it began and when it ends, in seconds of the clock."""
 
@@ -66,13 +80,14 @@ class Device:
     """The emulated device of one rank and its links.
 
     costs: times in units of ``unit`` seconds. starts: those of all ranks; None where this rank is alone.
-    latency: seconds of a message.
+    latency: seconds of a message. speeds: bytes per second of the lanes of works.
     """
 
     costs: CellCosts
     unit: float = 1e-3
     starts: SharedStarts | None = None
     latency: float = 0.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
     clock: float = 0.0
     """Seconds of the step so far: when the device can begin the next segment."""
     busy: float = 0.0
@@ -87,13 +102,17 @@ class Device:
     """Exchanges whose end is known."""
     expected: dict[int, AwaitedMessage] = field(default_factory=dict)
     """Messages to this rank, by the handle that their wait has."""
+    ends: dict[int, float] = field(default_factory=dict)
+    """Seconds of the clock at which each work ends that is not joined, by its number."""
+    lanes: dict[str, LaneTime] = field(default_factory=lambda: defaultdict(LaneTime))
+    """Times of the lanes of works so far."""
     spent: dict[int, Exchanged] = field(default_factory=lambda: defaultdict(Exchanged))
     """By row of the program."""
 
     def begin(self) -> None:
         """Begin a step, on all ranks."""
         self.clock = self.busy = self.messages = 0.0
-        for table in (self.free, self.queued, self.due, self.expected, self.spent):
+        for table in (self.free, self.queued, self.due, self.expected, self.ends, self.lanes, self.spent):
             table.clear()
 
     def code(self, code: Code) -> Code:
@@ -106,6 +125,8 @@ class Device:
             raise RuntimeFault("emulated time has no times of whole stages", "use Cut(segmented=True) for all stages")
         if handler in (post, wait):
             return self._posted(handler) if handler is post else self._received(handler)
+        if handler in (start_work, join_work):
+            return self._work_started if handler is start_work else self._work_joined
         if not isinstance(op, MicroStep):
             return handler
         half, action = next(key for key, value in MICRO.items() if value is handler)
@@ -168,6 +189,21 @@ class Device:
             return None
 
         return wait_for
+
+    def _work_started(self, registers: Registers, op: WorkOperands) -> None:
+        if op.lane not in self.speeds:
+            raise RuntimeFault(f"the emulated device has no lane {op.lane}", "give its speed: Device(speeds={...})")
+        start_work(registers, op)
+        size = registers.works[op.work] if op.bytes < 0 else op.bytes
+        time = size / self.speeds[op.lane]
+        self.free[op.lane] = self.ends[op.work] = max(self.clock, self.free[op.lane]) + time
+        self.lanes[op.lane].busy += time
+
+    def _work_joined(self, registers: Registers, op: WorkOperands) -> None:
+        join_work(registers, op)
+        idle = max(0.0, self.ends.pop(op.work) - self.clock)
+        self.lanes[op.lane].exposed += idle
+        self.clock += idle
 
     def _posted(self, handler: Handler) -> Handler:
         if self.starts is None:

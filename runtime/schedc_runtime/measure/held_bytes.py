@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.recompute.regions import Recorder, RegionInner, RegionOutput, SavedTensor
+from schedc_runtime.recompute.regions import NOTES, Recorder, SavedTensor
 from schedc_runtime.segments.in_flight import MicrobatchState
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
@@ -85,7 +85,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _notes(values: Any) -> list[Any]:
-    return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, (SavedTensor, RegionOutput, RegionInner)))
+    return pytree.tree_leaves(values, is_leaf=lambda x: isinstance(x, NOTES))
 
 
 def _alive(weak: Any) -> UntypedStorage | None:

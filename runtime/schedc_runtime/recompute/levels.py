@@ -11,6 +11,7 @@ from torch import nn
 from schedc.attachments.values import Level, Recompute
 from schedc.cell.graph import Node, StageShape
 from schedc.plan.recomputed_nodes import EXPERTS, REPLAYED, SENDING, layers_of_nodes, recomputed_nodes_of
+from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.ranks.exchange import Exchange
 from schedc_runtime.recompute.activation_calls import ActivationCalls
 from schedc_runtime.recompute.adaptive import Adaptive, Arrivals
@@ -40,18 +41,19 @@ class Recomputation:
         self.layers = () if shape is None else layers_of_nodes(shape)
         self.recomputed, self.replayed = _recomputed(plan, shape)
 
-    def recorder(self) -> MicrobatchRecorder:
-        """A recorder for the next microbatch."""
+    def recorder(self, offload: MicrobatchOffload | None = None) -> MicrobatchRecorder:
+        """A recorder for the next microbatch. offload: holds what may leave the device."""
         self.counted = MicrobatchRecorder(self)
+        self.counted.offload = offload
         return self.counted
 
-    def forwarding(self) -> AbstractContextManager[MicrobatchRecorder | None]:
+    def forwarding(self, offload: MicrobatchOffload | None = None) -> AbstractContextManager[MicrobatchRecorder | None]:
         """Wraps the forward of a microbatch through a stage that runs as a whole."""
-        return self._recorded() if self.active else nullcontext()
+        return self._recorded(offload) if self.active or offload is not None else nullcontext()
 
     @contextmanager
-    def _recorded(self) -> Iterator[MicrobatchRecorder | None]:
-        recorder = self.recorder()
+    def _recorded(self, offload: MicrobatchOffload | None) -> Iterator[MicrobatchRecorder | None]:
+        recorder = self.recorder(offload)
         with recorder.forwarding():
             yield recorder
         recorder.forwarded()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,9 +26,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import StageError
+from schedc_runtime.offload.boxes import Away, unwritten
+from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference
 from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
 if TYPE_CHECKING:
+    from schedc_runtime.offload.microbatch import MicrobatchOffload
     from schedc_runtime.recompute.adaptive import Arrivals
 
 Covers = Callable[[Level, bool], bool]
@@ -116,12 +119,7 @@ class SavedTensor(NamedTuple):
     version: int
 
     def value(self) -> Tensor:
-        if self.tensor._version != self.version:
-            raise StageError(
-                "a tensor that the backward needs has been written to",
-                "write x = x + y rather than x += y behind what is recomputed",
-            )
-        return self.tensor
+        return unwritten(self.tensor, self.version)
 
 
 class RegionOutput(NamedTuple):
@@ -152,7 +150,8 @@ class RegionInner(NamedTuple):
         return self.region.saved_inside(self.number)
 
 
-Note = SavedTensor | RegionOutput | RegionInner
+Note = SavedTensor | RegionOutput | RegionInner | Away
+NOTES = (SavedTensor, RegionOutput, RegionInner, Away)
 
 
 def value_of(note: Note) -> Tensor:
@@ -195,10 +194,10 @@ class Region(Producer):
     def __init__(self, function: Callable[..., Any], args: list[Any], tensors: Sequence[Tensor]) -> None:
         super().__init__(getattr(function, "__qualname__", type(function).__name__))
         self.function, self.args = function, args
-        self.own = frozenset(map(_storage, tensors))
+        self.own = frozenset(map(storage_number, tensors))
         self.kept: list[Any] = []
         self.random: RandomPlace | None = None
-        self.autocast, self.devices = _autocast(tensors), gpus(tensor.device for tensor in tensors)
+        self.autocast, self.devices = autocast_of(tensors), gpus(tensor.device for tensor in tensors)
         self.count = 0
         self.wanted: set[int] = set()
         self.inner: dict[int, Tensor] = {}
@@ -269,6 +268,8 @@ class Recorder:
 
     def __init__(self, covers: Covers, random: bool = False) -> None:
         self.covers, self.random = covers, random
+        self.offload: MicrobatchOffload | None = None
+        """Holds what may leave the device; None if nothing does."""
         self.node = -1
         self.place = -1
         """Number, in the stage, of the layer that runs forward now; -1 outside of layers."""
@@ -318,16 +319,16 @@ class Recorder:
         if before is not None and drawn_since(before, region.devices):
             region.random = before
         self.regions.setdefault(self.node, []).append(weakref.ref(region))
-        kept = {_storage(x) for x in region.kept if isinstance(x, Tensor)}
+        kept = {storage_number(x) for x in region.kept if isinstance(x, Tensor)}
         for index, tensor in enumerate(_listed(returned)):
-            if isinstance(tensor, Tensor) and _storage(tensor) not in region.own | kept:
+            if isinstance(tensor, Tensor) and storage_number(tensor) not in region.own | kept:
                 self.comes_from(region, index, tensor)
         return returned
 
     def comes_from(self, producer: Producer, index: int, tensor: Tensor) -> None:
         """From here on save a note in place of ``tensor`` [...], which is result ``index`` of ``producer``."""
         storage = tensor.untyped_storage()
-        entry = _Entry(_weak(storage), producer, index, int(tensor.storage_offset()))
+        entry = _Entry(weak_reference(storage), producer, index, int(tensor.storage_offset()))
         self._entries.setdefault((storage._cdata, tensor.dtype), entry)
 
     def note(self, tensor: Tensor) -> Note:
@@ -336,17 +337,26 @@ class Recorder:
         if inside is not None:
             number = inside.count
             inside.count += 1
-        storage = _storage(tensor)
+        storage = storage_number(tensor)
         if (entry := self._entries.get((storage, tensor.dtype))) is not None:
             offset = int(tensor.storage_offset()) - entry.offset
             return RegionOutput(entry.producer, entry.output, tensor.shape, tensor.stride(), offset)
-        if inside is not None and storage not in inside.own and not _is_parameter(tensor):
+        if inside is not None and storage not in inside.own and not is_parameter(tensor):
             inside.wanted.add(number)
             return RegionInner(inside, number)
-        held = self.saved.setdefault(self.node, {})
+        return self._held(tensor)
+
+    def holding(self, node: int) -> AbstractContextManager[None]:
+        """Wraps what runs behind the last node, and is not recomputed."""
+        self.node = node
+        return saved_tensors_hooks(self._held, value_of)
+
+    def _held(self, tensor: Tensor) -> SavedTensor | Away:
+        held, storage = self.saved.setdefault(self.node, {}), storage_number(tensor)
         if storage not in held:
-            held[storage] = _weak(tensor.untyped_storage())
-        return SavedTensor(tensor.detach(), tensor._version)
+            held[storage] = weak_reference(tensor.untyped_storage())
+        away = None if self.offload is None else self.offload.note(self.node, tensor)
+        return SavedTensor(tensor.detach(), tensor._version) if away is None else away
 
     def decide(self, arrivals: Callable[[], Arrivals], rank: int) -> None:
         """Take the rows that the dispatch of the current layer brings to each rank. rank: this rank."""
@@ -378,22 +388,3 @@ class Recorder:
         if not isinstance(arg, Tensor) or isinstance(arg, nn.Parameter):
             return arg
         return _Argument(self.note(arg), arg.requires_grad)
-
-
-def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _storage(tensor: Tensor) -> int:
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-
-
-def _autocast(tensors: Sequence[Tensor]) -> tuple[str, bool, torch.dtype]:
-    """(device type, whether on, dtype) of autocast during a call; the backward's thread may have other settings."""
-    device = tensors[0].device.type if tensors else "cpu"
-    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

@@ -34,6 +34,7 @@ class BackwardSteps(SegmentedBase):
         gradients: one per differentiable output, of its shape; None is zero.
         """
         state = self._state(microbatch)
+        self._end_offload(microbatch)
         if state.recorder is not None:
             state.recorder.forwarded()
         if self.loss_fn is not None:

@@ -83,6 +83,9 @@ class SegmentedBase(Stage):
         self._memory_with_r, self.graph_with_r = self._memory, self.graph
         self.install_regions(plan)
 
+    def _node_names(self) -> tuple[dict[int, str], dict[int, str]]:
+        return dict(enumerate(self.shape.names)), {number: node.role for number, node in enumerate(self.shape.nodes)}
+
     def prepare_recompute(self) -> None:
         if self._memory.level is not Level.NONE:
             return

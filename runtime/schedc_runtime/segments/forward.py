@@ -29,7 +29,8 @@ from schedc_runtime.segments.in_flight import (
 from schedc_runtime.segments.recompute import SegmentRecompute
 from schedc_runtime.stage.engine import edge_of
 from schedc_runtime.stage.hooks import hook_mark
-from schedc_runtime.stage.stage import WRITTEN, KeptInputs, check_loss, device_holding
+from schedc_runtime.stage.offloaded import KeptInputs
+from schedc_runtime.stage.stage import WRITTEN, check_loss, device_holding
 from schedc_runtime.stage.taken import Taken
 
 
@@ -54,12 +55,13 @@ class ForwardSteps(SegmentedBase):
         uses = [len(nodes) for nodes in graph.consumers]
         state = MicrobatchState(graph, self.index, values, uses, target, loss_scale, device_holding(leaves))
         self._states[microbatch] = state
+        offload = self.offload.begin(microbatch) if self.offload is not None and torch.is_grad_enabled() else None
         if recompute_later and self.recomputes_whole and torch.is_grad_enabled():
             # Before the seed is drawn: the second run draws it again.
             checkpoint = self._checkpoints.begin(state.device)
             state.kept = KeptInputs(tuple(inputs), target, loss_scale, checkpoint)
-        elif memory.active and torch.is_grad_enabled():
-            state.recorder = memory.recorder()
+        elif torch.is_grad_enabled() and (memory.active or offload is not None):
+            state.recorder = memory.recorder(offload)
             state.recompute = SegmentRecompute(graph, state.recorder)
         if session() is None and self.module.training and self._draws:
             state.seed = int(torch.randint(2**62, (), dtype=torch.int64))
@@ -133,7 +135,7 @@ class ForwardSteps(SegmentedBase):
         if self.loss_fn is not None and (torch.is_grad_enabled() or state.target is not None):
             last_run = torch.is_grad_enabled() and state.kept is None  # a loss may add gradients at once
             with self.drawing(microbatch, len(self.graph.nodes)), torch.set_grad_enabled(last_run):
-                loss = self.loss_fn(result, state.target)
+                loss = self._loss_of(self.loss_fn, result, state.target, state.recorder)
             self._form_loss(microbatch, state, loss)
         state.took(tuple(here))
         if state.kept is not None:

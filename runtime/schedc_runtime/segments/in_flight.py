@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schedc_runtime.recompute.levels import MicrobatchRecorder
     from schedc_runtime.recompute.whole_stage import Checkpoint
     from schedc_runtime.segments.recompute import SegmentRecompute
-    from schedc_runtime.stage.stage import KeptInputs
+    from schedc_runtime.stage.offloaded import KeptInputs
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]

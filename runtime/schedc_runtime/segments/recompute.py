@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.levels import MicrobatchRecorder
-from schedc_runtime.recompute.regions import Producer, RegionInner, RegionOutput, SavedTensor, repeat, value_of
+from schedc_runtime.recompute.regions import NOTES, Producer, repeat, value_of
 from schedc_runtime.segments.graph import Communication, Segment, StageGraph
 
 
@@ -140,7 +140,7 @@ class SegmentRecompute:
 
 
 def _is_note(value: Any) -> bool:
-    return isinstance(value, (SavedTensor, RegionOutput, RegionInner))
+    return isinstance(value, NOTES)
 
 
 def _restored(value: Any) -> Any:

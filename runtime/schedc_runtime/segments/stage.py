@@ -45,7 +45,7 @@ class SegmentedStage(ForwardSteps, BackwardSteps):
 
     def begin_recompute(self, microbatch: int) -> None:
         """Begin an R. If the whole stage runs a second time, its steps are those of a forward."""
-        if (kept := self.kept.pop(microbatch, None)) is not None:
+        if (kept := self._pop_kept(microbatch)) is not None:
             inputs, target, loss_scale, checkpoint = kept
             with checkpoint.restored():
                 self.begin(microbatch, inputs, target, loss_scale)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.checkpoint import GraphExecGroup
 
-from schedc_runtime.recompute.regions import RegionInner, RegionOutput, SavedTensor
+from schedc_runtime.recompute.regions import NOTES
 
 
 class Packed(NamedTuple):
@@ -75,7 +75,7 @@ def saved_tensor(node: Any, where: SavedName) -> Tensor | Packed | None:
     if is_checkpointed(data):
         data.handles = _ReadTwice(data.handles)
         return Packed(unpack, data, in_backward=True)
-    return Packed(unpack, data, in_backward=isinstance(data, (SavedTensor, RegionOutput, RegionInner)))
+    return Packed(unpack, data, in_backward=isinstance(data, NOTES))
 
 
 def is_checkpointed(data: Any) -> bool:

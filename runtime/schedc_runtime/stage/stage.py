@@ -29,9 +29,10 @@ from schedc_runtime.recompute.layers import mark_layers, unmark_layers
 from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation, draws
 from schedc_runtime.recompute.levels import install as install_regions
 from schedc_runtime.recompute.levels import uninstall as uninstall_regions
-from schedc_runtime.recompute.whole_stage import Checkpoint, Checkpoints, save_nothing
+from schedc_runtime.recompute.whole_stage import Checkpoints, save_nothing
 from schedc_runtime.stage.engine import differentiate, edge_of
 from schedc_runtime.stage.hooks import HookMark, has_hooks, hook_mark
+from schedc_runtime.stage.offloaded import KeptInputs, OffloadedStage
 from schedc_runtime.stage.split import SplitBackward, is_late
 from schedc_runtime.stage.taken import Taken, let_go
 
@@ -60,16 +61,7 @@ class _BackwardState(NamedTuple):
     """When the forward began; None before the stage's first I."""
 
 
-class KeptInputs(NamedTuple):
-    """What a microbatch holds until its R runs the whole forward a second time."""
-
-    inputs: tuple[Tensor, ...]
-    target: Any
-    loss_scale: float
-    checkpoint: Checkpoint
-
-
-class Stage:
+class Stage(OffloadedStage):
     """A stage module with the state of the microbatches in flight.
 
     module: takes the values of boundary ``index`` and returns those of boundary ``index + 1`` (see `StageModules`).
@@ -90,14 +82,13 @@ class Stage:
         loss_fn: LossFunction | None = None,
         in_order: bool = False,
     ) -> None:
-        self.module, self.index, self.stages, self.blocks = module, index, stages, tuple(blocks)
+        super().__init__(module, index)
+        self.stages, self.blocks = stages, tuple(blocks)
         self._late = has_hooks if in_order else is_late
         self.loss_fn = loss_fn if index == stages - 1 else None
         self.losses: dict[int, Tensor] = {}
         """Loss of each microbatch on the last stage, detached and not scaled. `take_losses` clears it."""
         self._backward_states: dict[int, _BackwardState] = {}
-        self.kept: dict[int, KeptInputs] = {}
-        """Microbatches that hold only their inputs until their R."""
         self.numbering: Numbering | None = None
         """Sets the random numbers of each forward by name, in a step that numbers them so."""
         self._input: Boundary
@@ -154,8 +145,9 @@ class Stage:
             return self._output.pack(result)
         if microbatch in self._backward_states or microbatch in self.kept:
             raise StageError(f"stage {self.index}: microbatch {microbatch} is forwarded again before its backward")
+        offload = None if self.offload is None else self.offload.begin(microbatch)
         if not (recompute_later and self.recomputes_whole):
-            within = self._memory.forwarding()
+            within = self._memory.forwarding(offload)
             outputs, self._backward_states[microbatch] = self._through(microbatch, inputs, target, loss_scale, within)
             return tuple([t.detach() for t in outputs])
         checkpoint = self._checkpoints.begin(device_holding(inputs))
@@ -166,7 +158,7 @@ class Stage:
 
     def recompute(self, microbatch: int) -> None:
         """R: recompute what the forward of ``microbatch`` with ``recompute_later`` did not hold for the backward."""
-        if (kept := self.kept.pop(microbatch, None)) is not None:
+        if (kept := self._pop_kept(microbatch)) is not None:
             inputs, target, loss_scale, checkpoint = kept
             with checkpoint.restored():
                 within = self._memory.forwarding()
@@ -200,7 +192,7 @@ class Stage:
                     entering, leaves = tuple([x for x, _ in pairs]), tuple([taken for _, taken in pairs])
                 result = self._call(entering)
             with torch.set_grad_enabled(not again):  # a loss may add gradients at once
-                loss = self.loss_fn(result, target) if self.loss_fn is not None else None
+                loss = None if self.loss_fn is None else self._loss_of(self.loss_fn, result, target, recorder)
         outputs = self._output.pack(result)
         differentiable = tuple([outputs[i] for i in self._output.differentiable])
         loss_gradient = None
@@ -286,6 +278,8 @@ class Stage:
 
     def end_step(self) -> None:
         """A step is over: decide what the next step recomputes."""
+        if self.offload is not None:
+            self.offload.end_step()
         if self._memory.adaptive is not None:
             self._memory.adaptive.end_step()
 
@@ -313,11 +307,14 @@ class Stage:
         self.kept.clear()
         self._split.pending.clear()
         self.losses = {}
+        if self.offload is not None:
+            self.offload.reset()
 
     def release(self) -> None:
         """Restore the module as it was before this stage. The stage cannot be used afterwards."""
         self.reset()
         unmark_layers(self.module)
+        self.offload = None
         uninstall_regions(self.module)
 
     def _detach(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -353,6 +350,7 @@ class Stage:
 
     def _pop(self, microbatch: int) -> _BackwardState:
         self._check_kept(microbatch)
+        self._end_offload(microbatch)
         if microbatch not in self._backward_states:
             raise StageError(f"stage {self.index}: microbatch {microbatch} has not been forwarded")
         return self._backward_states.pop(microbatch)
