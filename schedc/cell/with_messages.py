@@ -19,6 +19,8 @@ from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind
 
 POSTS = (InstructionKind.SEND, InstructionKind.RECV)
+_WORKS = (InstructionKind.START, InstructionKind.JOIN)
+"""Messages move past works, which stay where they are."""
 
 
 class MovedMessage(NamedTuple):
@@ -86,15 +88,15 @@ def _waits_before(stream: Sequence[Instruction], position: int) -> Iterator[tupl
         item = stream[at]
         if item.kind is InstructionKind.WAIT:
             yield at, (item.channel, item.stage, item.microbatch)
-        elif item.kind not in POSTS:
+        elif item.kind not in (*POSTS, *_WORKS):
             return
 
 
 def _batches_behind(stream: Sequence[Instruction], position: int) -> Iterator[tuple[int, list[Value]]]:
     """The batches posted between an instruction and the next compute or reduction: their places, and what is sent."""
     at = position + 1
-    while at < len(stream) and stream[at].kind in (*POSTS, InstructionKind.WAIT):
-        if stream[at].kind is InstructionKind.WAIT:
+    while at < len(stream) and stream[at].kind in (*POSTS, InstructionKind.WAIT, *_WORKS):
+        if stream[at].kind not in POSTS:
             at += 1
             continue
         batch = stream[at : at + batch_width(stream, at)]

@@ -15,6 +15,7 @@ from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.program import Channel, Instruction, InstructionKind, Program
 from schedc.ir.recomputed import recomputed_slots
 from schedc.ir.ties import copies_of, exchanges_of
+from schedc.ir.works import FACTS as WORK_FACTS
 from schedc_runtime.execute.cell_programs import CellSource, shapes_of
 from schedc_runtime.execute.code import BoundStep, Call, Code, Handler
 from schedc_runtime.execute.handlers import HANDLERS
@@ -25,6 +26,7 @@ from schedc_runtime.execute.operands import (
     PairOperands,
     ReduceOperands,
     WaitOperands,
+    WorkOperands,
     probes_of,
 )
 from schedc_runtime.execute.tied_sums import TiedOperands
@@ -134,6 +136,10 @@ class _Binder:
             case InstructionKind.WAIT:
                 slot = self.slot(x.channel, x.stage, x.microbatch) if x.message in self.received else -1
                 return WaitOperands(self.handle(x.message), slot)
+            case InstructionKind.START | InstructionKind.JOIN:
+                work = self.program.works.work(x.work)
+                names = WORK_FACTS[work.kind].name, work.lane.name.lower()
+                return WorkOperands(*names, self.stages[work.stage], work.microbatch, x.work, work.bytes)
             case InstructionKind.REDUCE if x.is_tied:
                 return self.tied_operands[x.peer, x.message]
             case InstructionKind.REDUCE:

@@ -29,6 +29,7 @@ from schedc_runtime.execute.operands import (
 )
 from schedc_runtime.execute.registers import Registers
 from schedc_runtime.execute.tied_sums import TiedOperands, TiedSum
+from schedc_runtime.execute.works import join_work, start_work
 from schedc_runtime.transport.base import Transfer, Transport, check_tensors
 from schedc_runtime.transport.flat_tensors import by_dtype, flattened, unflattened
 
@@ -159,5 +160,7 @@ HANDLERS: Mapping[InstructionKind, Handler] = {
     InstructionKind.RECV: post,
     InstructionKind.WAIT: wait,
     InstructionKind.REDUCE: reduce,
+    InstructionKind.START: start_work,
+    InstructionKind.JOIN: join_work,
 }
 """One handler per kind. SEND and RECV share one: what is posted together is one step of the stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedc.ir.program import Channel, InstructionKind, Program
+from schedc.ir.works import FACTS
 
 _LETTER = {Channel.ACTIVATION: "F", Channel.GRADIENT: "B"}
 _NEXT = {Channel.ACTIVATION: 1, Channel.GRADIENT: -1}
@@ -20,6 +21,8 @@ def label(program: Program, row: int) -> str:
         return f"({x.stage}F{x.microbatch};{x.stage2}{x.kind_name[1]}{x.microbatch2})OVERLAP_F_B"
     if x.kind is InstructionKind.REDUCE:
         return f"{x.stage}REDUCE_TIED" if x.is_tied else f"{x.stage}REDUCE_GRAD"
+    if x.work >= 0:
+        return f"{x.stage}{x.kind.name}_{FACTS[program.works.work(x.work).kind].name.upper()}{x.microbatch}"
     if x.channel < 0:
         return f"{x.stage}{x.kind.name}{x.microbatch}"
     channel, arrives = Channel(x.channel), receives(program, row)
@@ -37,6 +40,9 @@ def sentence(program: Program, row: int) -> str:
         return f"{label(program, row)}: sum {what} with rank {x.peer}"
     if x.kind is InstructionKind.REDUCE:
         return f"{label(program, row)}: sum the weight gradients of stage {x.stage} with rank {x.peer}"
+    if x.work >= 0:
+        verb = "start the" if x.kind is InstructionKind.START else "wait for the"
+        return f"{label(program, row)}: {verb} {program.works.work(x.work)}"
     if x.channel < 0:
         return label(program, row)
     what = f"{_WORD[Channel(x.channel)]} of stage {x.stage}, microbatch {x.microbatch}"

@@ -29,6 +29,7 @@ from schedc_runtime.compiled.units import CompiledUnits
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.execute.cell_programs import CellSource, asks_on_lane, cell_source, cells_on_rank, check_cells
 from schedc_runtime.materialize.construction import Construction, construction_of
+from schedc_runtime.offload.lanes import Lanes
 from schedc_runtime.partition import Partition, partition
 from schedc_runtime.partition.shared import SharedParameter, copies_in, tied_apart, ties_of
 from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, plan_prints
@@ -38,6 +39,7 @@ from schedc_runtime.pipeline.bound import BoundCode
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
+from schedc_runtime.pipeline.offloading import offload_stages
 from schedc_runtime.pipeline.plan_fit import FirstBatch, check_model
 from schedc_runtime.pipeline.random_steps import check_way, number_stages
 from schedc_runtime.pipeline.stages import (
@@ -93,6 +95,7 @@ class Assembly:
     weights: the copies that are here.
     head: the loss function of the last stages. stages: stages of each place in this process, by index.
     copied: those that another rank holds, too. compile: how units are compiled. compiled: those that are, if any.
+    lanes: where offloads and fetches run, of each place here whose program has some.
     cells: the order inside each kind of instruction on segmented stages, of this process's first replica.
     """
 
@@ -115,6 +118,7 @@ class Assembly:
     copied: list[Stage] = field(init=False)
     compile: CompileSettings | None = field(init=False)
     compiled: CompiledUnits | None = None
+    lanes: list[Lanes] = field(default_factory=list)
     cell_source: CellSource = field(init=False)
     cells: dict[str, CellOnRank] = field(init=False)
     bound_code: BoundCode = field(init=False)
@@ -278,6 +282,15 @@ def capture_segments(assembly: Assembly) -> None:
         stage.captures = CapturedSegments()
 
 
+def open_lanes(assembly: Assembly) -> None:
+    """The lanes of every place here whose program moves activations to the host."""
+    lanes = [
+        offload_stages(assembly.program, place.pipeline, held, assembly.device)
+        for place, held in assembly.stages.items()
+    ]
+    assembly.lanes = [of_place for of_place in lanes if of_place is not None]
+
+
 def order_cells(assembly: Assembly) -> None:
     """The order inside each instruction on segmented stages, checked."""
     cells, program, network = assembly.settings.cells, assembly.program, assembly.network
@@ -357,6 +370,7 @@ STEPS: tuple[Callable[[Assembly], None], ...] = (
     make_stages,
     compile_units,
     capture_segments,
+    open_lanes,
     order_cells,
     prepare_code,
     guard_failures,

@@ -376,6 +376,8 @@ class Pipeline:
             stage.release()
         if self._assembly.compiled is not None:
             self._assembly.compiled.release()
+        for lanes in self._assembly.lanes:
+            lanes.close()
         self._network.close()
 
     def _held(self) -> Iterator[Stage]:

@@ -1,0 +1,36 @@
+"""Gives the stages here the lanes on which the program's offloads and fetches run, and says which microbatches move."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from schedc.ir.program import InstructionKind, Program
+from schedc.ir.works import WorkKind
+from schedc_runtime.offload.lanes import Lanes, lanes_for
+from schedc_runtime.offload.rules import OffloadSettings
+from schedc_runtime.pipeline.stages import StagesByIndex
+
+
+def offload_stages(program: Program, rank: int, held: StagesByIndex, device: torch.device) -> Lanes | None:
+    """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
+
+    held: the stages of the rank, by index.
+    """
+    moving = moving_microbatches(program, rank)
+    if not moving:
+        return None
+    lanes = lanes_for(device)
+    for stage, microbatches in moving.items():
+        held[stage].set_offload(OffloadSettings(lanes, microbatches=frozenset(microbatches)))
+    return lanes
+
+
+def moving_microbatches(program: Program, rank: int) -> dict[int, set[int]]:
+    """By stage: the microbatches that leave the device on that rank."""
+    rows = slice(int(program.rank_start[rank]), int(program.rank_start[rank + 1]))
+    works, moving = program.works, dict[int, set[int]]()
+    for work in program.work[rows][np.asarray(program.kind[rows]) == InstructionKind.START].tolist():
+        if works.kind[work] == WorkKind.OFFLOAD:
+            moving.setdefault(int(works.stage[work]), set()).add(int(works.microbatch[work]))
+    return moving
