@@ -1,4 +1,4 @@
-"""`Box`: one storage that a microbatch holds for its backward, and `Away`, the note of a tensor in it.
+"""`Box`: one storage that a microbatch holds for its backward, and `BoxNote`, the note of a tensor in it.
 
     here --START of an offload--> leaving --JOIN--> away --START of a fetch--> coming --JOIN--> here
 
@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from schedc_runtime.errors import StageError
 
 
-class Whereabouts(Enum):
+class PlaceOfBox(Enum):
     """Where the bytes of a box are. The value is how errors say it."""
 
     HERE = "on the device"
@@ -58,7 +58,7 @@ class Box:
         self.name, self.bytes = name, storage.nbytes()
         self.storage = storage._cdata
         """The storage's number while the bytes have not left; then -1."""
-        self.place = Whereabouts.HERE
+        self.place = PlaceOfBox.HERE
         self.tensors: list[Tensor] = []
         """[saved tensors] detached, while the bytes have not left."""
         self.versions: list[int] = []
@@ -68,15 +68,15 @@ class Box:
         self.flat: Tensor | None = None
         """[bytes] uint8: the bytes that have come back, or are coming."""
 
-    def add(self, tensor: Tensor) -> Away:
+    def add(self, tensor: Tensor) -> BoxNote:
         """The note for a tensor [...] of this storage that autograd saves."""
         self.tensors.append(tensor.detach())
         self.versions.append(tensor._version)
-        return Away(self, len(self.tensors) - 1)
+        return BoxNote(self, len(self.tensors) - 1)
 
     def value(self, index: int) -> Tensor:
         """The saved tensor [...] of that number. Raises `StageError` unless it is on the device."""
-        if self.place is not Whereabouts.HERE:
+        if self.place is not PlaceOfBox.HERE:
             raise StageError(
                 f"{self.name}: a saved tensor is read while it is {self.place.value}",
                 "read saved tensors (hooks, retain_graph) on stages that move nothing, or before the offload starts",
@@ -115,7 +115,7 @@ class Box:
         return weak
 
 
-class Away(NamedTuple):
+class BoxNote(NamedTuple):
     """The note for a tensor of any shape that lies in a box, which may leave the device."""
 
     box: Box
@@ -159,7 +159,7 @@ def unwritten(tensor: Tensor, version: int, name: str = "") -> Tensor:
 
 def values_of(items: Iterable[Any]) -> tuple[Any, ...]:
     """The items with the tensors of notes in place of the notes."""
-    return tuple([item.value() if isinstance(item, Away) else item for item in items])
+    return tuple([item.value() if isinstance(item, BoxNote) else item for item in items])
 
 
 def _layout(tensor: Tensor) -> TensorLayout:

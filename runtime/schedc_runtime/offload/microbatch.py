@@ -11,7 +11,7 @@ from torch import Tensor
 
 from schedc_runtime.errors import StageError
 from schedc_runtime.offload.account import Account, Reason
-from schedc_runtime.offload.boxes import Away, Box, Shelf, Whereabouts
+from schedc_runtime.offload.boxes import Box, BoxNote, PlaceOfBox, Shelf
 from schedc_runtime.offload.lanes import FROM_HOST, TO_HOST, Lanes
 from schedc_runtime.offload.rules import INPUT, NAMES, Rules
 
@@ -35,7 +35,7 @@ class MicrobatchOffload:
 
     def __init__(self, stage: str, names: Mapping[int, str], rules: Rules, lanes: Lanes, account: Account) -> None:
         self.stage, self.names = stage, names
-        self.place = Whereabouts.HERE
+        self.place = PlaceOfBox.HERE
         self._rules, self._lanes, self._account = rules, lanes, account
         self._device: torch.device | None = None
         self._shelf = Shelf()
@@ -45,7 +45,7 @@ class MicrobatchOffload:
         self._buffer: Tensor | None = None
         self._handle: Any = None
 
-    def note(self, node: int, tensor: Tensor) -> Away | None:
+    def note(self, node: int, tensor: Tensor) -> BoxNote | None:
         """The note for a tensor [...] that autograd saves in a segment; None if it stays on the device."""
         if self._rules.is_own(tensor):
             return None
@@ -61,29 +61,29 @@ class MicrobatchOffload:
             self._stay.setdefault(-len(self._stay), (name, reason, tensor.numel() * tensor.itemsize))
         return None
 
-    def hold(self, tensors: Sequence[Tensor]) -> tuple[Tensor | Away, ...]:
+    def hold(self, tensors: Sequence[Tensor]) -> tuple[Tensor | BoxNote, ...]:
         """The inputs of a forward that will run a second time, or their notes; `values_of` gives them back."""
         return tuple([tensor if (note := self.note(INPUT, tensor)) is None else note for tensor in tensors])
 
     def start_offload(self) -> int:
         """Start copying to the host what may leave; returns its bytes."""
-        self._expect(Whereabouts.HERE, "an offload starts")
+        self._expect(PlaceOfBox.HERE, "an offload starts")
         boxes = [box for box in self._shelf.boxes() if self._leaves(box)]
         self._journeys = self._packed(boxes)
         copies = [(journey.slot, journey.box.source()) for journey in self._journeys]
         self._handle = self._lanes.run(TO_HOST, lambda: _copy(copies))
-        self._place(Whereabouts.LEAVING)
+        self._place(PlaceOfBox.LEAVING)
         return sum(box.bytes for box in boxes)
 
     def join_offload(self) -> int:
         """Behind the copies: free the storages; returns the bytes that were freed."""
-        self._expect(Whereabouts.LEAVING, "an offload is joined")
+        self._expect(PlaceOfBox.LEAVING, "an offload is joined")
         self._lanes.join(self._handle)
         self._handle = None
         for journey in self._journeys:
             journey.box.check_unwritten()
         dropped = [(journey.box, journey.box.drop()) for journey in self._journeys]
-        self._place(Whereabouts.AWAY)
+        self._place(PlaceOfBox.AWAY)
         released = 0
         for box, weak in dropped:
             if weak.expired():  # type: ignore[no-untyped-call]
@@ -100,24 +100,24 @@ class MicrobatchOffload:
 
     def start_fetch(self) -> int:
         """Allocate what the boxes need and start copying it back; returns its bytes."""
-        self._expect(Whereabouts.AWAY, "a fetch starts")
+        self._expect(PlaceOfBox.AWAY, "a fetch starts")
         for journey in self._journeys:
             journey.box.flat = torch.empty(journey.box.bytes, dtype=torch.uint8, device=self._device)
         copies = [(journey.box.flat, journey.slot) for journey in self._journeys]
         self._handle = self._lanes.run(FROM_HOST, lambda: _copy(copies))
-        self._place(Whereabouts.COMING)
+        self._place(PlaceOfBox.COMING)
         return sum(journey.box.bytes for journey in self._journeys)
 
     def join_fetch(self) -> None:
         """Behind the copies: the boxes are on the device, and the host buffer is free."""
-        self._expect(Whereabouts.COMING, "a fetch is joined")
+        self._expect(PlaceOfBox.COMING, "a fetch is joined")
         self._lanes.join(self._handle)
-        self._place(Whereabouts.HERE)
+        self._place(PlaceOfBox.HERE)
         self.give_up()
 
     def check_here(self, what: str) -> None:
         """Raise `StageError` unless everything is on the device. what: what needs it."""
-        if self.place is not Whereabouts.HERE:
+        if self.place is not PlaceOfBox.HERE:
             raise StageError(
                 f"{self.stage}: {what} comes while what its forward saved is {self.place.value}",
                 "join a fetch of this stage and microbatch before it",
@@ -150,12 +150,12 @@ class MicrobatchOffload:
         self._buffer = buffer = self._lanes.buffers.take(end)
         return [_Journey(box, buffer[start : start + box.bytes]) for box, start in zip(boxes, starts, strict=True)]
 
-    def _place(self, place: Whereabouts) -> None:
+    def _place(self, place: PlaceOfBox) -> None:
         self.place = place
         for journey in self._journeys:
             journey.box.place = place
 
-    def _expect(self, place: Whereabouts, what: str) -> None:
+    def _expect(self, place: PlaceOfBox, what: str) -> None:
         if self.place is not place:
             raise StageError(f"{self.stage}: {what} of what is {self.place.value}, and not {place.value}")
 

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from schedc.attachments.values import Level
 from schedc_runtime.errors import StageError
-from schedc_runtime.offload.boxes import Away, unwritten
+from schedc_runtime.offload.boxes import BoxNote, unwritten
 from schedc_runtime.recompute.facts_of_tensors import autocast_of, is_parameter, storage_number, weak_reference
 from schedc_runtime.recompute.random_state import RandomPlace, drawn_again, drawn_since, gpus, random_place
 
@@ -150,8 +150,8 @@ class RegionInner(NamedTuple):
         return self.region.saved_inside(self.number)
 
 
-Note = SavedTensor | RegionOutput | RegionInner | Away
-NOTES = (SavedTensor, RegionOutput, RegionInner, Away)
+Note = SavedTensor | RegionOutput | RegionInner | BoxNote
+NOTES = (SavedTensor, RegionOutput, RegionInner, BoxNote)
 
 
 def value_of(note: Note) -> Tensor:
@@ -351,7 +351,7 @@ class Recorder:
         self.node = node
         return saved_tensors_hooks(self._held, value_of)
 
-    def _held(self, tensor: Tensor) -> SavedTensor | Away:
+    def _held(self, tensor: Tensor) -> SavedTensor | BoxNote:
         held, storage = self.saved.setdefault(self.node, {}), storage_number(tensor)
         if storage not in held:
             held[storage] = weak_reference(tensor.untyped_storage())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from schedc_runtime.errors import StageError
-from schedc_runtime.offload.boxes import Away, values_of
+from schedc_runtime.offload.boxes import BoxNote, values_of
 from schedc_runtime.offload.microbatch import MicrobatchOffload
 from schedc_runtime.offload.rules import LOSS, OffloadSettings
 from schedc_runtime.offload.stage_offload import StageOffload
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class KeptInputs(NamedTuple):
     """What a microbatch holds until its R runs the whole forward a second time."""
 
-    inputs: tuple[Tensor | Away, ...]
+    inputs: tuple[Tensor | BoxNote, ...]
     target: Any
     loss_scale: float
     checkpoint: Checkpoint
