@@ -50,7 +50,7 @@ class PlacedWorks:
         All [works]; start, join: gaps; bytes: memory that moves.
         """
         order = np.lexsort((microbatch, stage, join, kind, start))
-        columns = (kind, _LANES[kind], stage, microbatch, bytes)
+        columns: tuple[Any, ...] = (kind, _LANES[kind], stage, microbatch, bytes)
         typed = [column[order].astype(dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)]
         return cls(Works(*typed), start[order].astype(np.int64), join[order].astype(np.int64))
 
