@@ -27,6 +27,7 @@ from schedc.syntax.tree import ScheduleTree
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
     from schedc.cost.op_times import Pricer
+    from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
 
@@ -49,6 +50,8 @@ class Analysis:
     """The schedule priced by what happens inside its cells; None where the costs have no table of cells."""
     offloading: Offloading | None = None
     """What a plan moves to host memory and back, with its lanes; None for a plan that moves nothing."""
+    chosen: ChosenRecomputation | None = None
+    """The levels that the compiler chose; None where the plan leaves none to it."""
     unplaced: Timeline | None = None
     """The timeline without the Rs that the compiler placed for a plan; None where it placed none.
 
@@ -110,13 +113,14 @@ class _Priced:
     """The dependencies of a legal schedule, and the costs of its stages.
 
     written: dependencies before the compiler placed Rs for a plan; None where it placed none. offloading: the works
-    that it placed for a plan.
+    that it placed for a plan. chosen: the levels that the compiler chose.
     """
 
     dependencies: Dependencies
     costs: Costs
     written: Dependencies | None = None
     offloading: Offloading | None = None
+    chosen: ChosenRecomputation | None = None
 
 
 def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Priced:
@@ -138,6 +142,7 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
     from schedc.plan.attached import AttachedPlan
     from schedc.plan.cell_pricer import pricer_of
+    from schedc.plan.directives.recompute import auto_stages
     from schedc.plan.peak_memory import check_memory
     from schedc.plan.resolve import resolve
 
@@ -149,17 +154,25 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     attached = AttachedPlan(tree.name, tree.doc, plan, layout, replace(of_stages, cell=costs.cell))
     if has_policy(tree.schedule):
         dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
+    chosen = None
+    if stages := auto_stages(tree.directives, dependencies.schedule):
+        from schedc.plan.choose_recomputation import choose_recomputation
+
+        chosen = choose_recomputation(tree.directives, layout, costs, plan, dependencies, stages)
+        plan = chosen.plan
+        of_stages = stage_costs(tree.directives, layout, costs, plan)
+        attached = replace(attached, plan=plan, costs=replace(of_stages, cell=costs.cell))
     dependencies, of_stages, written = attached.placed(dependencies)
     layers = layer_costs(tree.directives)
     if not plan.offload:
         check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
-        return _Priced(dependencies, of_stages, written)
+        return _Priced(dependencies, of_stages, written, chosen=chosen)
     from schedc.plan.place_works import check_host, place_offloads
 
     offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
     check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
     check_host(tree.directives, offloading.placed, dependencies)
-    return _Priced(dependencies, of_stages, written, offloading)
+    return _Priced(dependencies, of_stages, written, offloading, chosen)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
@@ -220,6 +233,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         tuple(claims),
         _inside(dependencies, costs),
         result.offloading,
+        result.chosen,
         None if result.written is None else simulate(written.schedule, costs, written),
     )
 

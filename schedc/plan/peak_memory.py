@@ -67,7 +67,7 @@ class HotSlots:
     def held(self, schedule: Schedule) -> Floats:
         """[P] the most that each rank holds at once."""
         nothing = Costs(F=0.0, activation=0.0, pending_weight=0.0).resolved(schedule.stages)
-        return self.kept_per_rank(schedule) + _most(_running(schedule, nothing, self.in_flight), schedule)
+        return self.kept_per_rank(schedule) + _most(running_memory(schedule, nothing, self.in_flight), schedule)
 
 
 @dataclass(frozen=True)
@@ -140,22 +140,22 @@ def standing_memory(layout: Layout, layers: LayerCosts, schedule: Schedule, extr
 
 
 def _most(running: Floats, schedule: Schedule) -> Floats:
-    """[P] the most of each rank. running: [ops] of `_running`."""
+    """[P] the most of each rank. running: [ops] of `running_memory`."""
     if not running.size:
         return np.zeros(schedule.ranks)
     return np.asarray(np.maximum(reduceat(np.maximum, running, schedule.rank_start[:-1]), 0.0))
 
 
 def held_inside(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
-    """[ops] the most activations and slots inside each op: before it or after it. Arguments as for `_running`."""
-    after = _running(schedule, costs, slots)
+    """[ops] the most activations and slots inside each op: before it or after it. Arguments as for `running_memory`."""
+    after = running_memory(schedule, costs, slots)
     before = np.concatenate([[0.0], after[:-1]])
     starts = schedule.rank_start[:-1]
     before[starts[starts < after.size]] = 0.0
     return np.asarray(np.maximum(before, after))
 
 
-def _running(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
+def running_memory(schedule: Schedule, costs: StageCosts, slots: Floats) -> Floats:
     """[ops] activations and slots that the rank holds after each op; in a pair the forward counts first.
 
     slots: [stages] for each microbatch in flight.
@@ -258,10 +258,12 @@ def check_memory(
     dependencies: Dependencies,
     costs: Costs,
     placed: PlacedWorks | None = None,
+    chosen: bool = False,
 ) -> None:
     """Raises `DiagnosticError` (S406) where a rank holds more than the plan's memory, with what fills the fullest rank.
 
     costs: those of the stages, with the activations that recomputation leaves. placed: works that move activations.
+    chosen: the levels are those that hold least, because no others fit.
     """
     line = tree.memory
     if line is None:
@@ -280,8 +282,9 @@ def check_memory(
     name = f"{op.stage}{op.kind.name}{op.microbatch}"
     message = f"rank {rank} holds {write(held[rank], up=True)} at {name}, and the plan allows {write(limit)}"
     notes = tuple(_notes(peak, schedule, write))
+    notes = (*notes, "`recompute auto` has no levels that hold less") if chosen else notes
     less = "" if plan.offload else "`offload auto` to a `host`, "
-    less += _recompute_help(plan, peak)
+    less += "" if chosen else _recompute_help(plan, peak)
     help = f"allow {write(held[rank], up=True)}, say `at auto`, {less}or use a schedule that holds fewer microbatches"
     raise DiagnosticError([Diagnostic("S406", message, Label(line.span), notes=notes, help=help, source=tree.source)])
 

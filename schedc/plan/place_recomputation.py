@@ -11,7 +11,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, simulate
 from schedc.cost.costs import Costs
-from schedc.ir.arrays import Int64
+from schedc.ir.arrays import Bools, Int64
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.recomputed import recomputed_ops
@@ -49,6 +49,13 @@ def place_recomputations(dependencies: Dependencies, costs: Costs, stages: Seque
             break
         dependencies, timeline = more, after
     return dependencies
+
+
+def with_every_recomputation(dependencies: Dependencies, stages: Bools) -> Dependencies:
+    """The schedule with an R directly before every cell with a backward of these stages; stages: [stages]."""
+    schedule, last = dependencies.schedule, np.maximum(dependencies.first, dependencies.second)
+    wanted = BACKWARD[schedule.kind[last]] & stages[schedule.stage[last]] & ~recomputed_ops(schedule)[last]
+    return Dependencies.of(_with_recomputation(dependencies, np.flatnonzero(wanted)))
 
 
 def _waiting(timeline: Timeline, stages: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Int64:

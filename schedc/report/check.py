@@ -37,6 +37,7 @@ def to_json(analysis: Analysis, schema: str = "schedc.check") -> dict[str, Any]:
         "span_bubble_ratio": timeline.span_bubble_ratio,
         **_recomputation(analysis),
         **_offloading(analysis),
+        **_chosen(analysis),
         "peak_activations": memory.peak_activations.tolist(),
         "peak_activations_between": memory.peak_activations_between.tolist(),
         "peak_pending_weight": memory.peak_pending_weight.tolist(),
@@ -70,6 +71,16 @@ def _offloading(analysis: Analysis) -> dict[str, Any]:
 
     host = plan_of(analysis.schedule).host
     return {"offload": works.to_json(analysis.offloading, analysis.dependencies, host is not None and host.in_bytes)}
+
+
+def _chosen(analysis: Analysis) -> dict[str, Any]:
+    """The levels that the compiler chose; empty where it chose none."""
+    if analysis.chosen is None or not isinstance(analysis.tree, Plan):
+        return {}
+    from schedc.report import chosen
+
+    memory = analysis.tree.tree.memory
+    return chosen.to_json(analysis.chosen, analysis.timeline, memory is not None and bool(memory.unit))
 
 
 def _layers(schedule: Schedule) -> dict[str, Any]:
@@ -135,6 +146,10 @@ def to_text(facts: dict[str, Any], every_rank: bool) -> str:
         f"makespan {facts['makespan']:g}, bubble ratio {facts['bubble_ratio']:.4f}, "
         f"span bubble ratio {facts['span_bubble_ratio']:.4f}"
     )
+    if "recompute_auto" in facts:
+        from schedc.report import chosen
+
+        lines += chosen.to_text(facts)
     if "recomputation" in facts:
         lines += _recomputation_text(facts["recomputation"])
     if "offload" in facts:

@@ -19,12 +19,16 @@ from schedc.syntax.plan import PlanTree, Word
 
 @dataclass(frozen=True)
 class RecomputeRequest:
-    """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``. numbers: which chunks or stages."""
+    """A ``recompute`` line. scope: ``all``, ``chunk`` or ``stage``. numbers: which chunks or stages.
+
+    auto: the compiler chooses the levels of these stages; ``recompute`` then recomputes nothing.
+    """
 
     scope: str
     numbers: tuple[int, ...]
     recompute: Recompute
     span: Span
+    auto: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,41 @@ def _read(reading: Reading, line: RecomputeLine) -> None:
     parts = list(line.parts)
     scope: str = "all"
     numbers: tuple[int, ...] = ()
-    if (parts[0].form in ("counted", "stages") and parts[0].name not in _LEVELS) or parts[0].name == "all":
+    if (parts[0].form in ("counted", "stages") and parts[0].name not in (*_LEVELS, "auto")) or parts[0].name == "all":
         head = parts.pop(0)
         scope, numbers = head.name, tuple(int(number) for number in head.numbers)
         if scope not in SCOPES:
             reading.word(Word(scope, head.span), ("chunk", "stage", "all"), "part of a model")
             return
-    if (recompute := _recompute(reading, parts, line.span)) is not None:
+    if parts and parts[0].name == "auto":
+        _read_auto(reading, parts, scope, numbers, line.span)
+    elif (recompute := _recompute(reading, parts, line.span)) is not None:
         reading.requests.append(RecomputeRequest(scope, numbers, recompute, line.span))
+
+
+def _read_auto(reading: Reading, parts: list[RecomputePart], scope: str, numbers: tuple[int, ...], span: Span) -> None:
+    """``auto``, which stands alone: it tries levels, and Rs in bubbles."""
+    if len(parts) > 1 or parts[0].form != "word":
+        help = "write `recompute auto` alone: levels of layers and `in bubbles` are what it chooses"
+        reading.fault("S149", "`auto` and something else", parts[-1].span, help)
+    else:
+        reading.requests.append(RecomputeRequest(scope, numbers, Recompute(), span, auto=True))
+
+
+def _check_lines(reading: Reading) -> None:
+    """S149: levels that the compiler chooses, and no memory that they must fit."""
+    automatic = [request for request in reading.requests if request.auto]
+    if automatic and reading.tree.memory is None:
+        help = "write `memory 80 GB`: the most that a rank may hold"
+        reading.fault("S149", "`recompute auto` without a memory", automatic[0].span, help)
+
+
+def auto_stages(directives: Directives, schedule: Schedule) -> tuple[int, ...]:
+    """The stages whose levels the compiler chooses."""
+    automatic: dict[int, bool] = {}
+    for request in sorted(directives.requests, key=lambda request: SCOPES.index(request.scope)):
+        automatic |= dict.fromkeys(stages_of(request, schedule.stages, schedule.placement), request.auto)
+    return tuple(sorted(stage for stage, auto in automatic.items() if auto))
 
 
 def _recompute(reading: Reading, parts: list[RecomputePart], span: Span) -> Recompute | None:
@@ -188,7 +215,7 @@ def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) 
             continue
         stages = stages_of(request, placement.stages, placement)
         if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
-            message = f"two levels for the same {request.scope if request.scope != 'all' else 'stages'}"
+            message = f"two lines for the same {request.scope if request.scope != 'all' else 'stages'}"
             help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
             yield Diagnostic("S149", message, label, (Label(twice[0].span, "the other"),), help=help, source=source)
         first |= {(request.scope, stage): request for stage in stages}
@@ -230,9 +257,10 @@ def _recomputed_nothing(
         none = [s for s in stages if levels[s] == request.recompute and request.recompute.level is Level.NONE]
         rows = rs[np.isin(schedule.stage[rs], none)]
         if rows.size:
+            chosen = "has levels that the compiler chooses" if request.auto else "recomputes nothing"
             yield Diagnostic(
                 "S149",
-                f"stage {schedule.stage[rows[0]]} recomputes nothing, and the schedule has Rs of it",
+                f"stage {schedule.stage[rows[0]]} {chosen}, and the schedule has Rs of it",
                 Label(request.span),
                 notes=(f"the first is {schedule.describe(int(rows[0]))}, and there would be nothing for it to do",),
                 help="say a level that lets go of something, or nothing of this stage: its Rs then do all of it again",
@@ -309,6 +337,7 @@ DIRECTIVE = Directive(
     _read,
     _write,
     several=True,
+    check_lines=_check_lines,
     contradictions=_contradictions,
     check_schedule=_check_schedule,
     resolve=_resolve,

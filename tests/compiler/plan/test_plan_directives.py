@@ -419,7 +419,7 @@ def test_the_documents_say_what_is_printed(tmp_path: Path) -> None:
     path.write_text(block, encoding="utf-8")
     plan = plan_of(schedc.compile(path))
     assert plan == plan_of(schedc.compile(ROOT / "examples" / "04_plan" / "dsv3.sched"))
-    (console, _) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    (console, *_) = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     command, *expected = console.splitlines()
     printed = CliRunner().invoke(main, ["check", str(ROOT / command.split()[-1])]).output.splitlines()
     assert [line for line in expected if line not in (*printed, "...")] == []

@@ -65,7 +65,7 @@ def test_programs_carry_levels_of_layers(tmp_path: Path) -> None:
         ("stage 1 full 0", "`full` of 0 layers"),
         ("stage 1 ful 2", "`ful` is no level of recomputation"),
         ("stage 1 full 2 in cells", "`cells` is no place to recompute"),
-        ("stage 1 full 2\n  recompute stage 1 act 1", "two levels for the same stage"),
+        ("stage 1 full 2\n  recompute stage 1 act 1", "two lines for the same stage"),
         ("stage 7 full 2", "there is no stage 7"),
     ],
 )

@@ -1,0 +1,117 @@
+"""Lists the mixes of levels that the layers of a stage may have: what each holds, and the time that it recomputes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from schedc.attachments.values import Attachments, Level, Recompute
+from schedc.ir.arrays import Floats, Int64
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import WORK, Layout, ModelPart, PartKind, layers_in
+from schedc.plan.level_shares import held_share, time_share, without_choices
+
+_LEVELS = {PartKind.DENSE: (Level.NONE, Level.NORM, Level.ACT, Level.FULL)}
+"""The levels of a kind of layer, where it has not all."""
+_PREFERENCE = 1e-6
+"""Time that each further level of a layer counts, over its forward: of two mixes that take the same time the one that
+recomputes less is taken."""
+
+
+class Mix(NamedTuple):
+    """Levels of the layers of a stage.
+
+    held: activations of a microbatch, in the unit of the plan's memory. time: added to a backward. preferred: the same,
+    and a little for whatever is recomputed. runs: (level, number of layers) from the stage's first layer on.
+    """
+
+    held: float
+    time: float
+    preferred: float
+    runs: tuple[tuple[Level, int], ...]
+
+    @property
+    def recompute(self) -> Recompute:
+        """The value for the stage."""
+        if all(level is Level.NONE for level, _ in self.runs):
+            return Recompute()
+        return Recompute.of_layers(self.runs)
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """What a stage holds and takes without recomputation. activation: of a microbatch. forward: time."""
+
+    activation: float
+    forward: float
+
+
+def mixes_of(plan: Attachments, layout: Layout, costs: LayerCosts, stage: int, sizes: StageSizes) -> list[Mix]:
+    """The mixes of a stage that no other one beats, from the one that holds most to the one that holds least.
+
+    Layers of one kind are equal, so a mix counts them per level; every count is tried. The highest levels come first.
+    """
+    parts = layout.stages[stage]
+    held = _shares(parts, costs.activations) * sizes.activation
+    time = _shares(parts, costs.time) * sizes.forward
+    outside = sizes.activation - sum(held[_COLUMN[part.kind]] for part in layers_in(parts))
+    best = [Mix(outside, 0.0, 0.0, ())]
+    for kind, group in groupby(layers_in(parts), key=lambda part: part.kind):
+        of_kind = _counts(without_choices(plan), kind, len(list(group)), held[_COLUMN[kind]], time[_COLUMN[kind]])
+        best = undominated([_joined(mix, more) for mix in best for more in of_kind])
+    return best
+
+
+_COLUMN: dict[PartKind, int] = {kind: number for number, kind in enumerate(WORK)}
+
+
+def _shares(parts: Sequence[ModelPart], table: Sequence[float]) -> Floats:
+    """[kinds of `WORK`] the share that one part of each kind has of a stage."""
+    whole = sum(table[_COLUMN[part.kind]] for part in parts if part.kind in _COLUMN)
+    return np.array(table, np.float64) / whole if whole else np.zeros(len(table))
+
+
+def _joined(mix: Mix, more: Mix) -> Mix:
+    return Mix(mix.held + more.held, mix.time + more.time, mix.preferred + more.preferred, (*mix.runs, *more.runs))
+
+
+def _counts(plan: Attachments, kind: PartKind, layers: int, held: float, time: float) -> list[Mix]:
+    """The mixes of so many layers of one kind. held, time: of a layer without recomputation."""
+    levels = _LEVELS.get(kind, tuple(Level))
+    left = np.array([held * held_share(plan, kind, level) for level in levels])
+    spent = np.array([time * time_share(plan, kind, level) for level in levels])
+    preferred = spent + _PREFERENCE * (time or 1.0) * np.arange(len(levels))
+    counts = np.zeros((1, len(levels)), np.int64)
+    for _ in range(layers):
+        more = (counts[:, None, :] + np.eye(len(levels), dtype=np.int64)).reshape(-1, len(levels))
+        counts = np.unique(more, axis=0)
+        counts = counts[_best(counts @ left, counts @ preferred)]
+    rows = zip(counts @ left, counts @ spent, counts @ preferred, counts.tolist(), strict=True)
+    return [Mix(float(h), float(t), float(p), _runs(row, levels)) for h, t, p, row in rows]
+
+
+def _runs(counts: Sequence[int], levels: Sequence[Level]) -> tuple[tuple[Level, int], ...]:
+    descending = reversed(list(zip(levels, counts, strict=True)))
+    return tuple((level, number) for level, number in descending if number)
+
+
+def _best(held: Floats, preferred: Floats) -> Int64:
+    """Indices of the pairs that no other one undercuts in both, most held first."""
+    order = np.lexsort((preferred, held))
+    before = np.minimum.accumulate(np.concatenate([[np.inf], preferred[order][:-1]]))
+    return np.asarray(order[preferred[order] < before][::-1])
+
+
+def undominated(mixes: list[Mix]) -> list[Mix]:
+    """The mixes that no other one undercuts in what it holds and in its preferred time, most held first."""
+    held, preferred = (np.array([getattr(mix, name) for mix in mixes]) for name in ("held", "preferred"))
+    return [mixes[number] for number in _best(held, preferred)]
+
+
+def preference(sizes: StageSizes, layers: int) -> float:
+    """The most by which a mix of so many layers is preferred less than by its time."""
+    return _PREFERENCE * len(Level) * (sizes.forward + layers)
