@@ -116,7 +116,7 @@ def choose_moves(
 ) -> None:
     """Fills ``left``, [stays], of those that leave, and lowers ``held``; see `schedc.passes.place_offload`.
 
-    first: [P + 1] first stay of each rank. Of the stays on the device the one with the last use leaves.
+    first: [P + 1] first stay of each rank. The stay on the device whose use comes last leaves first.
     """
     by_use = np.full(held.size, -1, np.int64)
     for own in range(room.size):

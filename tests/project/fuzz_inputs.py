@@ -20,6 +20,7 @@ from schedc.ir.text import print_program, print_schedule
 from schedc.passes.insert_communication import insert_communication
 from support.paths import ROOT
 from support.random_schedules import ORDERS, random_schedule
+from support.random_works import with_random_works
 
 HOSTILE = (-(10**18), -1, 0, 1, 4096, 65_536, 65_537, 2**31 - 1, 2**31, 10**18)
 _CELL = re.compile(r"[^\s,]+|[\s,]+")
@@ -199,6 +200,8 @@ def _orders(form: str) -> tuple[str, ...]:
     for schedule in schedules:
         try:
             texts.append(writers[form](insert_communication(schedule)))
+            if form != "lowered":
+                texts.append(writers[form](with_random_works(schedule, Random(len(texts)))))
         except Exception:  # what a form cannot express is no input of it
             continue
     return tuple(texts)

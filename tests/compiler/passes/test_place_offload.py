@@ -26,23 +26,11 @@ from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
 from schedc.passes.insert_communication import insert_communication
 from schedc.passes.insert_works import insert_works
-from schedc.passes.place_offload import LaneSpeeds, choose_moves, stays_of
 from support.random_schedules import random_schedule, with_recomputation
+from support.random_works import placed_under
 from support.sweeps import swept
 
 START, JOIN = InstructionKind.START, InstructionKind.JOIN
-
-
-def placed_under(dependencies: Dependencies, costs: Costs, cap: float, move: float, kept_free: int) -> PlacedWorks:
-    """Works that keep every rank under ``cap``. move: time of a unit of memory; kept_free: units kept free at first."""
-    schedule = dependencies.schedule
-    of_stage = costs.resolved(schedule.stages)
-    start, end = run_durations(dependencies, durations(dependencies, of_stage), of_stage.p2p)
-    held = measure_memory(schedule, costs, dependencies).memory_inside.copy()
-    stays = stays_of(dependencies, of_stage.activation, of_stage.recomputed)
-    most = np.full(schedule.ranks, float(cap))
-    speeds = LaneSpeeds(start, end, move, move)
-    return choose_moves(dependencies, stays, held, most - kept_free, most, speeds).placed(dependencies)
 
 
 def schedule_of(name: str, **sizes: int) -> Schedule:

@@ -1,0 +1,39 @@
+"""Programs with works: activations of a schedule that leave under a cap, as `offload auto` places them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.memory import measure_memory
+from schedc.analysis.placed_works import PlacedWorks
+from schedc.analysis.timeline import durations, run_durations
+from schedc.cost.costs import Costs
+from schedc.ir.program import Program
+from schedc.ir.schedule import Schedule
+from schedc.passes.insert_communication import insert_communication
+from schedc.passes.insert_works import insert_works
+from schedc.passes.place_offload import LaneSpeeds, choose_moves, stays_of
+
+
+def placed_under(
+    dependencies: Dependencies, costs: Costs, cap: float, move: float, kept_free: float = 0.0
+) -> PlacedWorks:
+    """Works that keep ranks under ``cap``. move: time of a unit of memory. kept_free: memory that stays free."""
+    schedule = dependencies.schedule
+    of_stage = costs.resolved(schedule.stages)
+    start, end = run_durations(dependencies, durations(dependencies, of_stage), of_stage.p2p)
+    held = measure_memory(schedule, costs, dependencies).memory_inside.copy()
+    stays = stays_of(dependencies, of_stage.activation, of_stage.recomputed)
+    most = np.full(schedule.ranks, float(cap))
+    speeds = LaneSpeeds(start, end, move, move)
+    return choose_moves(dependencies, stays, held, most - kept_free, most, speeds).placed(dependencies)
+
+
+def with_random_works(schedule: Schedule, draw: Random) -> Program:
+    """The program of a schedule whose activations leave under a random cap."""
+    dependencies, costs = Dependencies.of(schedule), Costs(activation=draw.choice((1.0, 1.5, 1e9)))
+    placed = placed_under(dependencies, costs, costs.resolved(schedule.stages).activation[0] * draw.randint(0, 3), 1.0)
+    return insert_works(insert_communication(schedule, costs, dependencies), dependencies, placed)
