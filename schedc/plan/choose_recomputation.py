@@ -71,7 +71,7 @@ def choose_recomputation(
     began = perf_counter()
     problem = _problem(directives, layout, costs, plan, dependencies)
     plain, with_r = _groups(problem, stages)
-    mixes = {stage: _mixes(problem, stage) for stage in stages}
+    mixes = _mixes(problem, stages)
     search = LevelSearch(problem)
     inside = _fitting(problem, plain, mixes)
     chosen = search.descend(inside)
@@ -117,12 +117,20 @@ def _groups(problem: LevelProblem, stages: Sequence[int]) -> tuple[list[RankGrou
     return groups_of(schedule, stages, constant, rest, costs.activation)
 
 
-def _mixes(problem: LevelProblem, stage: int) -> list[Mix]:
+def _mixes(problem: LevelProblem, stages: Sequence[int]) -> dict[int, Sequence[Mix]]:
+    """The mixes of each stage; stages with equal layers share them."""
     costs = problem.base.resolved(problem.schedule.stages)
-    sizes = StageSizes(float(costs.activation[stage]), float(costs.F[stage]))
-    if isinstance(problem.costs.activation, tuple):  # numbers per stage stay, whatever is recomputed
-        return [Mix(sizes.activation, 0.0, 0.0, ())]
-    return mixes_of(problem.plan, problem.layout, problem.layers, stage, sizes)
+    counted: dict[tuple[object, ...], Sequence[Mix]] = {}
+    mixes: dict[int, Sequence[Mix]] = {}
+    for stage in stages:
+        sizes = StageSizes(float(costs.activation[stage]), float(costs.F[stage]))
+        key = (sizes, *(part.kind for part in problem.layout.stages[stage]))
+        if key not in counted:
+            counted[key] = mixes_of(problem.plan, problem.layout, problem.layers, stage, sizes)
+            if isinstance(problem.costs.activation, tuple):  # numbers per stage stay, whatever is recomputed
+                counted[key] = [Mix(sizes.activation, 0.0, 0.0, ())]
+        mixes[stage] = counted[key]
+    return mixes
 
 
 def _fitting(problem: LevelProblem, groups: Sequence[RankGroup], mixes: _Mixes) -> FittingMixes:

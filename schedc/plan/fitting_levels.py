@@ -127,17 +127,15 @@ def _pairs(
     in_flight: Floats, rest: Floats, held: Sequence[Floats], mixes: Sequence[Sequence[Mix]], limit: float
 ) -> list[tuple[int, ...]]:
     """For each mix of the first stage the first of the second that fits, without choices that another one beats."""
-    choices: list[tuple[int, ...]] = []
-    best = np.inf
-    for one, own in enumerate(held[0]):
-        beside = rest + in_flight[:, 0] * own
-        if (beside + in_flight[:, 1] * held[1].min() > limit).any():
-            continue
-        two = _first_fitting(in_flight[:, 1], beside, held[1], limit)
-        if (preferred := mixes[1][two].preferred) < best:
-            best = preferred
-            choices.append((one, two))
-    return choices
+    left = limit - rest - held[0][:, np.newaxis] * in_flight[:, 0]
+    used = in_flight[:, 1] > 0
+    room = np.min(left[:, used] / in_flight[used, 1], axis=1, initial=np.inf) * (1 + ROUNDING)
+    room[(left[:, ~used] < 0).any(axis=1)] = -np.inf
+    second = np.searchsorted(-held[1], -room)
+    one = np.flatnonzero(second < held[1].size)
+    preferred = np.array([mix.preferred for mix in mixes[1]])[second[one]]
+    least = np.minimum.accumulate(np.concatenate([[np.inf], preferred[:-1]]))
+    return [(int(first), int(second[first])) for first in one[preferred < least]]
 
 
 def _exchanged(

@@ -23,7 +23,7 @@ from schedc.plan.fitting_levels import ROUNDING, RankGroup
 from schedc.plan.level_mixes import Mix
 from schedc.plan.peak_memory import ExtraMemory, rank_peaks
 
-MOST_OPS = 2_000_000
+MOST_OPS = 700_000
 """Ops that the search may simulate, over all of its tries."""
 _MOST_OPTIONS = 16
 """The most choices of a group that are tried beside the one that recomputes least."""
