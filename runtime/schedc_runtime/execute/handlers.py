@@ -7,7 +7,8 @@ To change what an instruction does, change its function here: no other file take
     handlers.py             its function, which reads and writes `Registers` only, and its row in `HANDLERS`
 
 A handler that starts a sum of gradients appends a `PendingSum` to ``registers.pending``: the executor completes it at
-the end of the stream. A handler that would have to wait returns True and is called again later.
+the end of the stream. A handler that would have to wait returns True and is called again later. START and JOIN are in
+`works.py`.
 """
 
 from __future__ import annotations

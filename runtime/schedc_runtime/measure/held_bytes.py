@@ -44,7 +44,9 @@ def held(stage: Stage, microbatch: int) -> Bytes:
     if (kept := stage.kept.get(microbatch)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
     state = stage._states.get(microbatch) if isinstance(stage, SegmentedStage) else None
-    recorder: Recorder | None = stage.recomputation.counted if state is None else state.recorder
+    whole = stage._backward_states.get(microbatch)
+    counted = stage.recomputation.counted if whole is None else whole.recorder
+    recorder: Recorder | None = counted if state is None else state.recorder
     if recorder is None:
         raise StageError(f"stage {stage.index} does not count", "stage.set_recomputation(Recompute(), count=True)")
     seen = {_key(tensor) for tensor in (*stage.module.parameters(), *stage.module.buffers())}

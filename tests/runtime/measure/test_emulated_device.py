@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import schedc
 from schedc.analysis.cell_pricing import price
@@ -14,10 +16,15 @@ from schedc.analysis.group_pricing import RankRows
 from schedc.cell.predict import predict
 from schedc.ir.program import computation
 from schedc_runtime.errors import RuntimeFault
+from schedc_runtime.execute.code import BoundStep, Code
 from schedc_runtime.execute.handlers import forward
-from schedc_runtime.measure.emulated_device import Device
+from schedc_runtime.execute.operands import WorkOperands
+from schedc_runtime.execute.registers import Registers
+from schedc_runtime.execute.works import join_work, start_work
+from schedc_runtime.measure.emulated_device import Device, LaneTime
 from schedc_runtime.measure.shared_starts import SharedStarts
 from schedc_runtime.ranks.mesh import Mesh
+from schedc_runtime.transport import InProcessNetwork
 from support.segmented_cases import COSTS, listed, small_moe, together
 
 
@@ -84,3 +91,51 @@ def test_times_that_are_not_known_are_refused() -> None:
         Device(COSTS).code(code)
     with pytest.raises(RuntimeFault, match="no times of whole stages"):
         Device(COSTS).code(replace(code, steps=[code.steps[0]._replace(handler=forward)]))
+
+
+class Moving:
+    """A stage whose offloads and fetches move 40 bytes."""
+
+    index = 0
+
+    def start_offload(self, microbatch: int) -> int:
+        return 40
+
+    def join_offload(self, microbatch: int) -> int:
+        return 40
+
+    def start_fetch(self, microbatch: int) -> int:
+        return 40
+
+    def join_fetch(self, microbatch: int) -> None:
+        return
+
+
+def test_a_work_takes_its_bytes_over_the_speed_of_its_lane() -> None:
+    device = Device(COSTS, speeds={"d2h": 2.0, "h2d": 4.0})
+    registers = Registers([], 0, InProcessNetwork(1).transport(0), torch.device("cpu"))
+    program = schedc.compile("1f1b", P=1, M=1)
+    leave, later = [WorkOperands("offload", "d2h", Moving(), m, m, 20.0) for m in range(2)]
+    come = WorkOperands("fetch", "h2d", Moving(), 0, 2)
+
+    def run(handler: Any, operands: WorkOperands) -> float:
+        """The clock behind one step of emulated code."""
+        code = Code([BoundStep(handler, operands, 0, 1, program.instruction(0))], [], 0, {})
+        (step,) = device.code(code).steps
+        step.handler(registers, operands)
+        return device.clock
+
+    device.clock = 10.0
+    assert run(start_work, leave) == 10.0  # until 20
+    device.clock = 12.0
+    assert run(start_work, later) == run(start_work, come) == 12.0  # behind the first until 30; 40 bytes until 22
+    assert run(join_work, leave) == 20.0
+    assert run(join_work, come) == 22.0
+    device.clock = 50.0
+    assert run(join_work, later) == 50.0
+    assert device.lanes == {"d2h": LaneTime(20.0, 8.0), "h2d": LaneTime(10.0, 2.0)}
+    assert registers.leftovers() == []
+    with pytest.raises(LookupError, match="the program joins the offload of microbatch 0 before its START"):
+        run(join_work, leave)
+    with pytest.raises(RuntimeFault, match="the emulated device has no lane rail"):
+        run(start_work, leave._replace(lane="rail"))

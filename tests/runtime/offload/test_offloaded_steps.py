@@ -10,6 +10,7 @@ import torch
 import schedc
 from schedc_runtime import Pipeline
 from schedc_runtime.execute.executor import InstructionError
+from schedc_runtime.execute.instruction_names import label, sentence
 from schedc_runtime.models.gpt import next_token_loss
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
@@ -50,6 +51,32 @@ def test_gradients_keep_their_bits(
     assert [rank.buffers.used for rank in of_ranks] == [0] * program.ranks
     for rank in of_ranks:
         rank.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "lines"),
+    [("dualpipev", {"P": 2, "M": 6}, "offload stage 0"), ("1f1b", {"P": 3, "M": 5}, "memory 2\n  offload auto")],
+)
+def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str) -> None:
+    program = compiled(schedule, sizes, f"  host 100 at 1\n  {lines}")
+    assert len(program.works) > 0
+    experts = schedule == "dualpipev"
+    expected, _ = stepped(compiled(schedule, sizes, ""), moe(0.2) if experts else model_for(program), steps=1)
+    watch = Watch()
+    with watch():
+        results, pipe = stepped(program, moe(0.2) if experts else model_for(program), steps=1)
+    assert [name for name in expected if not torch.equal(results[name], expected[name])] == []
+    assert watch.released == watch.moved == accounts(pipe)["moved"] > 0
+    assert {index for stage in pipe._held() if stage.offload for index in (stage.index,)} == {0}
+    assert pipe.evaluate(*tokens(program.microbatches)).isfinite()
+    named = [label(program, row) for row in range(len(program)) if program.work[row] >= 0]
+    assert {"0START_OFFLOAD1", "0JOIN_OFFLOAD1", "0START_FETCH1", "0JOIN_FETCH1"} <= set(named)
+    row = int((program.work >= 0).argmax())
+    assert sentence(program, row).startswith(f"{named[0]}: start the offload of stage 0, microbatch")
+    lanes = pipe._assembly.lanes
+    assert sum(rank.buffers.held for rank in lanes) > 0
+    pipe.close()
+    assert sum(rank.buffers.held for rank in lanes) == 0
 
 
 def test_a_step_that_fails_returns_its_buffers() -> None:

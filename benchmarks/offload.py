@@ -1,0 +1,204 @@
+"""Trains with activations that leave for host memory, and compares bits and bytes with the same steps without.
+
+    python benchmarks/offload.py --bits [--json] [--schedules 1f1b,zbh1] [--levels none,full]
+
+Instrument: two or four processes over gloo per schedule. They train a GPT and a mixture of experts with dropout, in
+float64. The plan says `offload all`. Whatever of it the order has a place for moves. Bits are compared on every rank.
+Bytes are counted by storage. A storage is free if a weak reference says so when its JOIN has returned.
+
+Printed for each schedule, model and level of recomputation:
+
+    works                  works of the program, which are the same number of offloads and fetches
+    bitwise                whether the losses and gradients of two steps have the same bits on all ranks
+    moved                  bytes that left, in the offloads of both steps on all ranks
+    released_over_moved    of these, the share that was free behind the JOIN
+    kept                   bytes of saved tensors that stayed, by reason
+    kept_bytes_explained   of the saved bytes that were still held behind the JOIN, the share that has a reason
+
+By `--json` at the top: `bitwise`, whether all are; the least of both shares; `kept_named`, whether all is explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+import schedc
+from schedc.ir.program import Program
+from schedc_runtime import Pipeline
+from schedc_runtime.measure.held_bytes import held
+from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
+from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
+from schedc_runtime.moe.router import RouterConfig
+from schedc_runtime.stage.offloaded import OffloadedStage
+from schedc_runtime.testing import pool
+
+SIZES = {
+    "1f1b": {"P": 4, "M": 6}, "zbh1": {"P": 4, "M": 6}, "dualpipev": {"P": 2, "M": 6},
+    "interleaved_1f1b": {"P": 2, "M": 4},
+}  # fmt: skip
+"""Sizes of each schedule: as many processes as ``P``."""
+LEVELS = ("none", "act", "full")
+VOCAB, LENGTH, DROPOUT = 32, 6, 0.1
+
+
+def program_of(schedule: str, lines: str) -> Program:
+    """A program of a schedule with these lines in its plan."""
+    sizes: dict[str, Any] = {**SIZES[schedule]}
+    blocks = max(4, schedc.compile(schedule, **sizes).stages)
+    text = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "offload.sched"
+        plan = f"sched 1\n\nplan measured = {schedule}({text}) {{\n  layers {blocks} dense 1\n{lines}\n}}\n"
+        file.write_text(plan, encoding="utf-8")
+        return schedc.compile(f"{file}:measured")
+
+
+def gpt(blocks: int) -> nn.Module:
+    """A GPT with dropout."""
+    return GPT(GPTConfig(width=16, heads=2, blocks=blocks, vocab=VOCAB, dropout=DROPOUT))
+
+
+def moe(blocks: int) -> nn.Module:
+    """A dense block, and blocks with experts, with dropout."""
+    routing = RouterConfig(experts=8, top=2, scores="sigmoid", biased=True, balance=1e-2)
+    config = MoEConfig(
+        vocab=VOCAB, width=8, heads=2, inner=8, expert_inner=4, query_rank=4, key_value_rank=4, plain=4, rotary=2,
+        value=4, routing=routing, dense_blocks=1, moe_blocks=blocks - 1, dropout=DROPOUT,
+    )  # fmt: skip
+    return MoETransformer(config)
+
+
+MODELS = {"gpt": gpt, "moe": moe}
+
+
+class Bytes(Counter[str]):
+    """Bytes behind the JOINs of offloads: moved, released, saved (still held of what was saved), kept (with reason)."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count those of all offloads inside."""
+        join = OffloadedStage.join_offload
+
+        def joined(stage: OffloadedStage, microbatch: int) -> int:
+            assert stage.offload is not None
+            account = stage.offload.account
+            before = account.moved, sum(account.kept.values())
+            released = join(stage, microbatch)
+            self["moved"] += account.moved - before[0]
+            self["released"] += released
+            self["kept"] += sum(account.kept.values()) - before[1]
+            self["saved"] += sum(held(stage, microbatch).saved.values())  # type: ignore[arg-type]
+            return released
+
+        with patch.object(OffloadedStage, "join_offload", joined):
+            yield
+
+
+def trained(program: Program, model: str) -> tuple[dict[str, Tensor], Pipeline]:
+    """Losses and gradients of two steps on this rank."""
+    torch.manual_seed(0)
+    blocks = max(4, program.stages)
+    module, example = MODELS[model](blocks).double(), batch(program, 0)[0]
+    pipe = Pipeline(module, program, loss_fn=next_token_loss, timeout=60, example=example)
+    results: dict[str, Tensor] = {}
+    for step in range(2):
+        results[f"loss {step}"] = pipe.step(*batch(program, step))
+        named = pipe.named_parameters()
+        results |= {f"{step} {name}": p.grad.clone() for name, p in named if p.grad is not None}
+        pipe.zero_grad()
+    return results, pipe
+
+
+def batch(program: Program, seed: int) -> tuple[Tensor, Tensor]:
+    """[rows, tokens] inputs and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (program.microbatches, LENGTH)
+    tokens = [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(2)]
+    return tokens[0], tokens[1]
+
+
+def compared(rank: int, world_size: int, schedule: str, model: str, level: str) -> dict[str, Any]:
+    """What one rank finds: whether its bits are those without offloads, and its bytes."""
+    recompute = "" if level == "none" else f"  recompute {level}\n"
+    expected, pipe = trained(program_of(schedule, recompute), model)
+    pipe.close()
+    program, bytes_of = program_of(schedule, f"{recompute}  host 1000 at 1\n  offload all"), Bytes()
+    with bytes_of.counted():
+        results, pipe = trained(program, model)
+    kept: Counter[str] = Counter()
+    for stage in pipe.held(pipe.places[0]):
+        if stage.offload is not None:
+            for (_, reason), count in stage.offload.account.kept.items():
+                kept[reason.value] += count
+    pipe.close()
+    same = results.keys() == expected.keys() and all(torch.equal(results[name], expected[name]) for name in results)
+    return {"bitwise": same, "works": len(program.works), "bytes": bytes_of, "kept": kept}
+
+
+def row(schedule: str, model: str, level: str) -> dict[str, Any]:
+    """The figures of one case, over all ranks."""
+    ranks = pool(SIZES[schedule]["P"]).run("offload:compared", schedule=schedule, model=model, level=level, timeout=300)
+    total, kept = Counter[str](), Counter[str]()
+    for rank in ranks:
+        total.update(rank["bytes"])
+        kept.update(rank["kept"])
+    if not total["moved"]:
+        raise SystemExit(f"the program of {schedule} with `offload all` moves nothing: there is nothing to compare")
+    return {
+        "schedule": schedule, "model": model, "recompute": level, "works": ranks[0]["works"],
+        "bitwise": all(rank["bitwise"] for rank in ranks),
+        "moved": total["moved"],
+        "released_over_moved": total["released"] / total["moved"],
+        "kept": dict(kept),
+        "kept_bytes_explained": min(1.0, total["kept"] / total["saved"]) if total["saved"] else 1.0,
+    }  # fmt: skip
+
+
+def bits(schedules: list[str], levels: list[str]) -> dict[str, Any]:
+    """All cases, and what is asked of all of them."""
+    rows = [row(schedule, model, level) for schedule in schedules for model in MODELS for level in levels]
+    return {
+        "bitwise": all(case["bitwise"] for case in rows),
+        "released_over_moved": min(case["released_over_moved"] for case in rows),
+        "kept_bytes_explained": min(case["kept_bytes_explained"] for case in rows),
+        "kept_named": all(case["kept_bytes_explained"] == 1.0 for case in rows),
+        "cases": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", action="store_true", help="compare bits and bytes on real processes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--schedules", default=",".join(SIZES), help="schedules of the library, by commas")
+    parser.add_argument("--levels", default=",".join(LEVELS), help="levels of recomputation, by commas")
+    options = parser.parse_args()
+    if not options.bits:
+        parser.error("say what to measure: --bits")
+    result = bits(options.schedules.split(","), options.levels.split(","))
+    if options.json:
+        print(json.dumps(result, indent=1))
+        return
+    for case in result["cases"]:
+        kept = ", ".join(f"{count:,} {reason}" for reason, count in case["kept"].items()) or "nothing"
+        print(
+            f"{case['schedule']:18}{case['model']:5}{case['recompute']:6}{case['works']:4} works"
+            f"  bitwise {case['bitwise']}  moved {case['moved']:,}  released {case['released_over_moved']:.4f}"
+            f"  explained {case['kept_bytes_explained']:.4f}  kept: {kept}"
+        )
+    print(f"bitwise {result['bitwise']}, released_over_moved {result['released_over_moved']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
