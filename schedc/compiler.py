@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,10 @@ from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
+    from schedc.attachments.values import Attachments
     from schedc.cost.op_times import Pricer
+    from schedc.layout.parts import Layout
+    from schedc.plan.attached import AttachedPlan
     from schedc.plan.choose_recomputation import ChosenRecomputation
     from schedc.plan.place_works import Offloading
     from schedc.plan.read import ReadPlan
@@ -155,7 +158,10 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     if has_policy(tree.schedule):
         dependencies = _legal(tree.schedule, sizes, of_stages, pricer_of(costs, attached))
     chosen = None
-    if stages := auto_stages(tree.directives, dependencies.schedule):
+    stages = auto_stages(tree.directives, dependencies.schedule)
+    if stages and any(rule.scope == "auto" for rule in plan.offload):
+        return _chosen_together(tree, layout, costs, plan, dependencies, stages, attached)
+    if stages:
         from schedc.plan.choose_recomputation import choose_recomputation
 
         chosen = choose_recomputation(tree.directives, layout, costs, plan, dependencies, stages)
@@ -173,6 +179,29 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
     check_host(tree.directives, offloading.placed, dependencies)
     return _Priced(dependencies, of_stages, written, offloading, chosen)
+
+
+def _chosen_together(
+    tree: ReadPlan,
+    layout: Layout,
+    costs: Costs,
+    plan: Attachments,
+    dependencies: Dependencies,
+    stages: Sequence[int],
+    attached: AttachedPlan,
+) -> _Priced:
+    """What the compiler chooses under both `recompute auto` and `offload auto`."""
+    from schedc.plan.apply import stage_costs
+    from schedc.plan.choose_both import choose_both
+    from schedc.plan.place_works import check_host
+
+    def attach(plan: Attachments) -> tuple[Dependencies, Costs, Dependencies | None]:
+        of_stages = stage_costs(tree.directives, layout, costs, plan)
+        return replace(attached, plan=plan, costs=replace(of_stages, cell=costs.cell)).placed(dependencies)
+
+    both = choose_both(tree.directives, layout, costs, plan, dependencies, stages, attach)
+    check_host(tree.directives, both.offloading.placed, both.dependencies)
+    return _Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:

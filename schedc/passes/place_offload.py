@@ -59,7 +59,7 @@ class LaneSpeeds:
 
 
 @dataclass(frozen=True, eq=False)
-class Moves:
+class OffloadMoves:
     """Stays that the host has in part.
 
     left: [moves] the first cell without it on the device. back: [moves] the cell in front of which its fetch starts.
@@ -103,7 +103,7 @@ def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats)
 
 def choose_moves(
     dependencies: Dependencies, stays: Stays, held: Floats, room: Floats, most: Floats, speeds: LaneSpeeds
-) -> Moves:
+) -> OffloadMoves:
     """What leaves so that cells hold no more than ``room``; lowers ``held``, [cells] the most memory inside each.
 
     Each leaves in front of the first cell that lacks room, and is back in front of its use. A cell where nothing can
@@ -113,7 +113,7 @@ def choose_moves(
     """
     left, back = np.full(stays.made.size, -1, np.int32), stays.used.copy()
     if not stays.made.size:
-        return Moves(stays, left, back)
+        return OffloadMoves(stays, left, back)
     bounds = np.searchsorted(stays.made, dependencies.rank_start)
     loop = kernels(held.size * _PYTHON_CELL)
     choose, give = (loop.jit(loops.choose_moves), loop.jit(loops.give_time)) if loop else _INTERPRETED
@@ -125,7 +125,7 @@ def choose_moves(
         speeds.out, speeds.back,
     )  # fmt: skip
     moving = np.flatnonzero((left >= 0) & (left < back))
-    return Moves(stays.only(moving), left[moving], back[moving])
+    return OffloadMoves(stays.only(moving), left[moving], back[moving])
 
 
 _INTERPRETED: tuple[Any, Any] = (loops.choose_moves, loops.give_time)

@@ -40,7 +40,8 @@ class ChosenRecomputation:
     bound: no levels of their layers give less in this order of ops, whether inside backwards or in Rs directly before
     them. one_level: (level, makespan) of the best single level that fits; None where none does. level_per_stage:
     makespan of the best single level for each stage, likewise. limit: of the memory. held: [P] the peaks.
-    tried: number of simulations.
+    tried: number of simulations. alone: makespans of levels alone and of offloads alone, where both were chosen; None
+    for one that does not fit.
     """
 
     plan: Attachments
@@ -54,6 +55,7 @@ class ChosenRecomputation:
     held: tuple[float, ...]
     tried: int
     seconds: float
+    alone: tuple[float | None, float | None] | None = None
 
 
 def choose_recomputation(
@@ -63,13 +65,16 @@ def choose_recomputation(
     plan: Attachments,
     dependencies: Dependencies,
     stages: Sequence[int],
+    limit: float | None = None,
 ) -> ChosenRecomputation:
-    """The levels of ``stages`` under the memory of the plan. costs: those of a layer. plan: without these levels.
+    """The levels of ``stages`` under a memory. costs: those of a layer. plan: without these levels.
+
+    limit: memory, by default that of the plan.
 
     Raises `DiagnosticError` (S406) where no levels fit, with the least memory that would do.
     """
     began = perf_counter()
-    problem = _problem(directives, layout, costs, plan, dependencies)
+    problem = _problem(directives, layout, costs, plan, dependencies, limit)
     plain, with_r = _groups(problem, stages)
     mixes = _mixes(problem, stages)
     search = LevelSearch(problem)
@@ -94,7 +99,12 @@ def choose_recomputation(
 
 
 def _problem(
-    directives: Directives, layout: Layout, costs: Costs, plan: Attachments, dependencies: Dependencies
+    directives: Directives,
+    layout: Layout,
+    costs: Costs,
+    plan: Attachments,
+    dependencies: Dependencies,
+    limit: float | None,
 ) -> LevelProblem:
     memory, layers = directives.tree.memory, layer_costs(directives)
     assert memory is not None, "the lines were checked"
@@ -102,7 +112,8 @@ def _problem(
     base = stage_costs(directives, layout, costs, plan)
     if any(bubbles := [level.bubbles for level in plan.recompute]):
         base = recompute_in_backwards(base, bubbles)
-    return LevelProblem(directives, layout, layers, costs, plan, dependencies, base, amount(memory), extra)
+    limit = amount(memory) if limit is None else limit
+    return LevelProblem(directives, layout, layers, costs, plan, dependencies, base, limit, extra)
 
 
 def _groups(problem: LevelProblem, stages: Sequence[int]) -> tuple[list[RankGroup], list[RankGroup]]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedc.attachments.values import Attachments, Host, Offload
+from schedc.attachments.values import Attachments, Host, Offload, Recompute
 from schedc.compiler import analyse, compile
+from schedc.cost.costs import Costs
 from schedc.diagnostics import DiagnosticError
 from schedc.ir.verify_program import verify_program
 from schedc.ir.works import WorkKind
@@ -102,3 +103,19 @@ def test_the_two_newest_stay(tmp_path: Path) -> None:
     assert "the claims below speak of the order without these moves" in text
     nothing = analyse(plan(tmp_path, "host 100 at 1   offload stage 0 keep 9"), {})
     assert "offload: nothing moves" in to_text(to_json(nothing), every_rank=True)
+
+
+def test_levels_and_offloads_are_chosen_together(tmp_path: Path) -> None:
+    """Neither alone is shorter, and where the host is fast nothing is recomputed."""
+    sizes = "experts 64 top 8 shared 1 width 512 hidden 1024   tokens 4096 dtype bf16   parameters moe 0 MB"
+    lines = f"{sizes}   memory 1.9 GB   recompute auto   offload auto"
+    for speed, recomputes in (("1 GB/s", True), ("4000 GB/s", False)):
+        analysis = analyse(plan(tmp_path, f"{lines}   host 90 GB at {speed}"), {}, Costs(F=3.0, I=3.0, W=3.0))
+        facts = to_json(analysis)
+        assert analysis.memory.peak_memory.max() <= 1.9e9
+        alone = facts["recompute_auto"]["alone"]
+        assert facts["makespan_over_uncapped"] <= min(x for x in alone.values() if x is not None) * (1 + 1e-12)
+        levels = plan_of(analysis.schedule).recompute
+        assert any(level != Recompute() for level in levels) == recomputes
+        assert "recompute auto with offload auto: makespan" in to_text(facts, every_rank=True)
+        assert verify_program(compile(plan(tmp_path, f"{lines}   host 90 GB at {speed}"))) == []

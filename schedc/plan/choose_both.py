@@ -1,0 +1,109 @@
+"""Chooses recomputation and offloads together, where a plan says `recompute auto` and `offload auto`.
+
+Levels are chosen under a memory between the plan's own and that of a step without a cap; activations then leave until
+the plan's memory holds. The ends of this range are recomputation alone and offload alone, so that no choice is longer
+than the better of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.attachments.units import amount
+from schedc.attachments.values import Attachments
+from schedc.cost.costs import Costs
+from schedc.diagnostics import DiagnosticError
+from schedc.layout.parts import Layout
+from schedc.plan.apply import layer_costs
+from schedc.plan.choose_recomputation import ChosenRecomputation, choose_recomputation
+from schedc.plan.directives.base import Directives
+from schedc.plan.peak_memory import Away, extra_memory, rank_peaks
+from schedc.plan.place_works import Offloading, place_offloads
+
+_STEPS = 6
+"""Memories that are tried between the plan's own and that of a step without a cap."""
+
+Attach = Callable[[Attachments], tuple[Dependencies, Costs, Dependencies | None]]
+"""Carries a plan out on the order: dependencies, costs of the stages, and the order without Rs in bubbles."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenBoth:
+    """What was chosen together. recomputation: its levels, whose makespan, bound and peaks are with the offloads."""
+
+    recomputation: ChosenRecomputation
+    offloading: Offloading
+    dependencies: Dependencies
+    costs: Costs
+    written: Dependencies | None
+
+
+def choose_both(
+    directives: Directives,
+    layout: Layout,
+    costs: Costs,
+    plan: Attachments,
+    dependencies: Dependencies,
+    stages: Sequence[int],
+    attach: Attach,
+) -> ChosenBoth:
+    """The shortest step of those tried; of equal ones that which recomputes least. costs: those of a layer. plan: without the levels of ``stages``.
+
+    Raises `DiagnosticError` (S406) where neither levels nor offloads fit, with the least memory that levels need.
+    """
+    began = perf_counter()
+    memory = directives.tree.memory
+    assert memory is not None, "the lines were checked"
+    cap = amount(memory)
+    whole = choose_recomputation(directives, layout, costs, plan, dependencies, stages, np.inf)
+    most = max(max(whole.held), cap)
+    tried: list[tuple[float, ChosenBoth]] = []
+    for limit in [*np.linspace(cap, most, _STEPS + 1)[:-1], np.inf]:
+        try:
+            levels = choose_recomputation(directives, layout, costs, plan, dependencies, stages, float(limit))
+        except DiagnosticError:
+            if np.isinf(limit):
+                raise
+            continue
+        order, of_stages, written = attach(levels.plan)
+        offloading = place_offloads(directives, levels.plan, layout, layer_costs(directives), order, of_stages)
+        held = _peaks(directives, levels.plan, layout, order, of_stages, offloading)
+        if (held <= cap * (1 + 1e-12)).all():
+            priced = replace(levels, makespan=offloading.makespan, held=tuple(held.tolist()))
+            tried.append((float(limit), ChosenBoth(priced, offloading, order, of_stages, written)))
+    if not tried:  # levels alone say the least memory that would do
+        choose_recomputation(directives, layout, costs, plan, dependencies, stages, cap)
+    alone = {limit: both.offloading.makespan for limit, both in tried}
+    shortest = min(alone.values())
+    best = next(both for _, both in reversed(tried) if both.offloading.makespan <= shortest * (1 + 1e-9))
+    chosen = replace(
+        best.recomputation,
+        bound=min(best.recomputation.uncapped, best.recomputation.makespan),
+        limit=cap,
+        one_level=None,
+        level_per_stage=None,
+        tried=sum(both.recomputation.tried for _, both in tried),
+        seconds=perf_counter() - began,
+        alone=(alone.get(cap), alone.get(np.inf)),
+    )
+    return replace(best, recomputation=chosen)
+
+
+def _peaks(
+    directives: Directives,
+    plan: Attachments,
+    layout: Layout,
+    order: Dependencies,
+    costs: Costs,
+    offloading: Offloading,
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """[P] memory of each rank at its peak, with the offloads."""
+    layers, memory = layer_costs(directives), directives.tree.memory
+    extra = extra_memory(plan, layout, layers.activations, order.schedule, bool(memory and memory.unit))
+    away = Away(offloading.placed, order).of_ops
+    return np.asarray(rank_peaks(layout, layers, order.schedule, costs, extra, away))
