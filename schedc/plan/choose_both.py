@@ -52,7 +52,9 @@ def choose_both(
     stages: Sequence[int],
     attach: Attach,
 ) -> ChosenBoth:
-    """The shortest step of those tried; of equal ones that which recomputes least. costs: those of a layer. plan: without the levels of ``stages``.
+    """The shortest step of those tried; of equal ones that which recomputes least.
+
+    costs: those of a layer. plan: without the levels of ``stages``.
 
     Raises `DiagnosticError` (S406) where neither levels nor offloads fit, with the least memory that levels need.
     """
