@@ -166,7 +166,7 @@ class ForwardSteps(SegmentedBase):
             return None
         obstacle = "autocast" if _autocast(state) else ""
         if state.recorder is not None or state.kept is not None:
-            obstacle = "its stage recomputes"
+            obstacle = "its stage recomputes, or moves activations to the host"
         return self.captures.run(self.graph, self.module, node, taken, obstacle)
 
     def _called(self, segment: Segment, taken: Sequence[Any]) -> tuple[Any, ...]:
