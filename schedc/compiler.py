@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.legality import check_dependencies
 from schedc.analysis.memory import Memory, measure_memory, without
-from schedc.analysis.timeline import Timeline, observed, simulate
+from schedc.analysis.timeline import Timeline, simulate
 from schedc.claims.check import ClaimResult, check_claims
 from schedc.cost.costs import Costs
 from schedc.cost.given import check_given
@@ -26,6 +26,7 @@ from schedc.syntax.tree import ScheduleTree
 
 if TYPE_CHECKING:
     from schedc.analysis.cell_pricing import CellPricing
+    from schedc.analysis.work_runs import WorkRuns
     from schedc.attachments.values import Attachments
     from schedc.cost.op_times import Pricer
     from schedc.layout.parts import Layout
@@ -62,6 +63,15 @@ class Analysis:
     """
 
     @property
+    def works(self) -> WorkRuns | None:
+        """The works at their times; None for a plan that moves nothing."""
+        return None if self.offloading is None else self.offloading.runs(self.dependencies)
+
+    def program(self) -> Program:
+        """The instruction streams, with the works."""
+        return Priced(self.dependencies, self.costs, offloading=self.offloading).program()
+
+    @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """The findings of a legal schedule: one for each claim that does not hold."""
         return tuple(claim.diagnostic for claim in self.claims if claim.diagnostic is not None)
@@ -84,13 +94,7 @@ def compile(source: Given, *, costs: Costs | None = None, **sizes: int) -> Progr
 
 def compile_at(source: Given, sizes: Mapping[str, int], costs: Costs | None = None) -> Program:
     """`compile` with the sizes as a mapping, so that they may have any name."""
-    result = _priced(open_input(source), sizes, costs)
-    program = insert_communication(result.dependencies.schedule, result.costs, result.dependencies)
-    if result.offloading is None:
-        return program
-    from schedc.passes.insert_works import insert_works
-
-    return insert_works(program, result.dependencies, result.offloading.placed)
+    return price(open_input(source), sizes, costs).program()
 
 
 def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Schedule:
@@ -99,7 +103,7 @@ def legal_schedule(tree: Input, sizes: Mapping[str, int], costs: Costs | None = 
     costs: times that a `policy` orders by, unless its order is frozen; for a plan, those of one layer (see `priced`).
     Default: unit costs.
     """
-    return _priced(tree, sizes, costs).dependencies.schedule
+    return price(tree, sizes, costs).schedule
 
 
 def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> tuple[Schedule, Costs]:
@@ -107,12 +111,12 @@ def priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) ->
 
     A plan does not change the order of its schedule, unless a `policy` orders by the costs of the plan's stages.
     """
-    result = _priced(tree, sizes, costs)
-    return result.dependencies.schedule, result.costs
+    result = price(tree, sizes, costs)
+    return result.schedule, result.costs
 
 
 @dataclass(frozen=True, eq=False)
-class _Priced:
+class Priced:
     """The dependencies of a legal schedule, and the costs of its stages.
 
     written: dependencies before the compiler placed Rs for a plan; None where it placed none. offloading: the works
@@ -125,8 +129,41 @@ class _Priced:
     offloading: Offloading | None = None
     chosen: ChosenRecomputation | None = None
 
+    @property
+    def schedule(self) -> Schedule:
+        return self.dependencies.schedule
 
-def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Priced:
+    @property
+    def works(self) -> WorkRuns | None:
+        """The works at their times; None without any."""
+        return None if self.offloading is None else self.offloading.runs(self.dependencies)
+
+    def timeline(self) -> Timeline:
+        """The timeline of the step, with its works."""
+        if self.works is None:
+            return simulate(self.schedule, self.costs, self.dependencies)
+        return self.works.timeline(float(self.costs.p2p))
+
+    def memory(self) -> Memory:
+        """The memory of the device: without what works have moved to the host."""
+        memory = measure_memory(self.schedule, self.costs, self.dependencies)
+        return memory if self.offloading is None else without(memory, self.offloading.placed)
+
+    def program(self) -> Program:
+        """The instruction streams, with the works."""
+        program = insert_communication(self.schedule, self.costs, self.dependencies)
+        if self.offloading is None:
+            return program
+        from schedc.passes.insert_works import insert_works
+
+        return insert_works(program, self.dependencies, self.offloading.placed)
+
+
+def price(tree: Input, sizes: Mapping[str, int], costs: Costs | None = None) -> Priced:
+    """A legal schedule with the costs of its stages, and with the works that a plan asks for.
+
+    sizes, costs: as for `priced`. Raises `DiagnosticError` as `legal_schedule` does.
+    """
     costs = costs or Costs()
     if isinstance(tree, Plan):
         return _planned(tree, sizes, costs)
@@ -137,10 +174,10 @@ def _priced(tree: Input, sizes: Mapping[str, int], costs: Costs | None) -> _Pric
         from schedc.plan.in_slices import with_slices
 
         dependencies = replace(dependencies, schedule=with_slices(dependencies.schedule, slices))
-    return _Priced(dependencies, costs)
+    return Priced(dependencies, costs)
 
 
-def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
+def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> Priced:
     # Layouts are imported where they are used: most runs have none, and start faster without them.
     from schedc.plan.apply import layer_costs, place_layers, stage_costs
     from schedc.plan.attached import AttachedPlan
@@ -172,13 +209,13 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> _Priced:
     layers = layer_costs(tree.directives)
     if not plan.offload:
         check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
-        return _Priced(dependencies, of_stages, written, chosen=chosen)
+        return Priced(dependencies, of_stages, written, chosen=chosen)
     from schedc.plan.place_works import check_host, place_offloads
 
     offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
     check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
     check_host(tree.directives, offloading.placed, dependencies)
-    return _Priced(dependencies, of_stages, written, offloading, chosen)
+    return Priced(dependencies, of_stages, written, offloading, chosen)
 
 
 def _chosen_together(
@@ -189,7 +226,7 @@ def _chosen_together(
     dependencies: Dependencies,
     stages: Sequence[int],
     attached: AttachedPlan,
-) -> _Priced:
+) -> Priced:
     """What the compiler chooses under both `recompute auto` and `offload auto`."""
     from schedc.plan.apply import stage_costs
     from schedc.plan.choose_both import choose_both
@@ -201,7 +238,7 @@ def _chosen_together(
 
     both = choose_both(tree.directives, layout, costs, plan, dependencies, stages, attach)
     check_host(tree.directives, both.offloading.placed, both.dependencies)
-    return _Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation)
+    return Priced(both.dependencies, both.costs, both.written, both.offloading, both.recomputation)
 
 
 def order_pricer(costs: Costs, slices: int = 1) -> Pricer | None:
@@ -236,14 +273,11 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
     sizes, costs: as for `compile`.
     """
     tree = open_input(source)
-    result = _priced(tree, sizes, costs)
+    result = price(tree, sizes, costs)
     dependencies, costs = result.dependencies, result.costs
     written = dependencies if result.written is None else result.written
     schedule = dependencies.schedule
-    memory, timeline = measure_memory(schedule, costs, dependencies), None
-    if result.offloading is not None:
-        memory = without(memory, result.offloading.placed)
-        timeline = observed(dependencies, result.offloading.lanes.start, result.offloading.lanes.end)
+    memory = result.memory()
     claims = check_claims(
         tree.claims,
         written.schedule,
@@ -257,7 +291,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         schedule,
         costs,
         dependencies,
-        timeline or simulate(schedule, costs, dependencies),
+        result.timeline(),
         memory,
         tuple(claims),
         _inside(dependencies, costs),

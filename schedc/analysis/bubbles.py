@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.timeline import Timeline, durations
+from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs, StageCosts
 from schedc.ir.arrays import Floats, Int32, Int64, bincount
 from schedc.ir.ops import OpKind
@@ -20,6 +21,10 @@ WARM_UP, COOLDOWN, DEPENDENCY, MESSAGE, IMBALANCE = range(len(CLASSES))
 RUN_CLASSES = (*CLASSES, "overhead")
 """Classes of `classify_run`: those of `classify`, some of them always 0, and what only a run has."""
 OVERHEAD = len(CLASSES)
+
+WORK_CLASSES = (*RUN_CLASSES, "exposed")
+"""Classes of a step with works: what ranks stand at JOINs has one of its own."""
+EXPOSED = len(RUN_CLASSES)
 
 _ROUNDING = 1e-12
 """Times below this share of the makespan are what rounding left over."""
@@ -40,10 +45,11 @@ class Bubbles:
     *message*: p2p latencies that the first chain has more than the second, at most the rest of the gap. 0 where p2p
         is 0.
     *dependency*: what is left: the order makes the rank wait for another rank's cell.
+    *exposed*: with works alone, and before the others: the rank stands at the JOINs of works.
 
     rank, start, end: [gaps], times in the unit of the costs.
     cell: [gaps] the cell that runs after the gap, -1 for cooldown. Its ``bound_by`` is what the rank waited for.
-    parts: [classes, gaps] time of the gap in each of `CLASSES`; a column sums to end - start.
+    parts: [classes, gaps] time of the gap in each of `CLASSES`, or of `WORK_CLASSES`; a column sums to end - start.
     totals: [classes, P] the same per rank; a column sums to `Timeline.bubble`.
     """
 
@@ -58,15 +64,18 @@ class Bubbles:
         return int(self.rank.size)
 
 
-def classify(timeline: Timeline, costs: Costs | None = None) -> Bubbles:
-    """The gaps of a timeline that `simulate` made with these costs, classed.
+def classify(timeline: Timeline, costs: Costs | None = None, works: WorkRuns | None = None) -> Bubbles:
+    """The gaps of a timeline that `simulate` made with these costs, classed; with works by `WORK_CLASSES`.
 
     Raises `DiagnosticError` (S404) for costs of another number of stages.
     """
     dependencies = timeline.dependencies
     of_stage = (costs or Costs()).resolved(dependencies.schedule.stages)
-    gaps, inner = _outer(timeline, len(CLASSES))
+    gaps, inner = _outer(timeline, len(CLASSES) if works is None else len(WORK_CLASSES))
     length, parts = (gaps.end - gaps.start)[inner], gaps.parts
+    if works is not None:
+        parts[EXPOSED, inner] = works.exposed_in(gaps.rank, gaps.start, gaps.end)[inner]
+        length = length - parts[EXPOSED, inner]
     waiting = gaps.cell[inner]
     excess, latency = _excess(timeline, of_stage, timeline.bound_by[waiting], dependencies.previous[waiting])
     parts[IMBALANCE, inner] = np.clip(excess, 0.0, length)

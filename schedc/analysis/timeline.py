@@ -101,12 +101,12 @@ def timeline_of(dependencies: Dependencies, duration: Floats, end: Floats, arriv
     )
 
 
-def observed(dependencies: Dependencies, start: Floats, end: Floats) -> Timeline:
-    """The timeline of a run whose starts and ends, [cells], were measured.
+def observed(dependencies: Dependencies, start: Floats, end: Floats, latency: float = 0.0) -> Timeline:
+    """The timeline of a run whose starts and ends, [cells], were measured; latency: time of a message.
 
-    ``bound_by`` is what ended last of all that a cell needed: the cell before it on its rank, or a producer.
+    ``bound_by`` is what was there last of all that a cell needed: the cell before it on its rank, or a producer.
     """
-    bound = timeline_of(dependencies, end - start, end, _arrivals(dependencies, end, 0.0))
+    bound = timeline_of(dependencies, end - start, end, _arrivals(dependencies, end, latency))
     return replace(bound, start=start, span=_spans(dependencies, start, end))
 
 

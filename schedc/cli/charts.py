@@ -29,7 +29,7 @@ def drawing(charts: Sequence[Chart], form: str, *, columns: int, colours: int, w
     from schedc.draw.svg import picture
 
     (chart,) = charts  # a picture shows one schedule
-    text, note = picture(chart.schedule, chart.timeline, chart.memory, width=width)
+    text, note = picture(chart.schedule, chart.timeline, chart.memory, chart.works, width=width)
     return Drawing(in_form(text, form), note)
 
 

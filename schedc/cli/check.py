@@ -71,11 +71,10 @@ def compile_command(
     removed.
     """
     from schedc.interchange.refusals import foreign_kind
-    from schedc.passes.insert_communication import insert_communication
     from schedc.report.check import to_json, to_text
 
     analysis = _analysed("schedc.compile", schedule, sizes, costs, as_json)
-    program = insert_communication(analysis.schedule, analysis.costs, analysis.dependencies)
+    program = analysis.program()
     files = _write_files(analysis, program, forms, output or Path("build") / analysis.schedule.name)
     if as_json:
         facts = {**to_json(analysis, "schedc.compile"), "instructions": len(program), "files": files}
@@ -84,6 +83,7 @@ def compile_command(
         click.echo(to_text(to_json(analysis), ranks == "all"))
         foreign = foreign_kind(analysis.schedule)
         without = f"; no schedule.csv: torch's has no op {foreign.name}" if foreign is not None else ""
+        without = without or "; no schedule.csv: torch's has no copies to host memory" * bool(len(program.works))
         click.echo(f"{len(program)} instructions; wrote {', '.join(files)}{without}")
     finish(analysis.diagnostics)
 
@@ -96,11 +96,12 @@ def _write_files(analysis: Analysis, program: Program, forms: tuple[str, ...], f
     from schedc.ir.save import FORMS, forms_of
 
     schedule = analysis.schedule
+    lacks = foreign_kind(schedule) is not None or len(program.works) > 0
     written = [FORMS[name] for name in FORMS if name in (forms or forms_of(program))]
     files = {
         **{form.file: form.content(program) for form in written},
-        **({} if foreign_kind(schedule) is not None else {"schedule.csv": to_torch_csv(schedule).encode()}),
-        "schedule.svg": draw_svg(schedule, analysis.timeline, analysis.memory).encode(),
+        **({} if lacks else {"schedule.csv": to_torch_csv(schedule).encode()}),
+        "schedule.svg": draw_svg(schedule, analysis.timeline, analysis.memory, analysis.works).encode(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name in {*(form.file for form in FORMS.values()), "schedule.csv"} - files.keys():

@@ -34,9 +34,9 @@ def export(
     schedule: Given, sizes: dict[str, int], costs: Costs, target: str, layout: str | None, output: Path | None
 ) -> None:
     """Write SCHEDULE in another format. A target refuses what it cannot express, and names the nearest that it can."""
-    from schedc.compiler import priced
+    from schedc.compiler import price
     from schedc.inputs import open_input
-    from schedc.interchange.refusals import no_segments
+    from schedc.interchange.refusals import no_segments, no_works
     from schedc.layout.parser import parse_layout
 
     if layout and target != "megatron":
@@ -46,16 +46,21 @@ def export(
             f"--to dot writes the graph's source; for {output} use `schedc show SCHEDULE --graph -o`"
         )
     chosen, tree = TARGETS[target], open_input(schedule)
-    order, costs = priced(tree, sizes, costs)
+    step = price(tree, sizes, costs)
+    order, costs = step.schedule, step.costs
     if chosen.trains:
         no_segments(tree.parameters, order, target)
+    if not chosen.works and not chosen.without_works:
+        no_works(step.works, target, order.source)
     if layout:
         with asked():
             parse_layout(layout)
         order = replace(order, layout=layout)
     if chosen.note and order.placement.pipes > 1:
         click.echo(f"note: {chosen.note}", err=True)
-    write(chosen.write(order, costs), output)
+    if chosen.without_works and step.works is not None and len(step.works):
+        click.echo(f"note: {chosen.without_works}", err=True)
+    write(chosen.write(order, costs, step.works), output)
 
 
 @click.command("import", epilog=EPILOG)

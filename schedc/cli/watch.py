@@ -88,7 +88,7 @@ def _redraw(schedule: str, sizes: Mapping[str, int], costs: Costs, width: int | 
     except DiagnosticError as error:
         print_findings(error.diagnostics)
         return
-    charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs)]
+    charts = [Chart.of(analysis.schedule, analysis.timeline, analysis.memory, costs, analysis.works)]
     shown = drawing(charts, TERM, columns=width_of(None), colours=colours_of(None)).content
     click.echo(shown, color=coloured(sys.stdout) or None)
     if output is not None:

@@ -92,4 +92,11 @@ S6: tuple[DiagnosticCode, ...] = (
         "A PNG has one pixel per px of the drawing: at most 100 million pixels, and 32,767 on a side. SVG and PDF "
         "have no such limit. Raised by `schedc show` and `schedc watch`, for wide drawings of many ranks.",
     ),
+    DiagnosticCode(
+        "S613",
+        "a target has no copies to host memory",
+        "`offload` in a plan moves activations to host memory and back beside the compute, so that ranks keep within "
+        "`memory`. Schedules of other trainers have no such instructions, and their ranks would hold more. Raised by "
+        "`schedc export`; `schedc compile` leaves out its schedule.csv.",
+    ),
 )

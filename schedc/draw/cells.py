@@ -9,6 +9,7 @@ import numpy as np
 
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
+from schedc.analysis.work_runs import WorkRuns
 from schedc.ir.arrays import Floats, Int32, Int64, bincount, repeat
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.schedule import Schedule
@@ -39,8 +40,8 @@ class CellColumns:
     first: [cells] row of the cell's op, or of the forward of a pair. second: [cells] row of a pair's backward, else -1.
     start, end: [cells] time units. middle: [cells] time at which the backward of a pair begins, else equal to ``end``.
     chunk: [ops] chunk, on its rank, of each op (not of each cell).
-    inside: [cells] highest memory while the cell runs, in the costs' unit. after: [cells] memory after the cell.
-    makespan: time units.
+    inside: [cells] highest memory while the cell runs, in the costs' unit. after: [cells] memory from the end of the
+    cell to the start of the next. makespan: time units. works: what moves beside the compute; None without any.
     """
 
     schedule: Schedule
@@ -54,6 +55,7 @@ class CellColumns:
     inside: Floats
     after: Floats
     makespan: float
+    works: WorkRuns | None = None
 
     def __len__(self) -> int:
         return int(self.first.size)
@@ -77,13 +79,21 @@ class CellColumns:
     def curve(self, rank: int) -> Curve:
         """The memory of a rank: while a cell runs, the highest value before and inside it; then what it leaves."""
         cells = self.of_rank(rank)
-        before = np.concatenate([[0.0], self.after[cells][:-1]])
-        held = np.stack([np.maximum(before, self.inside[cells]), self.after[cells]], 1).ravel()
+        held = np.stack([self.held[cells], self.after[cells]], 1).ravel()
         times = np.stack([self.start[cells], self.end[cells]], 1).ravel()
         # Between a cell and the one right after it, memory falls for no time: such a dip is left out.
         stays = np.ones(times.size, bool)
         stays[:-1] = (np.diff(times) > 0) | (np.diff(held) < 0)
         return Curve(times[stays], held[stays])
+
+    @cached_property
+    def held(self) -> Floats:
+        """[cells] The highest memory while the cell runs, and before it; JOINs of works free some before it."""
+        if self.works is not None:
+            return self.inside
+        before = np.concatenate([[0.0], self.after[:-1]])[: len(self)]
+        before[self.rank_start[:-1][np.diff(self.rank_start) > 0]] = 0.0
+        return np.asarray(np.maximum(before, self.inside))
 
     def phase_runs(self, rank: int) -> list[tuple[int, float, float]]:
         """(number in `phase_names`, begin, end) of each run of a rank's cells in one phase, in time units."""
@@ -108,16 +118,17 @@ class CellColumns:
         return np.array([number[name] for name in self.schedule.phases])[self.schedule.phase[self.first]]
 
 
-def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory) -> CellColumns:
+def cells_of(schedule: Schedule, timeline: Timeline, memory: Memory, works: WorkRuns | None = None) -> CellColumns:
     """[cells] The cells of a schedule with their times, and with the memory while they run and after them."""
     dependencies = timeline.dependencies
     first, second, start, end = dependencies.first, dependencies.second, timeline.start, timeline.end
     placement = schedule.placement
     chunk = placement.chunk_of[placement.pipe_of_microbatch(schedule.microbatch), schedule.stage]
     share = _forward_share(schedule, first, second, end - start)
+    after = memory.memory if works is None else works.held_between(memory.memory)
     return CellColumns(
         schedule, dependencies.rank_start, first, second,
-        start, start + share * (end - start), end, chunk, memory.memory_inside, memory.memory, timeline.makespan,
+        start, start + share * (end - start), end, chunk, memory.memory_inside, after, timeline.makespan, works,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from schedc.analysis.bubbles import Bubbles, classify, classify_run, critical_pa
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.memory import Memory, measure_memory
 from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs
 from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
@@ -25,7 +26,7 @@ class Chart:
 
     p2p: time. Latency of a message by the costs; 0 for a run. said: words that the title adds, such as ``measured``.
     origin: (name, value) of a further figure that says where the times are from. measured: whether the times are those
-    of a run, in ms.
+    of a run, in ms. works: what moves beside the compute; None without any.
     """
 
     schedule: Schedule
@@ -36,11 +37,15 @@ class Chart:
     said: str = ""
     origin: tuple[tuple[str, str], ...] = ()
     measured: bool = False
+    works: WorkRuns | None = None
 
     @classmethod
-    def of(cls, schedule: Schedule, timeline: Timeline, memory: Memory, costs: Costs) -> Chart:
+    def of(
+        cls, schedule: Schedule, timeline: Timeline, memory: Memory, costs: Costs, works: WorkRuns | None = None
+    ) -> Chart:
         """The chart of a timeline and a memory under these costs."""
-        return cls(schedule, timeline, memory, classify(timeline, costs), float(costs.p2p))
+        bubbles = classify(timeline, costs, works)
+        return cls(schedule, timeline, memory, bubbles, float(costs.p2p), works=works)
 
     @classmethod
     def predicted(cls, schedule: Schedule, costs: Costs, dependencies: Dependencies | None = None) -> Chart:
@@ -56,7 +61,7 @@ class Chart:
 
     @cached_property
     def cells(self) -> CellColumns:
-        return cells_of(self.schedule, self.timeline, self.memory)
+        return cells_of(self.schedule, self.timeline, self.memory, self.works)
 
     @cached_property
     def critical(self) -> Int64:

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.cells import CellColumns
 from schedc.draw.layout import GUTTER, MARGIN, WIDEST_GUTTER, DrawingLayout, tick_step
 from schedc.draw.markup import box, fit, label, line, number, plain, quantity, text_width
+from schedc.draw.work_lanes import legend_texts
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.works import WorkLane
 
 _SIZE = 12.0
 _ROW = 22.0
 _SWATCH = 15.0
 _MOST_PHASES = 24
+_LANE_NAME = 24
+"""px that the name of a lane of works takes."""
 _FEW_LANES = 4
 """Lanes up to which a drawing needs no second time axis below them."""
 
@@ -68,7 +73,7 @@ def _rows_of(texts: list[str], room: float, joint: str = " · ") -> list[str]:
 def legend(cells: CellColumns, held: str, strips: bool, top: float, width: float) -> tuple[list[str], float]:
     """The meaning of every fill, ink and tint in use, in as many rows as they need, and the y (px) of the next row."""
     parts: list[str] = []
-    for items in (_marks(cells, held, strips), _phase_marks(cells)):
+    for items in (_marks(cells, held, strips), _work_marks(cells.works, strips), _phase_marks(cells)):
         x = MARGIN
         for item in items:
             if x > MARGIN and x + item.width > width - MARGIN:
@@ -152,6 +157,22 @@ def _phase_marks(cells: CellColumns) -> list[LegendItem]:
     return items
 
 
+def _work_marks(works: WorkRuns | None, strips: bool) -> list[LegendItem]:
+    if works is None or not len(works):
+        return []
+    items = [LegendItem(_SWATCH, _lane_patch(lane), text) for lane, text in legend_texts(works)]
+    if not (works.times.exposed > 0).any():
+        return items
+    stands: Callable[[float, float], str] = lambda x, y: _patch(x, y, 2 * _SWATCH, "stands")  # noqa: E731
+    if strips:
+        stands = lambda x, y: line(x, y + 8, x + 2 * _SWATCH, y + 8, "standing")  # noqa: E731
+    return [*items, LegendItem(2 * _SWATCH, stands, "exposed: the rank stands at a JOIN")]
+
+
+def _lane_patch(lane: WorkLane) -> Callable[[float, float], str]:
+    return lambda x, y: box(x, y + 2, _SWATCH, 10, lane.name.lower())
+
+
 def _patch(x: float, y: float, width: float, style: str) -> str:
     return box(x, y, width, _SWATCH, style)
 
@@ -189,9 +210,10 @@ def stage_texts(cells: CellColumns) -> list[str]:
     return [("stage " if len(row) == 1 else "stages ") + ", ".join(map(str, row)) for row in held]
 
 
-def gutter_width(texts: list[str]) -> float:
-    """px that the names left of the lanes take."""
-    return float(np.clip(max(text_width(text, 10) for text in texts) + 10, GUTTER, WIDEST_GUTTER))
+def gutter_width(texts: list[str], works: bool = False) -> float:
+    """px that the names left of the lanes take. works: whether names of lanes of works stand beside them."""
+    room = 10 + (_LANE_NAME if works else 0)
+    return float(np.clip(max(text_width(text, 10) for text in texts) + room, GUTTER, WIDEST_GUTTER))
 
 
 def gutter(cells: CellColumns, layout: DrawingLayout, stages: list[str], peaks: list[str]) -> list[str]:

@@ -102,7 +102,7 @@ def _tables(chart: Chart) -> tuple[int, dict[str, Steps], dict[str, Steps]]:
 
 def _cell_columns(chart: Chart, start: Steps, middle: Steps, end: Steps) -> dict[str, Steps]:
     schedule, cells, bound = chart.schedule, chart.cells, chart.timeline.bound_by
-    held, after = in_steps(np.maximum(cells.inside, _before(chart)), cells.after)
+    held, after = in_steps(cells.held, cells.after)
     columns = {
         "kind": _whole(schedule.kind[cells.first]),
         "stage": _whole(schedule.stage[cells.first]),
@@ -131,12 +131,6 @@ def _classes(chart: Chart) -> list[int]:
     """Numbers of the `RUN_CLASSES` that idle time can have here: a run knows no cause that follows from costs."""
     absent = {MESSAGE, IMBALANCE} if chart.measured else {OVERHEAD, *([] if chart.p2p > 0 else [MESSAGE])}
     return [i for i in range(len(RUN_CLASSES)) if i not in absent]
-
-
-def _before(chart: Chart) -> npt.NDArray[np.float64]:
-    """[cells] Memory of the rank when the cell begins."""
-    previous = chart.timeline.dependencies.previous
-    return np.where(previous >= 0, chart.cells.after[previous], 0.0)
 
 
 def _whole(values: npt.NDArray[Any]) -> Steps:

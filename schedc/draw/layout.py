@@ -32,20 +32,25 @@ _USUAL, _WIDE, _WIDEST = 800.0, 2600.0, 16000.0
 
 @dataclass(frozen=True)
 class RowBands:
-    """px, heights of the parts of one lane from top to bottom, and of the gap to the next lane."""
+    """px, heights of the parts of one lane from top to bottom, and of the gap to the next lane.
+
+    works: px, height of a strip of works, between cells and memory; not every rank has any.
+    """
 
     phases: float
     cells: float
     memory: float
     gap: float
+    works: float
 
     @property
     def pitch(self) -> float:
+        """px of a rank without works."""
         return self.phases + self.cells + self.memory + self.gap
 
 
-LANE = RowBands(phases=13, cells=24, memory=24, gap=13)
-STRIP_LANE = RowBands(phases=5, cells=16, memory=18, gap=7)
+LANE = RowBands(phases=13, cells=24, memory=24, gap=13, works=11)
+STRIP_LANE = RowBands(phases=5, cells=16, memory=18, gap=7, works=9)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class DrawingLayout:
 
     scale: px per time unit. left, top: px, corner of the plot, which has the lanes without their gutters.
     plot_width: px. rows: heights of the parts of each lane. ranks: number of ranks; not each need have a lane.
+    strips: number of strips of works under each rank; empty without works.
     """
 
     scale: float
@@ -94,6 +100,7 @@ class DrawingLayout:
     rows: RowBands
     ranks: int
     detail: Detail
+    strips: tuple[int, ...] = ()
 
     @property
     def shown(self) -> Iterator[int]:
@@ -113,7 +120,7 @@ class DrawingLayout:
 
     @property
     def bottom(self) -> float:
-        return self.top + self.lanes * self.rows.pitch - self.rows.gap
+        return self.top + self.lanes * self.rows.pitch - self.rows.gap + self._strips_above(self.ranks)
 
     @property
     def width(self) -> float:
@@ -123,14 +130,22 @@ class DrawingLayout:
         return self.left + time * self.scale
 
     def phases_y(self, rank: int) -> float:
-        return self.top + self._lane(rank) * self.rows.pitch
+        return self.top + self._lane(rank) * self.rows.pitch + self._strips_above(rank)
 
     def cells_y(self, rank: int) -> float:
         return self.phases_y(rank) + self.rows.phases
 
     def memory_y(self, rank: int) -> float:
         """Top of the memory curve's row; its base line is ``rows.memory`` below."""
-        return self.cells_y(rank) + self.rows.cells
+        return self.works_y(rank, self.strips[rank] if self.strips else 0)
+
+    def works_y(self, rank: int, place: int) -> float:
+        """Top of a strip of works under the cells of a rank."""
+        return self.cells_y(rank) + self.rows.cells + place * self.rows.works
+
+    def _strips_above(self, rank: int) -> float:
+        """px that the strips of the ranks above take."""
+        return sum(self.strips[above] for above in self.shown if above < rank) * self.rows.works if self.strips else 0.0
 
     def _lane(self, rank: int) -> int:
         """The number of the lane of a rank that has one; the last rank follows the last multiple of ``every``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedc.ir.ops import FACTS, OpKind
+from schedc.ir.works import WorkLane
 
 HUES: dict[str, tuple[str, str]] = {
     "orange": ("#f7b267", "#b2530c"),
@@ -18,6 +19,9 @@ HUES: dict[str, tuple[str, str]] = {
 FILLS: dict[OpKind, tuple[str, str]] = {kind: HUES[FACTS[kind].colour] for kind in OpKind}
 """Fill of each kind in two shades. The hues are those of the DualPipe figures: forward orange, both backwards green,
 weight gradient blue. Those figures have no recomputation, which is purple here."""
+
+LANES: dict[WorkLane, str] = {WorkLane.D2H: "#8fd0cf", WorkLane.H2D: "#f0b3c4"}
+"""Fill of the works of each lane, on either ground, under the first ink."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")
 """Colours of numerals by chunk: even chunks stand on the pale shade, odd chunks on the deep shade. The fifth chunk has
@@ -90,4 +94,5 @@ def text_pairs(ground: Ground) -> list[tuple[str, str]]:
     """Every (text, ground) pair that a drawing may use."""
     numerals = [(ink, fills[shade_of(i)]) for fills in FILLS.values() for i, ink in enumerate(INKS)]
     names = [(ground.text, tint) for tint in (*ground.phases, ground.paper, ground.idle)]
-    return [*numerals, *names, (ground.muted, ground.paper), (ground.curve, ground.paper)]
+    lanes = [(INKS[0], fill) for fill in LANES.values()]
+    return [*numerals, *names, *lanes, (ground.muted, ground.paper), (ground.curve, ground.paper)]

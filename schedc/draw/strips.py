@@ -119,6 +119,12 @@ def coarse(curve: Curve, makespan: float, layout: DrawingLayout) -> Curve:
     return Curve(np.append(starts[changes], curve.times[-1]), np.append(highest[changes], curve.held[-1]))
 
 
+def strokes(layout: DrawingLayout, y: float, style: str, start: Floats, end: Floats) -> str:
+    """Horizontal strokes at height ``y`` px, at least a column of the grid each. start, end: [strokes] time units."""
+    first = _on(start, layout)
+    return _path(layout, y, style, first, np.maximum(_on(end, layout), first + 1))
+
+
 def _on(times: Floats, layout: DrawingLayout) -> Int64:
     """[times] Columns of the grid that the times fall on."""
     return np.rint(times * (layout.scale * layout.detail.columns / layout.plot_width)).astype(np.int64)

@@ -57,19 +57,49 @@ def _colours(ground: Ground) -> str:
 _STYLE = f"{''.join(_SHAPES)}{_colours(LIGHT)}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
 """The light ground, unless the viewer asks for the dark one. A viewer without media queries draws the light one."""
 
+_WORKS = "".join((
+    ".lane-name{font-size:8px;text-anchor:end}",
+    ".stands{fill:url(#stands)}",
+    f".standing{{stroke-width:{number(STRIP_LANE.cells)}}}",
+    *(
+        f".{lane.name.lower()}{{fill:{fill}}}"
+        f"path.{lane.name.lower()}{{stroke:{fill};stroke-width:{number(STRIP_LANE.works - 2)}}}"
+        for lane, fill in palette.LANES.items()
+    ),
+))  # fmt: skip
+"""Rules of works, on either ground."""
+
+
+def _colours_of_works(ground: Ground) -> str:
+    lanes = ",".join(f".{lane.name.lower()}" for lane in palette.LANES)
+    return (
+        f"{lanes}{{stroke:{ground.paper};stroke-width:.8}}.standing,.stand-hatch{{stroke:{ground.exposed}}}.stand-ground{{fill:{ground.paper}}}"
+        f"text.lane-name{{fill:{ground.muted}}}"
+    )
+
+
+_STYLE_OF_WORKS = f"{_WORKS}{_colours_of_works(LIGHT)}@media (prefers-color-scheme:dark){{{_colours_of_works(DARK)}}}"
+_HATCH_OF_JOINS = (
+    '<pattern id="stands" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)">'
+    '<rect width="5" height="5" class="stand-ground"/><path d="M0 0V5" class="stand-hatch" stroke-width="2.4"/>'
+    "</pattern>"
+)
+
 _HATCH = (
     '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect width="6" height="6" class="ground"/><path d="M0 0V6" class="hatch"/></pattern>'
 )
 
 
-def document(parts: list[str], width: float, height: float, title: str, doc: str) -> str:
-    """The whole file. width, height: px. doc: becomes the description of the drawing."""
+def document(parts: list[str], width: float, height: float, title: str, doc: str, works: bool = False) -> str:
+    """The whole file. width, height: px. doc: becomes the description of the drawing. works: whether it shows works."""
     size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{content(title)}</title><desc>{content(doc)}</desc>",
-        f"<defs><style>{_STYLE}</style>{_HATCH}</defs>",
+        f"<defs><style>{_STYLE}{_STYLE_OF_WORKS}</style>{_HATCH}{_HATCH_OF_JOINS}</defs>"
+        if works
+        else f"<defs><style>{_STYLE}</style>{_HATCH}</defs>",
         '<rect width="100%" height="100%" class="paper"/>',
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from schedc.analysis.memory import Memory
 from schedc.analysis.timeline import Timeline
+from schedc.analysis.work_runs import WorkRuns
 from schedc.diagnostics import CompilerBug
-from schedc.draw import frame, lanes, strips
+from schedc.draw import frame, lanes, strips, work_lanes
 from schedc.draw.cells import CellColumns, cells_of
 from schedc.draw.facts import figures, sizes, weighted
 from schedc.draw.layout import GUTTER, LANE, MARGIN, STRIP_LANE, Detail, DrawingLayout, first_detail, plot_size
@@ -31,23 +32,35 @@ class Picture(NamedTuple):
 
 
 def draw_svg(
-    schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
+    schedule: Schedule,
+    timeline: Timeline,
+    memory: Memory,
+    works: WorkRuns | None = None,
+    *,
+    title: str | None = None,
+    width: float | None = None,
 ) -> str:
     """The text of `picture`. width: px."""
-    return picture(schedule, timeline, memory, title=title, width=width).text
+    return picture(schedule, timeline, memory, works, title=title, width=width).text
 
 
 def picture(
-    schedule: Schedule, timeline: Timeline, memory: Memory, *, title: str | None = None, width: float | None = None
+    schedule: Schedule,
+    timeline: Timeline,
+    memory: Memory,
+    works: WorkRuns | None = None,
+    *,
+    title: str | None = None,
+    width: float | None = None,
 ) -> Picture:
-    """The drawing: a lane per rank with its cells at their times, and below it the memory of the rank.
+    """The drawing: a lane per rank with its cells at their times, and below it its works and its memory.
 
     The same input gives the same bytes, at most `LIMIT` of them. Above `layout.STRIPS_ABOVE` cells the lanes are strips
     without numerals. Above `layout.LANES` ranks, or where strips are too large, edges are rounded more and lanes left
     out. The drawing says so.
     title: replaces the schedule's name. width: px, at least `layout.NARROWEST`; by default, as many as the cells need.
     """
-    cells = cells_of(schedule, timeline, memory)
+    cells = cells_of(schedule, timeline, memory, works)
     detail: Detail | None = first_detail(cells)
     while detail:
         result = _drawn(cells, timeline, memory, title or schedule.name, detail, width)
@@ -59,13 +72,18 @@ def picture(
 
 
 def _drawn(
-    cells: CellColumns, timeline: Timeline, memory: Memory, name: str, detail: Detail, wanted: float | None
+    cells: CellColumns,
+    timeline: Timeline,
+    memory: Memory,
+    name: str,
+    detail: Detail,
+    wanted: float | None,
 ) -> Picture:
-    schedule = cells.schedule
+    schedule, works = cells.schedule, cells.works
     curves = [cells.curve(rank) for rank in range(schedule.ranks)]
     highest = max((curve.peak for curve in curves), default=0.0)
     stages = frame.stage_texts(cells)
-    left = MARGIN + (GUTTER if detail.strips else frame.gutter_width(stages))
+    left = MARGIN + (GUTTER if detail.strips else frame.gutter_width(stages, works is not None))
     around = left + GUTTER + MARGIN
     scale, plot_width = plot_size(cells, detail.strips, None if wanted is None else wanted - around)
     width = around + plot_width
@@ -74,20 +92,23 @@ def _drawn(
     held = f"{'memory' if weighted(memory) else 'activations'} held (full height: {quantity(highest)})"
     key, y = frame.legend(cells, held, detail.strips, y, width)
     rows = STRIP_LANE if detail.strips else LANE
-    layout = DrawingLayout(scale, left, y + 30, plot_width, rows, schedule.ranks, detail)
+    used = () if works is None else tuple(len(works.lanes_of(rank)) for rank in range(schedule.ranks))
+    layout = DrawingLayout(scale, left, y + 30, plot_width, rows, schedule.ranks, detail, used)
     parts = [*head, *key, *frame.axis(cells, layout)]
     parts += frame.gutter(cells, layout, stages, [f"peak {quantity(curve.peak)}" for curve in curves])
     for rank in layout.shown:
         if detail.strips:
             parts += strips.lane(cells, rank, layout)
+            parts += work_lanes.lanes_as_strips(works, rank, layout) if works is not None else []
             parts += strips.memory(curves[rank], cells.makespan, highest, rank, layout)
         else:
             parts += lanes.lane(cells, rank, layout)
+            parts += work_lanes.lanes(works, rank, layout) if works is not None else []
             parts += lanes.memory(curves[rank], highest, rank, layout)
     note = strips.note(cells, layout) if detail.strips else ""
     foot, bottom = frame.footer(layout, note, width)
     doc = schedule.doc if len(schedule.doc) <= _LONGEST_DOC else schedule.doc[:_LONGEST_DOC] + "…"
-    return Picture(document([*parts, *foot], width, bottom, name, doc), note)
+    return Picture(document([*parts, *foot], width, bottom, name, doc, works is not None), note)
 
 
 def _header_facts(schedule: Schedule, timeline: Timeline, memory: Memory) -> list[str]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.bubbles import CLASSES, COOLDOWN, DEPENDENCY, IMBALANCE, MESSAGE, WARM_UP
+from schedc.analysis.bubbles import (
+    COOLDOWN,
+    DEPENDENCY,
+    EXPOSED,
+    IMBALANCE,
+    MESSAGE,
+    WARM_UP,
+    WORK_CLASSES,
+)
+from schedc.analysis.work_runs import WorkRuns
 from schedc.draw import palette
 from schedc.draw.ansi import NORMAL, PLAIN, Style, StyledText, paint
 from schedc.draw.chart import Chart, longest
 from schedc.draw.layout import tick_step
 from schedc.draw.markup import quantity
+from schedc.draw.work_rows import CharacterGrid, lane_items, lane_rows
 from schedc.ir.arrays import Int64
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 
@@ -25,24 +34,15 @@ _NARROWEST = 10
 _FACTS = ("makespan", "bubble ratio", "span bubble ratio", "peak activations", "peak memory")
 """The figures above the lanes. A chart has the last one if its costs give activations a size."""
 
-_OVER = -1 - len(CLASSES)
+_OVER = -1 - len(WORK_CLASSES)
 """The sample of a time after the makespan. Idle time of class i has the sample -1 - i, work the row of its op."""
 
-_IDLE = {WARM_UP: "··", COOLDOWN: "··", DEPENDENCY: "░:", MESSAGE: "≈~", IMBALANCE: "▒%"}
+_IDLE = {WARM_UP: "··", COOLDOWN: "··", DEPENDENCY: "░:", MESSAGE: "≈~", IMBALANCE: "▒%", EXPOSED: "╳x"}
 """Characters for idle time of each class: in coloured drawings, and in ASCII."""
 _ASCII_REST = "."
 
 _FAINT = Style(faint=True)
 _BOLD = Style(bold=True)
-
-
-@dataclass(frozen=True)
-class CharacterGrid:
-    """Columns of the common time axis, columns per time unit, and whether figures stand right of the axis."""
-
-    columns: int
-    scale: float
-    figures: bool
 
 
 def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) -> str:
@@ -68,6 +68,7 @@ def draw_terminal(charts: Sequence[Chart], width: int, *, colours: int = PLAIN) 
             name = StyledText(_rank_name(rank).ljust(left), _BOLD)
             lane = _coloured(chart, rank, grid) if colours else _letters(chart, rank, grid)
             lines.append(paint([name, *lane, StyledText(rows[1 + rank] if grid.figures else "")], colours).rstrip())
+            lines += [paint(texts, colours).rstrip() for texts in lane_rows(chart.works, rank, grid, left, colours)]
         lines.append("")
     return "\n".join([*lines, *_legend(charts, width, colours)]) + "\n"
 
@@ -147,7 +148,17 @@ def _idle_class(chart: Chart, rank: int, times: npt.NDArray[np.floating[Any]]) -
     parts = bubbles.parts[:, mine]
     begins = (bubbles.start[mine] + np.cumsum(parts, axis=0) - parts).T.ravel()
     piece = np.searchsorted(begins, times, side="right") - 1
-    return np.asarray(-1 - np.maximum(piece, 0) % len(CLASSES), np.int64)
+    idle = np.maximum(piece, 0) % len(parts)
+    return np.asarray(-1 - (idle if chart.works is None else _at_joins(chart.works, rank, times, idle)), np.int64)
+
+
+def _at_joins(works: WorkRuns, rank: int, times: npt.NDArray[np.floating[Any]], idle: Int64) -> Int64:
+    """[times] the class of the idle time, with the times at JOINs where they are; `Bubbles` has only their sums."""
+    result = np.where(idle == EXPOSED, DEPENDENCY, idle)
+    for row, begin, end in works.waits:
+        if works.rank[row] == rank:
+            result[(times >= begin) & (times < end)] = EXPOSED
+    return result
 
 
 def _runs(samples: Int64) -> Iterator[tuple[int, int, int]]:
@@ -223,8 +234,9 @@ def _legend(charts: Sequence[Chart], width: int, colours: int) -> list[str]:
         items.append([StyledText("odd chunks: " + ("deep colours" if colours else "lower case"))])
     if colours and any((chart.schedule.pair >= 0).any() for chart in charts):
         items.append([StyledText("12", Style(underlined=True)), StyledText(" overlapped pair")])
-    for idle, name in enumerate(CLASSES):
-        if any(chart.bubbles.totals[idle].any() for chart in charts):
+    items += lane_items(charts, colours)
+    for idle, name in enumerate(WORK_CLASSES):
+        if any(chart.bubbles.totals[idle : idle + 1].any() for chart in charts):
             sign = _IDLE[idle][0] if colours else _idle_letter(idle)
             items.append([StyledText(sign, _FAINT), StyledText(f" {name}")])
     lines: list[list[StyledText]] = [[]]

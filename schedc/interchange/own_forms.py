@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs
 from schedc.ir.json import program_to_json
+from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text import print_program, print_schedule
 from schedc.passes.insert_communication import insert_communication
+from schedc.passes.insert_works import insert_works
 
 
 def export_text(schedule: Schedule, _costs: Costs) -> str:
@@ -14,11 +17,16 @@ def export_text(schedule: Schedule, _costs: Costs) -> str:
     return print_schedule(schedule)
 
 
-def export_program(schedule: Schedule, costs: Costs) -> str:
+def export_program(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
     """The target ``program``."""
-    return print_program(insert_communication(schedule, costs))
+    return print_program(_program(schedule, costs, works))
 
 
-def export_json(schedule: Schedule, costs: Costs) -> str:
+def export_json(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
     """The target ``json``."""
-    return program_to_json(insert_communication(schedule, costs))
+    return program_to_json(_program(schedule, costs, works))
+
+
+def _program(schedule: Schedule, costs: Costs, works: WorkRuns | None) -> Program:
+    program = insert_communication(schedule, costs)
+    return program if works is None else insert_works(program, works.dependencies, works.placed)

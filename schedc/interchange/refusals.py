@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from schedc.analysis.work_runs import WorkRuns
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.ops import FACTS, OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.schedule import Schedule
+from schedc.ir.works import WorkKind
 from schedc.source import NOWHERE, Source
 from schedc.syntax.tree import SizeParameter
 
@@ -70,6 +72,20 @@ def no_segments(parameters: Iterable[SizeParameter], schedule: Schedule, target:
         return
     why = "the attention of a segment reads what the segments before it left: there each microbatch stands alone"
     raise cannot("S607", f"{target} has no segments of a sequence", why, "`1f1b` is the nearest", schedule.source)
+
+
+def no_works(works: WorkRuns | None, target: str, source: Source | None) -> None:
+    """Raise S613 for a plan that moves activations to host memory, for a target that has no works."""
+    if works is None or not len(works):
+        return
+    moved = int((works.works.kind == WorkKind.OFFLOAD).sum())
+    raise cannot(
+        "S613",
+        f"{target} has no copies to host memory, and the plan moves {moved} activations there",
+        "without them ranks hold more than the plan's `memory` says",
+        "leave `offload` out of the plan; `program`, `json` and `trace` have the copies",
+        source,
+    )
 
 
 def placement_form(placement: Placement) -> tuple[str, int] | None:

@@ -1,6 +1,7 @@
 """The table of export targets: what `schedc export --to` can write.
 
 A new target is one file in `schedc/interchange/` with a function ``export(schedule, costs) -> str``, and one row here.
+A target that has works takes them as a third argument.
 The command line's choices and help follow from the table. Writers are named, not imported: a run that exports nothing
 starts without them.
 """
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from schedc.analysis.work_runs import WorkRuns
     from schedc.cost.costs import Costs
     from schedc.ir.schedule import Schedule
 
@@ -23,19 +25,24 @@ class Target:
 
     purpose: its help text. writer: ``file`` or ``file:function`` in this folder; the function is `export` by default.
     trains: another trainer is to run what is written. note: what to print about a schedule with two directions.
+    works: whether the writer takes works. without_works: what to print where works are left out; a target with neither
+    refuses a plan that has any.
     """
 
     purpose: str
     writer: str
     trains: bool = False
     note: str = ""
+    works: bool = False
+    without_works: str = ""
 
-    def write(self, schedule: Schedule, costs: Costs) -> str:
+    def write(self, schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
         """The text of a legal schedule under the costs of its stages. Raises `DiagnosticError` (S6xx) for one that
         the target cannot express."""
         file, _, function = self.writer.partition(":")
         module = import_module(f"schedc.interchange.{file}")
-        return cast(str, getattr(module, function or "export")(schedule, costs))
+        facts = (schedule, costs, works) if self.works else (schedule, costs)
+        return cast(str, getattr(module, function or "export")(*facts))
 
 
 TARGETS: Mapping[str, Target] = {
@@ -50,9 +57,17 @@ TARGETS: Mapping[str, Target] = {
         "the lines of a NeMo AutoModel recipe that go with the CSV", "csv_trainers:export_nemo_automodel", trains=True
     ),
     "megatron": Target("Megatron's flags", "megatron", trains=True),
-    "trace": Target("the predicted timeline for Perfetto and chrome://tracing", "trace"),
-    "dot": Target("the dependency graph of a small schedule for graphviz, critical path marked", "dot"),
-    "text": Target("the schedule, to read and to edit", "own_forms:export_text"),
-    "program": Target("the instruction streams, to read", "own_forms:export_program"),
-    "json": Target("the program that the runtime loads", "own_forms:export_json"),
+    "trace": Target("the predicted timeline for Perfetto and chrome://tracing", "trace", works=True),
+    "dot": Target(
+        "the dependency graph of a small schedule for graphviz, critical path marked",
+        "dot",
+        without_works="the graph has cells alone, at their times without works (`trace` has the works)",
+    ),
+    "text": Target(
+        "the schedule, to read and to edit",
+        "own_forms:export_text",
+        without_works="the text has the order of the ops, without works (`program` has them)",
+    ),
+    "program": Target("the instruction streams, to read", "own_forms:export_program", works=True),
+    "json": Target("the program that the runtime loads", "own_forms:export_json", works=True),
 }

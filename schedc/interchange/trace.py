@@ -3,22 +3,26 @@
 The format: "Trace Event Format", Google, JSON object form. Each rank is a process with two tracks, one for forwards and
 one for backwards and weight gradients. So the two halves of an overlapped pair are one above the other. A counter shows
 the activations that the rank holds. One unit of cost is one millisecond. An arrow leads from the op that sends a
-message to the op that waits for it.
+message to the op that waits for it. Each lane of works that a rank uses is a track more, and so are the times that the
+rank stands at JOINs.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
-from schedc.analysis.memory import Memory, measure_memory
+from schedc.analysis.memory import Memory, measure_memory, without
 from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs
 from schedc.ir.ops import LETTERS, OpKind
 from schedc.ir.schedule import Schedule
+from schedc.ir.works import FACTS, LANE_NAMES, WorkLane, WorkRow
 from schedc.source import NOWHERE
 
 _UNIT = 1000.0
@@ -26,20 +30,28 @@ _UNIT = 1000.0
 
 _TRACKS = ("forward", "backward")
 _DIGITS = 6
+_LANE = len(_TRACKS)
+"""Track of the first lane of works."""
+_JOINS = _LANE + len(WorkLane)
+"""Track of the times that a rank stands at JOINs."""
 
 Event = dict[str, Any]
 
 
-def export(schedule: Schedule, costs: Costs) -> str:
+def export(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
     """The target ``trace``: the timeline that the costs predict; see `to_trace`."""
     dependencies = Dependencies.of(schedule)
     memory = measure_memory(schedule, costs, dependencies)
-    return to_trace(schedule, simulate(schedule, costs, dependencies), memory)
+    if works is None:
+        return to_trace(schedule, simulate(schedule, costs, dependencies), memory)
+    return to_trace(schedule, works.timeline(float(costs.p2p)), without(memory, works.placed), works)
 
 
-def to_trace(schedule: Schedule, timeline: Timeline, memory: Memory) -> str:
+def to_trace(schedule: Schedule, timeline: Timeline, memory: Memory, works: WorkRuns | None = None) -> str:
     """The trace as JSON text; ends with a newline."""
-    events = [*_headers(schedule.ranks), *_ops(schedule, timeline), *_counters(timeline, memory), *_arrows(timeline)]
+    events = [*_headers(schedule.ranks), *_ops(schedule, timeline)]
+    events += _works(works) if works is not None else []
+    events += [*_counters(timeline, memory, works), *_arrows(timeline)]
     facts = {"schedule": schedule.name, "unit": "1 ms is 1 unit of cost", "makespan": timeline.makespan}
     sizes = {name: value for name, value in schedule.sizes.items() if name not in facts}
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**facts, **sizes}}
@@ -93,11 +105,50 @@ def _ops(schedule: Schedule, timeline: Timeline) -> list[Event]:
     return events
 
 
-def _counters(timeline: Timeline, memory: Memory) -> list[Event]:
+def _works(works: WorkRuns) -> Iterator[Event]:
+    """The tracks of lanes, one complete event per work, and one per time that a rank stands at a JOIN."""
+    tracks = {(int(rank), _LANE + int(lane)): LANE_NAMES[lane] for rank, lane in zip(*_homes(works), strict=True)}
+    tracks |= {(int(works.rank[row]), _JOINS): "at JOINs" for row, _begin, _finish in works.waits}
+    for (rank, track), name in sorted(tracks.items()):
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+    begin, finish = works.times.begin.tolist(), works.times.finish.tolist()
+    for row, (rank, lane) in enumerate(zip(*_homes(works), strict=True)):
+        work = works.works.work(row)
+        facts = {
+            "stage": work.stage,
+            "microbatch": work.microbatch,
+            "bytes" if works.in_bytes else "memory": work.bytes,
+            "exposed": float(works.times.exposed[row]),
+        }
+        yield _slice(_name(work), LANE_NAMES[lane], int(rank), _LANE + int(lane), begin[row], finish[row]) | {
+            "args": facts
+        }
+    for row, start, end in works.waits:
+        name = f"JOIN {_name(works.works.work(row))}"
+        yield _slice(name, "exposed", int(works.rank[row]), _JOINS, start, end)
+
+
+def _homes(works: WorkRuns) -> tuple[list[int], list[int]]:
+    """[works] rank and lane of each."""
+    return works.rank.tolist(), works.works.lane.tolist()
+
+
+def _name(work: WorkRow) -> str:
+    return f"{FACTS[work.kind].name} {work.stage}F{work.microbatch}"
+
+
+def _slice(name: str, category: str, rank: int, track: int, start: float, end: float) -> Event:
+    """A complete event. start, end: time units."""
+    times = {"ts": round(start * _UNIT, _DIGITS), "dur": round((end - start) * _UNIT, _DIGITS)}
+    return {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": track, **times}
+
+
+def _counters(timeline: Timeline, memory: Memory, works: WorkRuns | None) -> list[Event]:
     """Counter events of held activations, in chunks: the peak during an op at its start, the rest at its end."""
     dependencies = timeline.dependencies
     cells = np.arange(len(dependencies))
-    between = memory.activations - memory.pending_weight
+    behind = works.held_between(memory.activations, counted=True) if works is not None else memory.activations
+    between = behind.round().astype(np.int64) - memory.pending_weight
     inside = memory.activations_inside - np.minimum(memory.pending_weight, memory.activations_inside)
     waiting = memory.activations_inside - inside
     events = []

@@ -10,6 +10,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works, together
 from schedc.analysis.timeline import durations, run_durations
+from schedc.analysis.work_runs import WorkRuns
 from schedc.attachments.units import amount, plain, shown
 from schedc.attachments.values import Attachments, Host
 from schedc.cost.costs import Costs, StageCosts
@@ -38,7 +39,8 @@ class Offloading:
     """The works of a plan with their times.
 
     time: [works] on the lane. uncapped: the makespan of the same order where nothing leaves. kept_free: places that
-    `offload auto` kept for what is on its way; None where the lines say what leaves.
+    `offload auto` kept for what is on its way; None where the lines say what leaves. in_bytes: whether the works' bytes
+    are bytes.
     """
 
     placed: PlacedWorks
@@ -46,10 +48,15 @@ class Offloading:
     lanes: LaneTimes
     uncapped: float
     kept_free: int | None
+    in_bytes: bool
 
     @property
     def makespan(self) -> float:
         return float(self.lanes.end.max(initial=0.0))
+
+    def runs(self, dependencies: Dependencies) -> WorkRuns:
+        """The works at the times of their lanes."""
+        return WorkRuns(self.placed, self.lanes, dependencies, self.in_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +85,7 @@ class _Step:
     def priced(self, placed: PlacedWorks, kept_free: int | None) -> Offloading:
         time = placed.works.bytes * np.array(times_of(self.host))[placed.works.lane]
         lanes = run_with_works(self.dependencies, self.duration, self.costs.p2p, placed, time)
-        return Offloading(placed, time, lanes, float(self.end.max(initial=0.0)), kept_free)
+        return Offloading(placed, time, lanes, float(self.end.max(initial=0.0)), kept_free, self.host.in_bytes)
 
 
 def times_of(host: Host) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schedc.analysis.cell_pricing import CellPricing
 from schedc.analysis.dependencies import Dependencies
-from schedc.compiler import priced
+from schedc.compiler import price, priced
 from schedc.cost.costs import Costs, load_costs
 from schedc.diagnostics import CompilerBug
 from schedc.draw.chart import Chart
@@ -39,7 +39,8 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
 
 
 def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
-    return Chart.predicted(*priced(tree, sizes, costs))
+    step = price(tree, sizes, costs)
+    return Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
 
 
 def run_charts(

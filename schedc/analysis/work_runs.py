@@ -1,0 +1,81 @@
+"""When the works of a step run on their lanes, and how long ranks stand at their JOINs: what drawings show of works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.placed_works import LaneTimes, PlacedWorks
+from schedc.analysis.timeline import Timeline, observed
+from schedc.ir.arrays import Floats, Int64
+from schedc.ir.works import WorkLane, Works
+
+
+@dataclass(frozen=True, eq=False)
+class WorkRuns:
+    """The works of a step with their places and times, rank by rank in the order of their STARTs.
+
+    times: when cells and works run, in time units. dependencies: those of the cells. in_bytes: whether the works'
+    ``bytes`` are bytes, or in the unit of the plan's memory.
+    """
+
+    placed: PlacedWorks
+    times: LaneTimes
+    dependencies: Dependencies
+    in_bytes: bool
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    @property
+    def works(self) -> Works:
+        return self.placed.works
+
+    @cached_property
+    def rank(self) -> Int64:
+        """[works] the rank of each."""
+        return self.placed.rank_of(self.placed.start, self.dependencies)
+
+    def lanes_of(self, rank: int) -> list[WorkLane]:
+        """The lanes that the works of a rank use."""
+        return [WorkLane(lane) for lane in np.unique(self.works.lane[self.rank == rank]).tolist()]
+
+    def on(self, rank: int, lane: WorkLane) -> Int64:
+        """[works of the lane] the rows of a lane of a rank, in order of time."""
+        return np.flatnonzero((self.rank == rank) & (self.works.lane == lane))
+
+    @property
+    def waits(self) -> Iterator[tuple[int, float, float]]:
+        """(work, begin, end) of each time that a rank stands at a JOIN, in time units; rank by rank."""
+        exposed, finish = self.times.exposed, self.times.finish
+        for row in np.flatnonzero(exposed > 0).tolist():
+            yield row, float(finish[row] - exposed[row]), float(finish[row])
+
+    def exposed_in(self, rank: Int64, start: Floats, end: Floats) -> Floats:
+        """[intervals] how long ranks stand at JOINs inside intervals that are in order of rank and time; time units."""
+        total = np.zeros(rank.size)
+        for row, begin, finish in self.waits:
+            low, high = np.searchsorted(rank, [self.rank[row], self.rank[row] + 1])
+            place = low + int(np.searchsorted(start[low:high], (begin + finish) / 2, side="right")) - 1
+            if low <= place < high and begin < end[place]:
+                total[place] += finish - begin
+        return np.minimum(total, end - start)
+
+    def timeline(self, latency: float) -> Timeline:
+        """The timeline of the cells, with the waits for works; latency: time of a message."""
+        return observed(self.dependencies, self.times.start, self.times.end, latency)
+
+    def held_between(self, after: Floats | Int64, counted: bool = False) -> Floats:
+        """[cells] the most that a rank holds from the end of each cell to the start of the next.
+
+        A fetch counts from its START on, which is in front of the cell; an offload counts until its JOIN there.
+        after: [cells] what is held behind each cell, as `Memory` has it. counted: in activations, not in memory.
+        """
+        away = (self.placed.counted() if counted else self.placed).away(self.dependencies)
+        comes = np.append(away[:-1] - away[1:], 0.0)
+        comes[self.dependencies.rank_start[1:] - 1] = 0.0
+        return np.asarray(after + np.maximum(comes, 0.0))

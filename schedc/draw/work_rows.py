@@ -1,0 +1,68 @@
+"""The works of a rank in the terminal: a line per lane that the rank uses, under the line of the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedc.analysis.work_runs import WorkRuns
+from schedc.draw import palette
+from schedc.draw.ansi import Style, StyledText
+from schedc.draw.chart import Chart
+from schedc.draw.work_lanes import legend_texts
+from schedc.ir.works import LANE_NAMES, WorkLane
+
+_INDENT = "  "
+_MOVES = "="
+"""What a work is drawn with where there is no colour."""
+
+
+@dataclass(frozen=True)
+class CharacterGrid:
+    """Columns of the common time axis, columns per time unit, and whether figures stand right of the axis."""
+
+    columns: int
+    scale: float
+    figures: bool
+
+
+def lane_rows(
+    works: WorkRuns | None, rank: int, grid: CharacterGrid, left: int, colours: int
+) -> Iterator[list[StyledText]]:
+    """A line per lane. left: characters that names take. colours: as for `schedc.draw.terminal.draw_terminal`."""
+    for lane in works.lanes_of(rank) if works is not None else ():
+        name = StyledText(f"{_INDENT}{LANE_NAMES[lane]}".ljust(left)[:left], Style(faint=True))
+        yield [name, *_runs(works, rank, lane, grid, colours)] if works is not None else []
+
+
+def _runs(works: WorkRuns, rank: int, lane: WorkLane, grid: CharacterGrid, colours: int) -> Iterator[StyledText]:
+    """The works of a lane between blanks, each at least one column wide, with the microbatch where it fits."""
+    rows = works.on(rank, lane)
+    edges = np.stack([works.times.begin[rows], works.times.finish[rows]]) * grid.scale
+    style = Style(palette.INKS[0], palette.LANES[lane]) if colours else Style()
+    column = 0
+    for row, (begin, end) in zip(rows.tolist(), np.rint(edges.T).astype(int).tolist(), strict=True):
+        first = max(begin, column)
+        last = min(max(end, first + 1), grid.columns)
+        if first >= last:
+            continue
+        text = str(works.works.microbatch[row])
+        if len(text) > last - first:
+            text = ""
+        yield StyledText(" " * (first - column))
+        if colours:
+            apart = int(last - first > len(text))
+            yield StyledText(text.center(last - first - apart) + "▕" * apart, style)
+        else:
+            yield StyledText(text.ljust(last - first, _MOVES))
+        column = last
+
+
+def lane_items(charts: Sequence[Chart], colours: int) -> Iterator[list[StyledText]]:
+    """The legend of the lanes in use."""
+    texts = {lane: text for chart in charts if chart.works is not None for lane, text in legend_texts(chart.works)}
+    for lane in sorted(texts):
+        swatch = StyledText("  ", Style(fill=palette.LANES[lane])) if colours else StyledText(_MOVES)
+        yield [swatch, StyledText(f" {texts[lane]}")]

@@ -1,0 +1,29 @@
+"""Plans that move activations to host memory, for tests: their text, and their charts."""
+
+from __future__ import annotations
+
+from schedc.compiler import Priced, price
+from schedc.draw.chart import Chart
+from schedc.inputs import open_input
+from schedc.load.library import Text
+from schedc.source import Source
+
+OFFLOADED = """sched 1
+
+plan offloaded = dualpipev(P = 2, M = 8) {
+  layers 4
+  memory 3
+  host 100 at 0.4
+  offload auto
+}
+"""
+"""A plan whose lanes are too slow, so that ranks stand at JOINs."""
+
+
+def offloaded(text: str = OFFLOADED) -> Priced:
+    return price(open_input(Text(Source("offloaded.sched", text))), {})
+
+
+def offloaded_chart(text: str = OFFLOADED) -> Chart:
+    step = offloaded(text)
+    return Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
