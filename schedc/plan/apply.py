@@ -169,16 +169,15 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
 
 def _with_time(of_stages: Costs, plan: Attachments, layout: Layout, layers: LayerCosts) -> Costs:
     """The costs of the stages with the time that backwards recompute for, where the plan says the sizes of layers."""
-    if not (is_sized(plan) or is_dense_sized(plan)):
+    each = [plan.recompute_of(stage) for stage in range(len(layout.stages))]
+    levels = np.array([level.level is not Level.NONE and level.adaptive is None for level in each])
+    if not ((is_sized(plan) or is_dense_sized(plan)) and levels.any()):
         return of_stages
     forward = of_stages.resolved(len(layout.stages)).F
     time = recomputation_time(plan, layout, layers, forward)
-    if not time.any():
-        return of_stages
     of_stages = replace(of_stages, recompute_in_backward=tuple(time.tolist()))
     if of_stages.R is not None or of_stages.cell is not None:  # cells know more of an R
         return of_stages
-    levels = np.array([plan.recompute_of(stage).level is not Level.NONE for stage in range(len(time))])
     return replace(of_stages, R=tuple(np.where(levels, time, forward).tolist()))
 
 

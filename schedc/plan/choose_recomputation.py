@@ -87,7 +87,7 @@ def choose_recomputation(
         problem.with_levels(best.levels),
         tuple(stages),
         best.makespan,
-        problem.makespan(problem.recomputed),
+        search.outcome({}).makespan,
         min(_bound(problem, inside, mixes), best.makespan),
         single,
         by_stage,

@@ -101,7 +101,8 @@ class PlanWriter:
     def recompute(self) -> str:
         where = self.pick("", "all", "chunk 0", "chunk 1", "stage 1", "stage [0, 1]", "stage 0")
         how = self.some(f"adaptive({self.pick('2.0', 3)}) {self.some('by ' + self.pick('rank', 'group'))}")
-        return f"recompute {where} {self.pick(*_LEVELS)} {how}"
+        level = self.pick(*_LEVELS, "auto", "full 1 act 1", "act 2 none 1 medium 3", "none 1")
+        return f"recompute {where} {level} {how} {self.some('in bubbles')}"
 
     def memory(self) -> str:
         return f"memory {self.pick(1, 40, '0.5', 100000)}{self.unit()}"

@@ -56,7 +56,7 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
 def toy_plan(plan: Attachments) -> Attachments:
     """The plan without its model's sizes, which a toy model does not have: columns, tokens and type of numbers."""
     experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
-    return replace(plan, experts=experts, tokens=0, dtype="")
+    return replace(plan, experts=experts, tokens=0, dtype="", block=None)
 
 
 def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

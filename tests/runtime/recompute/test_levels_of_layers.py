@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import schedc
-from schedc.attachments.values import Level, Recompute
+from schedc.attachments.values import BlockSizes, ExpertSizes, Level, Recompute
 from schedc.plan import Attachments
+from schedc.plan.contradictions import contradictions
 from schedc_runtime import Pipeline
+from schedc_runtime.commands.toy_models import toy_plan
 from schedc_runtime.errors import StageError
 from schedc_runtime.measure.held_bytes import held
 from schedc_runtime.stage.stage import Stage
@@ -113,3 +115,8 @@ def test_levels_of_more_layers_than_the_model_has() -> None:
     plan = Attachments(recompute=(Recompute.of_layers([(Level.FULL, 5)]), Recompute()))
     with pytest.raises(StageError, match="stage 0: the plan has levels of 5 layers, and the model has 2 there"):
         Pipeline(moe(0.0), program, loss_fn=next_token_loss, in_process=True, plan=plan)
+
+
+def test_toy_models_have_no_sizes_of_blocks() -> None:
+    plan = toy_plan(Attachments(experts=ExpertSizes(8, 2, width=4, hidden=16), block=BlockSizes(heads=2, inner=8)))
+    assert list(contradictions(plan, 1)) == []
