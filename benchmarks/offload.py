@@ -1,6 +1,8 @@
 """Trains with activations that leave for host memory, and compares bits and bytes with the same steps without.
 
     python benchmarks/offload.py --bits [--json] [--schedules 1f1b,zbh1] [--levels none,full]
+    python benchmarks/offload.py --cap 0.5 [--schedule 1f1b] [-D P=8 -D M=32] [--move 1.0] [--json]
+    python benchmarks/offload.py --cap 0.6 --against recompute [--layer llama2-70b] [--json]
 
 Instrument: two or four processes over gloo per schedule. They train a GPT and a mixture of experts with dropout, in
 float64. The plan says `offload all`. Whatever of it the order has a place for moves. Bits are compared on every rank.
@@ -16,6 +18,10 @@ Printed for each schedule, model and level of recomputation:
     kept_bytes_explained   of the saved bytes that were still held behind the JOIN, the share that has a reason
 
 By `--json` at the top: `bitwise`, whether all are; the least of both shares; `kept_named`, whether all is explained.
+
+``--cap`` prices steps under a share of the fullest rank's memory, as `schedc check` does (`offload_steps.py`). A move
+of an activation takes ``--move`` forwards. Printed is the makespan over that without a cap. ``--against`` compares with
+the cheapest recomputation under the same cap, for 64 layers of a model on 8 ranks, under `1f1b` with 64 microbatches.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from offload_steps import LAYERS, against_recompute, capped
 from torch import Tensor, nn
 
 import schedc
@@ -177,15 +184,32 @@ def bits(schedules: list[str], levels: list[str]) -> dict[str, Any]:
     }
 
 
+def priced(options: argparse.Namespace) -> dict[str, Any]:
+    """What ``--cap`` asks for."""
+    if options.against:
+        return against_recompute(options.layer, options.cap)
+    sizes = dict(size.split("=") for size in options.sizes or ("P=8", "M=32"))
+    return capped(options.schedule, {name: int(value) for name, value in sizes.items()}, options.cap, options.move)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", action="store_true", help="compare bits and bytes on real processes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--schedules", default=",".join(SIZES), help="schedules of the library, by commas")
     parser.add_argument("--levels", default=",".join(LEVELS), help="levels of recomputation, by commas")
+    parser.add_argument("--cap", type=float, help="price steps under this share of the fullest rank's memory")
+    parser.add_argument("--schedule", default="1f1b", help="schedule of the library")
+    parser.add_argument("-D", dest="sizes", action="append", metavar="NAME=VALUE", help="a size of the schedule")
+    parser.add_argument("--move", type=float, default=1.0, help="forwards that the move of an activation takes")
+    parser.add_argument("--against", choices=("recompute",), help="compare with recomputation under the same cap")
+    parser.add_argument("--layer", default="llama2-70b", choices=LAYERS, help="the layers of that comparison")
     options = parser.parse_args()
+    if options.cap is not None:
+        print(json.dumps(priced(options), indent=1))
+        return
     if not options.bits:
-        parser.error("say what to measure: --bits")
+        parser.error("say what to measure: --bits, or --cap")
     result = bits(options.schedules.split(","), options.levels.split(","))
     if options.json:
         print(json.dumps(result, indent=1))
