@@ -61,6 +61,8 @@ class Analysis:
 
     Backwards then recompute inside themselves.
     """
+    losses: Mapping[str, Costs] | None = None
+    """The costs of the stages by the form of the loss; None where the plan says no form, or other things decide too."""
 
     @property
     def works(self) -> WorkRuns | None:
@@ -128,6 +130,8 @@ class Priced:
     written: Dependencies | None = None
     offloading: Offloading | None = None
     chosen: ChosenRecomputation | None = None
+    losses: Mapping[str, Costs] | None = None
+    """The costs by the form of the loss, where the plan says one."""
 
     @property
     def schedule(self) -> Schedule:
@@ -209,13 +213,25 @@ def _planned(tree: ReadPlan, sizes: Mapping[str, int], costs: Costs) -> Priced:
     layers = layer_costs(tree.directives)
     if not plan.offload:
         check_memory(tree.tree, plan, layout, layers, dependencies, of_stages)
-        return Priced(dependencies, of_stages, written, chosen=chosen)
+        losses = None if written else _by_loss(tree, layout, costs, plan)
+        return Priced(dependencies, of_stages, written, chosen=chosen, losses=losses)
     from schedc.plan.place_works import check_host, place_offloads
 
     offloading = place_offloads(tree.directives, plan, layout, layers, dependencies, of_stages)
     check_memory(tree.tree, plan, layout, layers, dependencies, of_stages, offloading.placed)
     check_host(tree.directives, offloading.placed, dependencies)
     return Priced(dependencies, of_stages, written, offloading, chosen)
+
+
+def _by_loss(tree: ReadPlan, layout: Layout, costs: Costs, plan: Attachments) -> dict[str, Costs] | None:
+    """The costs of the stages by the form of the loss; None where the plan says none, or cells are priced."""
+    from schedc.attachments.values import LOSS_FORMS
+    from schedc.plan.apply import stage_costs
+
+    if (loss := plan.loss) is None or costs.cell is not None:
+        return None
+    forms = {form: replace(plan, loss=replace(loss, form=form)) for form in LOSS_FORMS}
+    return {form: stage_costs(tree.directives, layout, costs, each) for form, each in forms.items()}
 
 
 def _chosen_together(
@@ -298,6 +314,7 @@ def analyse(source: Given, sizes: Mapping[str, int], costs: Costs | None = None)
         result.offloading,
         result.chosen,
         None if result.written is None else simulate(written.schedule, costs, written),
+        result.losses,
     )
 
 

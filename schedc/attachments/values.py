@@ -255,6 +255,23 @@ class Offload:
     keep: int = 0
 
 
+LOSS_FORMS = ("whole", "early", "again")
+"""When the products of a head run: as autograd does; all in F; or logits anew in I and in W."""
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """How head and loss are computed.
+
+    form: one of `LOSS_FORMS`. chunk: rows whose logits are there at once; 0 where the plan does not say it.
+    vocab: columns of the logits; 0 where the plan does not say them.
+    """
+
+    form: str
+    chunk: int = 0
+    vocab: int = 0
+
+
 @dataclass(frozen=True)
 class Attachments:
     """Everything that a plan attaches to a schedule; a default is what holds without the directive.
@@ -267,7 +284,7 @@ class Attachments:
     their mean; None: as many as there are.
     recompute: [stages] levels; empty where no stage recomputes.
     slices: [stages] number of slices of a microbatch; empty where no stage has more than one.
-    offload: the lines about what leaves for the host.
+    offload: the lines about what leaves for the host. loss: how head and loss are computed, if the plan says it.
     """
 
     experts: ExpertSizes | None = None
@@ -289,6 +306,7 @@ class Attachments:
     block: BlockSizes | None = None
     host: Host | None = None
     offload: tuple[Offload, ...] = ()
+    loss: HeadLoss | None = None
 
     def recompute_of(self, stage: int) -> Recompute:
         """The level of a stage."""

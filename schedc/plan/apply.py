@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from schedc.attachments.head_products import held_bytes
 from schedc.attachments.layer_counts import is_dense_sized, is_sized
 from schedc.attachments.parameter_counts import moe_parameter_bytes
 from schedc.attachments.units import amount
@@ -32,6 +33,7 @@ from schedc.plan.activation_memory import (
     share_until_recomputed,
 )
 from schedc.plan.directives.base import Directives
+from schedc.plan.head_times import in_layout, with_head_times
 from schedc.plan.level_shares import dense_activation_bytes, recomputation_time
 from schedc.source import Source, Span
 from schedc.syntax.plan import ExpertsLine, LayersLine, LayoutLine, PlanTree, TableLine
@@ -60,6 +62,9 @@ def layer_costs(directives: Directives) -> LayerCosts:
         costs = replace(costs, activations=costs.activations._replace(dense=dense))
     if parameters is not None and in_bytes:
         costs = replace(costs, parameters=costs.parameters._replace(moe=float(parameters), mtp=float(parameters)))
+    loss = directives.plan.loss
+    if loss is not None and in_bytes and (held := held_bytes(directives.plan, loss.form)) is not None:
+        costs = replace(costs, activations=costs.activations._replace(head=float(held)))
     for line in plan.lines:
         if isinstance(line, TableLine) and line.word in _TABLES:
             table = _TABLES[line.word]
@@ -125,6 +130,8 @@ def _numbered_layout(directives: Directives, line: LayersLine, schedule: Schedul
         memory = amount(limit) if limit else None
         in_flight = peak_in_flight(schedule).tolist()
         costs = layer_costs(directives)
+        if (loss := directives.plan.loss) is not None:
+            costs = in_layout(costs, loss.form, schedule)
         return balance(model, schedule.placement, costs, pad=pad, memory=memory, in_flight=in_flight).layout
 
 
@@ -164,6 +171,8 @@ def stage_costs(directives: Directives, layout: Layout, costs: Costs, plan: Atta
         name: scaled(name, "activations", share(plan, layout, layers.activations)) for name, share in shares.items()
     }
     of_stages = replace(costs, **changed)  # type: ignore[arg-type]
+    if plan.loss is not None:
+        of_stages = with_head_times(of_stages, costs, layout, layers, plan.loss.form)
     return _with_recomputation(_with_time(of_stages, plan, layout, layers), costs, plan, layout, layers)
 
 

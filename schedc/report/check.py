@@ -106,11 +106,15 @@ def _attachments(analysis: Analysis) -> dict[str, Any]:
 
     from schedc.plan.apply import layout_of_plan
     from schedc.plan.counted_parameters import parameter_facts
+    from schedc.plan.head_times import makespans, shorter
     from schedc.report import plan
 
     tree, values = analysis.tree.tree, plan_of(analysis.schedule)
     layout = layout_of_plan(tree, analysis.schedule)
     facts = plan.to_json(values, layout, analysis.schedule)
+    if analysis.losses is not None:
+        times = makespans(analysis.dependencies, analysis.losses)
+        facts["loss"] |= {"makespans": times, "shorter": shorter(times)}
     return {"plan": facts | parameter_facts(tree, values, layout)}
 
 

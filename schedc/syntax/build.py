@@ -318,6 +318,9 @@ class TreeBuilder(Transformer[Token, t.FileTree]):
     def slices(self, word: Token, where: p.RecomputePart | None, count: Token) -> p.SlicesLine:
         return p.SlicesLine(where, int(_number(count)), span_of(word).to(span_of(count)))
 
+    def loss(self, word: Token, form: Token, *sizes: p.GivenValue) -> p.LossLine:
+        return p.LossLine(_word(form), sizes, span_of(word).to(sizes[-1].span if sizes else span_of(form)))
+
     def cell(self, word: Token, first: Token, second: Token, *parts: p.CellLane | Token) -> p.CellLine:
         lanes = tuple(part for part in parts if isinstance(part, p.CellLane))
         value = next((_word(part) for part in parts if isinstance(part, Token) and part.type == "NAME"), None)

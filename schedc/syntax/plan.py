@@ -195,6 +195,16 @@ class SlicesLine:
 
 
 @dataclass(frozen=True, slots=True)
+class LossLine:
+    """``loss early chunk 1024 vocab 128256``."""
+
+    word: ClassVar[str] = "loss"
+    form: Word
+    sizes: tuple[GivenValue, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class HostLine:
     """``host 200 GB at 50 GB/s``. size: the number with its unit. speeds: ``at``, ``d2h`` and ``h2d`` with theirs."""
 
@@ -250,6 +260,7 @@ PlanLine = (
     | SlicesLine
     | HostLine
     | OffloadLine
+    | LossLine
     | CellLine
 )
 

@@ -208,6 +208,14 @@ PLAN_WORDS = (
         ("all", "chunk", "keep", "auto"),
     ),
     PlanWord(
+        "loss",
+        "LOSS",
+        "loss early chunk 1024 vocab 128256",
+        "head and loss: whole, early with gradients in the forward, or again with logits made anew in the backward;"
+        " chunk: rows whose logits are there at once",
+        ("whole", "early", "again", "chunk", "vocab"),
+    ),
+    PlanWord(
         "cell",
         "CELL",
         "cell F & B { compute B.mlp.I F.mlp comm F.dispatch }",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from schedc.plan import Attachments, ExpertSizes
 from schedc_runtime.models.gpt import GPT, GPTConfig, next_token_loss
 from schedc_runtime.models.moe_transformer import MoEConfig, MoETransformer
 from schedc_runtime.moe.router import RouterConfig
+from schedc_runtime.pipeline.chunked_loss import ChunkedLoss
 from schedc_runtime.pipeline.stages import layout_of
-from schedc_runtime.stage.stage import LossFunction
 
 VOCAB = 64
 FEW_EXPERTS = ExpertSizes(16, 2, shared=1)
@@ -31,7 +32,7 @@ class Subject(NamedTuple):
     """
 
     model: nn.Module
-    loss_fn: LossFunction
+    loss_fn: Callable[[Any, Any], Any]
     batch: Any
     targets: Any
 
@@ -50,13 +51,16 @@ def toy_model(kind: str, program: Program, plan: Attachments, options: argparse.
     else:
         dense = min(options.dense, blocks)
         model = MoETransformer(_moe(dense, blocks, options.width, plan.experts or FEW_EXPERTS))
-    return Subject(model, next_token_loss, *counted(options.rows, options.tokens, options.seed))
+    chunked = plan.loss is not None and plan.loss.form != "whole"
+    loss_fn = ChunkedLoss("head", mean="microbatch") if chunked else next_token_loss
+    return Subject(model, loss_fn, *counted(options.rows, options.tokens, options.seed))
 
 
 def toy_plan(plan: Attachments) -> Attachments:
-    """The plan without its model's sizes, which a toy model does not have: columns, tokens and type of numbers."""
+    """The plan without its model's sizes, which a toy model does not have: columns, tokens, words, type of numbers."""
     experts = None if plan.experts is None else replace(plan.experts, width=0, hidden=0)
-    return replace(plan, experts=experts, tokens=0, dtype="", block=None)
+    loss = None if plan.loss is None else replace(plan.loss, vocab=0)
+    return replace(plan, experts=experts, tokens=0, dtype="", block=None, loss=loss)
 
 
 def counted(rows: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

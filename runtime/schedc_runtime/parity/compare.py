@@ -16,6 +16,7 @@ from schedc_runtime.parity.reference import Microbatch, Reference, reference_ste
 from schedc_runtime.partition import partition
 from schedc_runtime.pipeline.batch import split
 from schedc_runtime.pipeline.cut import Cut
+from schedc_runtime.pipeline.loss_function import LossWithHead
 from schedc_runtime.pipeline.pipeline import Pipeline
 from schedc_runtime.pipeline.stages import layout_of
 from schedc_runtime.ranks.mesh import Mesh
@@ -47,7 +48,9 @@ class ReferenceCheck:
     ) -> None:
         self.program, self.loss_fn, self.segmented = program, loss_fn, segmented
         self.named = dict(model.named_parameters())
-        self.partition = partition(model, program.stages, placement=program.placement, layout=layout_of(program))
+        head = loss_fn.head if isinstance(loss_fn, LossWithHead) else ""
+        layout = layout_of(program)
+        self.partition = partition(model, program.stages, placement=program.placement, layout=layout, head=head)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def check(self, pipe: Pipeline, loss: Tensor, batch: Tensor, targets: Tensor) -> list[str]:

@@ -23,10 +23,12 @@ from schedc.ir.ops import OpKind
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program, computation
 from schedc.ir.ties import Tie, copies_of
+from schedc.plan import plan_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
 from schedc_runtime.partition.boundary import Boundary, infer_boundaries
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
+from schedc_runtime.pipeline.chunked_loss import planned_loss
 from schedc_runtime.pipeline.counts import CountOfTargets
 from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
 from schedc_runtime.pipeline.random_steps import draw_plan, number_stages
@@ -81,7 +83,7 @@ def reference_step(
             f"the program is for {program.microbatches} microbatches and {program.stages} stages, the reference was"
             f" given {count} microbatches and {partition.stages} stages"
         )
-    head = LossHead(loss_fn)
+    head = LossHead(planned_loss(loss_fn, plan_of(program).loss if program is not None else None))
     counting = count_of(loss_fn, count_fn)
     counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)

@@ -36,6 +36,7 @@ from schedc_runtime.pipeline.agreement import check_fingerprints, fingerprint, p
 from schedc_runtime.pipeline.apply_plan import attach, check_contradictions, mesh_for, recompute_stages
 from schedc_runtime.pipeline.batch import one_microbatch
 from schedc_runtime.pipeline.bound import BoundCode
+from schedc_runtime.pipeline.chunked_loss import check_vocab, planned_loss
 from schedc_runtime.pipeline.cut import Cut
 from schedc_runtime.pipeline.guard import FailureGuard
 from schedc_runtime.pipeline.loss_function import LossHead, LossOfMicrobatch
@@ -180,8 +181,9 @@ def check_attachments(assembly: Assembly) -> None:
 
 def cut_model(assembly: Assembly) -> None:
     """The stages' modules, the names that the whole model's state has, and the tokens of the recording."""
-    assembly.head = LossHead(assembly.settings.loss_fn)
     model, program, cut = assembly.settings.model, assembly.program, assembly.settings.cut
+    assembly.head = LossHead(planned_loss(assembly.settings.loss_fn, assembly.plan.loss))
+    check_vocab(model, assembly.head.loss_fn, assembly.plan.loss)
     assembly.partition = partition(
         model,
         program.stages,

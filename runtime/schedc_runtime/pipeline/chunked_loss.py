@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from schedc_runtime.errors import RuntimeFault, StageError
+from schedc.attachments.values import HeadLoss
+from schedc_runtime.errors import PlanMismatch, RuntimeFault, StageError
 from schedc_runtime.head_loss.chunks import Head, Rule, losses, wide_type, without_autocast
 from schedc_runtime.head_loss.functions import HeadRows, again, early
 from schedc_runtime.partition.left_out import HeadInput
-from schedc_runtime.pipeline.loss_function import Loss, LossWithHead, Weighing, labels_of
+from schedc_runtime.pipeline.loss_function import Loss, LossOfMicrobatch, LossWithHead, Weighing, labels_of
 
 FORMS = ("early", "again")
 MEANS = ("step", "microbatch")
+CHUNK = 1024
+"""Rows at a time where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class ChunkedLoss(LossWithHead):
     [V, H], a chunk of rows at a time. Names of parameters and checkpoints stay as they are.
 
     head: name of the `nn.Linear` that makes the logits. What the model does with them must be done element by element.
-    chunk: rows (tokens) whose logits are there at once.
+    chunk: rows (tokens) whose logits are there at once; by default as the plan says, else 1024.
     form: ``"early"`` computes all gradients in the forward, and nothing of the head is left for I and W. ``"again"``
-        keeps a number per row, and makes the logits anew in I and in W.
+        keeps a number per row, and makes the logits anew in I and in W. By default as the plan says, else ``"early"``.
     ignore_index: the target of rows that do not count.
     mean: over the counted targets of the ``"step"``, or of each ``"microbatch"``.
     shift: compare each token's logits with the label of the next token, as Hugging Face models do inside.
@@ -42,8 +45,8 @@ class ChunkedLoss(LossWithHead):
     """
 
     head: str
-    chunk: int = 1024
-    form: str = "early"
+    chunk: int | None = None
+    form: str | None = None
     ignore_index: int = -100
     mean: str = "step"
     shift: bool = False
@@ -51,11 +54,12 @@ class ChunkedLoss(LossWithHead):
     def __post_init__(self) -> None:
         if not isinstance(self.head, str) or not self.head:
             raise RuntimeFault(f"ChunkedLoss(head={self.head!r}) names no layer", "pass its name, as head='lm_head'")
-        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
+        rows = CHUNK if self.chunk is None else self.chunk
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise RuntimeFault(
                 f"ChunkedLoss(chunk={self.chunk!r}) multiplies no rows", "pass a number of rows, as chunk=1024"
             )
-        for name, value, values in (("form", self.form, FORMS), ("mean", self.mean, MEANS)):
+        for name, value, values in (("form", self.form or FORMS[0], FORMS), ("mean", self.mean, MEANS)):
             if value not in values:
                 allowed = " or ".join(map(repr, values))
                 raise RuntimeFault(f"ChunkedLoss({name}={value!r}) is not known", f"pass {name}={allowed}")
@@ -81,7 +85,7 @@ class ChunkedLoss(LossWithHead):
 
     def of(self, module: nn.Module, output: Any, targets: Any, weighing: Weighing, *, at_once: bool) -> Tensor | Loss:
         entering, rows, parameters = self._rows(module, output, targets)
-        rule = Rule(self.chunk, self.ignore_index, entering.after)
+        rule = Rule(self.chunk or CHUNK, self.ignore_index, entering.after)
         if not torch.is_grad_enabled():
             with without_autocast(rows.hidden):
                 total, _ = losses(rows.hidden, parameters.like(rows.hidden), rows.targets, rule)
@@ -145,6 +149,42 @@ class ChunkedLoss(LossWithHead):
             return weighing.scale * weighing.weight
         count = (rows.targets != self.ignore_index).sum().clamp(min=1)
         return weighing.scale / count.to(wide_type(rows.hidden.dtype))
+
+
+def planned_loss(loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> LossOfMicrobatch | None:
+    """The loss function with what the plan says of it. Raises `PlanMismatch` where they contradict each other."""
+    if plan is None or loss_fn is None:
+        return loss_fn
+    if not isinstance(loss_fn, ChunkedLoss):
+        if plan.form == "whole" or isinstance(loss_fn, LossWithHead):
+            return loss_fn
+        raise PlanMismatch(
+            f"the plan says `loss {plan.form}`, and loss_fn takes logits",
+            "pass loss_fn=ChunkedLoss(head='lm_head'), with the head's name in the model, or write `loss whole`",
+        )
+    for name, own, said in (("form", loss_fn.form, plan.form), ("chunk", loss_fn.chunk, plan.chunk or None)):
+        if own is not None and said is not None and own != said:
+            raise PlanMismatch(
+                f"the plan says `{said}` of the loss, and loss_fn is a ChunkedLoss({name}={own!r})",
+                f"leave {name}= out, which is then the plan's, or change the plan's line `loss`",
+            )
+    if plan.form == "whole":
+        raise PlanMismatch(
+            "the plan says `loss whole`, and loss_fn is a ChunkedLoss", "write `loss early` or `loss again` in the plan"
+        )
+    return replace(loss_fn, form=plan.form, chunk=plan.chunk or loss_fn.chunk)
+
+
+def check_vocab(model: nn.Module, loss_fn: LossOfMicrobatch | None, plan: HeadLoss | None) -> None:
+    """Raise `PlanMismatch` where the model's head has another number of words than the plan says."""
+    if plan is None or not plan.vocab or not isinstance(loss_fn, LossWithHead):
+        return
+    words = getattr(dict(model.named_modules()).get(loss_fn.head), "out_features", plan.vocab)
+    if words != plan.vocab:
+        raise PlanMismatch(
+            f"the plan says a vocab of {plan.vocab}, and the head `{loss_fn.head}` has {words} words",
+            f"write `vocab {words}` in the plan's line `loss`",
+        )
 
 
 def _is_input(value: Any) -> bool:

@@ -22,6 +22,7 @@ from schedc.plan.directives import (
     experts,
     host,
     hot,
+    loss,
     offload,
     overlap,
     products,
@@ -55,6 +56,7 @@ _FILES = (
     slices,
     host,
     offload,
+    loss,
 )
 
 DIRECTIVES: dict[str, Directive] = {file.DIRECTIVE.word: file.DIRECTIVE for file in _FILES}

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import schedc
+from schedc.attachments.values import HeadLoss
+from schedc.plan import Attachments
 from schedc_runtime import ChunkedLoss, Cut, Loss, Pipeline
-from schedc_runtime.errors import PartitionError, RuntimeFault, StageError
-from schedc_runtime.models.gpt import GPT
+from schedc_runtime.errors import PartitionError, PlanMismatch, RuntimeFault, StageError
+from schedc_runtime.models.gpt import GPT, next_token_loss
 from schedc_runtime.parity.reference import reference_step
 from support.recompute_cases import with_rs
 from support.runtime_cases import gradients, small_gpt, tokens
@@ -211,6 +213,33 @@ def test_settings_that_say_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RuntimeFault, match=f"{next(iter(options))}=") as refusal:
         ChunkedLoss(**{"head": "head"} | options)
     assert refusal.value.help
+
+
+@pytest.mark.parametrize(
+    ("planned", "loss_fn", "message"),
+    [
+        (HeadLoss("again"), ChunkedLoss("head", form="early"), "`again` of the loss"),
+        (HeadLoss("early", 7), ChunkedLoss("head", chunk=5), "`7` of the loss"),
+        (HeadLoss("whole"), ChunkedLoss("head"), "`loss whole`"),
+        (HeadLoss("early"), next_token_loss, "loss_fn takes logits"),
+        (HeadLoss("early", vocab=33), ChunkedLoss("head"), "the head `head` has 32 words"),
+    ],
+)
+def test_a_plan_that_says_another_loss_is_refused(planned: HeadLoss, loss_fn: Any, message: str) -> None:
+    program = schedc.compile("1f1b", P=2, M=2)
+    with pytest.raises(PlanMismatch, match=message) as refusal:
+        Pipeline(small_gpt(), program, loss_fn=loss_fn, in_process=True, plan=Attachments(loss=planned))
+    assert refusal.value.help
+
+
+def test_form_and_chunk_follow_the_plan() -> None:
+    model, plan = small_gpt(), Attachments(loss=HeadLoss("again", 5, 32))
+    twin, (batch, targets) = copy.deepcopy(model), batch_of(2)
+    loss_fn = ChunkedLoss("head")
+    pipe = Pipeline(model, schedc.compile("zbh1", P=2, M=2), loss_fn=loss_fn, in_process=True, plan=plan)
+    taken = pipe._assembly.head.loss_fn
+    assert taken == ChunkedLoss("head", 5, "again")
+    close(pipe, pipe.step(batch, targets), whole(twin, loss_fn, batch, targets))
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,67 @@
+"""The time of the head by the form of its loss: whose ops run its products, and which form a schedule prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from schedc.analysis.dependencies import Dependencies
+from schedc.analysis.timeline import simulate
+from schedc.attachments.head_products import PRODUCTS
+from schedc.attachments.values import LOSS_FORMS
+from schedc.cost.costs import Costs
+from schedc.ir.arrays import Floats
+from schedc.ir.ops import OpKind
+from schedc.ir.schedule import Schedule
+from schedc.layout.costs import LayerCosts
+from schedc.layout.parts import WORK, Layout, PartKind
+
+_SAME = 1e-9
+"""Makespans closer than this share are one."""
+
+
+def with_head_times(of_stages: Costs, costs: Costs, layout: Layout, layers: LayerCosts, form: str) -> Costs:
+    """The costs of the stages, whose head is whole, with the times of a head of this form.
+
+    costs: those of a layer. Where these say times per stage, they know the head, and stay.
+    """
+    heads = layout.counts[:, WORK.index(PartKind.HEAD)] * layers.time.head
+    if form == "whole" or not heads.any() or any(isinstance(cost, tuple) for cost in (costs.F, costs.I, costs.W)):
+        return of_stages
+    whole, product = of_stages.resolved(len(heads)), np.array([costs.F, costs.I, costs.W], np.float64)
+    counts, before = PRODUCTS[form], PRODUCTS["whole"]
+
+    def moved(op: str) -> tuple[float, ...]:
+        change = float(np.subtract(getattr(counts, op), getattr(before, op)) @ product)
+        return tuple(np.maximum(getattr(whole, op) + heads * change, 0.0).tolist())
+
+    changed = {op: moved(op) for op in ("F", "I", "W", "B") if not isinstance(getattr(costs, op), tuple)}
+    return replace(of_stages, **changed)  # type: ignore[arg-type]
+
+
+def in_layout(layers: LayerCosts, form: str, schedule: Schedule) -> LayerCosts:
+    """Costs of parts by which layers are balanced; the head has what this form takes in all ops of a microbatch."""
+    counts = PRODUCTS[form]
+    split = bool((schedule.kind == OpKind.W).any())
+    ops = (counts.F, counts.I, counts.W) if split else (counts.F, counts.B)
+    share = float(np.sum(ops, axis=0) @ _factors(layers) / _factors(layers).sum())
+    return replace(layers, time=layers.time._replace(head=layers.time.head * share))
+
+
+def _factors(layers: LayerCosts) -> Floats:
+    return np.array([layers.F, layers.I, layers.W])
+
+
+def makespans(dependencies: Dependencies, costs: Mapping[str, Costs]) -> dict[str, float]:
+    """By form of the loss: the makespan of the same order, in the unit of the costs. costs: of the stages, by form."""
+    return {form: float(simulate(dependencies.schedule, costs[form], dependencies).makespan) for form in LOSS_FORMS}
+
+
+def shorter(times: Mapping[str, float]) -> str | None:
+    """The form in chunks with the shorter makespan; None where both take as long. times: makespans by form."""
+    early, again = times["early"], times["again"]
+    if abs(early - again) <= _SAME * max(early, again):
+        return None
+    return "early" if early < again else "again"
