@@ -49,7 +49,7 @@ def _small(folder: Path, lines: str, head: str) -> LevelProblem:
     dependencies = Dependencies.of(elaborate(tree.schedule, {}, Costs()))
     layout = place_layers(tree.directives, dependencies.schedule)
     plan = resolve(tree.directives, dependencies.schedule, layout)
-    return _problem(tree.directives, layout, Costs(), plan, dependencies)
+    return _problem(tree.directives, layout, Costs(), plan, dependencies, None)
 
 
 def _mixes(layers: int) -> list[Recompute]:
