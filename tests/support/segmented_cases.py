@@ -90,11 +90,14 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
     if backward is not None and kind not in ("W", "R", "FW"):
         for node in reversed(backward.backward):
             users = [user for user in backward.consumers[node] if user in backward.backward]
+            users += _slice_before(backward, node, backward.backward)
             add(Half.BACKWARD, backward, node, [_done(Half.BACKWARD, backward, user) for user in users])
         ends[1] = [_done(Half.BACKWARD, backward, user) for user in backward.backward if backward.nodes[user].inputs]
     if weights is not None and kind[-1] in "BW":
         for node in weights.weights:
-            needs[Step(Action.RUN, Half.WEIGHT, node)] = [_done(Half.BACKWARD, weights, node)] if "B" in kind else []
+            before = [_done(Half.WEIGHT, weights, earlier) for earlier in _slice_before(weights, node, weights.weights)]
+            own = [_done(Half.BACKWARD, weights, node)] if "B" in kind else []
+            needs[Step(Action.RUN, Half.WEIGHT, node)] = own + before
     steps: list[Step] = []
     priority = {step: choose.random() for step in needs}
     while needs:
@@ -102,6 +105,12 @@ def _shuffled(choose: random.Random, kind: str, forward: StageShape | None, back
         del needs[steps[-1]]
     sent_after = [max([steps.index(step) + 1 for step in wanted], default=-1) for wanted in ends]
     return CellProgram(steps=tuple(steps), activation_at=sent_after[0], gradient_at=sent_after[1], kind=kind)
+
+
+def _slice_before(shape: StageShape, node: int, among: Sequence[int]) -> list[int]:
+    """The same segment for the slice before, whose gradients come first."""
+    own = shape.nodes[node]
+    return [] if own.exchange or own.behind not in among else [own.behind]
 
 
 def _done(half: Half, shape: StageShape, node: int) -> Step:

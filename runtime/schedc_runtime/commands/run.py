@@ -75,7 +75,7 @@ def _train(program: Program, plan: Attachments, mesh: Mesh, costs: Costs, option
     check = _parity_check(subject, program, plan, mesh, options) if options.check == "bitwise" else None
     pipe = Pipeline(
         model, program, loss_fn=subject.loss_fn, mesh=mesh, plan=plan, in_process=options.in_process,
-        timeout=options.timeout, cut=Cut(segmented=plan.overlap or bool(plan.cells)),
+        timeout=options.timeout, cut=Cut(segmented=plan.ordered),
         cells=costs.cell.costs if costs.cell else None,
     )  # fmt: skip
     optimizer = torch.optim.SGD(pipe.parameters(), lr=options.learning_rate)
@@ -111,8 +111,8 @@ def _parity_check(
 ) -> ParityCheck:
     model = copy.deepcopy(subject.model)
     if plan.experts is None and mesh.size == program.ranks:
-        segmented = plan.overlap or bool(plan.cells)
-        return ReferenceCheck(model, program, subject.loss_fn, options.learning_rate, segmented)
+        rate = options.learning_rate
+        return ReferenceCheck(model, program, subject.loss_fn, rate, plan.ordered, plan.slices)
     return SerialCheck(model, program, subject.loss_fn, options.learning_rate, plan, mesh)
 
 

@@ -11,7 +11,7 @@ a half needs is waited for when the half begins. Its own message is sent when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from schedc.cell.program import Action, Edge, Half, Step, graph_of
@@ -22,13 +22,13 @@ from schedc_runtime.execute.code import Call, Handler
 from schedc_runtime.execute.handlers import keep_outputs
 from schedc_runtime.execute.operands import ComputeOperands, PairOperands
 from schedc_runtime.execute.registers import Registers
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments import InSegments
 
 
 class MicroStep(NamedTuple):
     """Operands of one micro-step. node: index in the stage's graph."""
 
-    stage: SegmentedStage
+    stage: InSegments
     microbatch: int
     node: int
 
@@ -52,55 +52,53 @@ def _gradients(registers: Registers, op: ComputeOperands) -> None:
         registers.values[op.write] = gradients
 
 
-def _on_stage(act: Callable[[SegmentedStage, int], None]) -> Handler:
+def _on_stage(name: str) -> Handler:
     """A handler that calls a method of the stage for the microbatch."""
 
     def handler(registers: Registers, op: ComputeOperands) -> None:
-        act(segmented(op.stage), op.microbatch)
+        getattr(op.stage, name)(op.microbatch)
 
     return handler
 
 
-_end_backward = _on_stage(SegmentedStage.end_backward)
-_begin_recompute = _on_stage(SegmentedStage.begin_recompute)
-_recompute_rest = _on_stage(SegmentedStage.recompute_rest)
-_end_recompute = _on_stage(SegmentedStage.end_recompute)
+_end_backward = _on_stage("end_backward")
+_begin_recompute = _on_stage("begin_recompute")
+_recompute_rest = _on_stage("recompute_rest")
+_end_recompute = _on_stage("end_recompute")
 
 
-def _on_node(act: Callable[[SegmentedStage, int, int], None]) -> Handler:
+def _on_node(name: str) -> Handler:
     """A handler that calls a method of the stage for one node of the microbatch."""
 
     def handler(registers: Registers, op: MicroStep) -> None:
-        act(op.stage, op.microbatch, op.node)
+        getattr(op.stage, name)(op.microbatch, op.node)
 
     return handler
 
 
-def _when_ready(
-    ready: Callable[[SegmentedStage, int, int], bool], act: Callable[[SegmentedStage, int, int], None]
-) -> Handler:
+def _when_ready(ready: str, name: str) -> Handler:
     """As `_on_node`, for an exchange that may not have arrived yet."""
 
     def handler(registers: Registers, op: MicroStep) -> bool | None:
-        if not ready(op.stage, op.microbatch, op.node):
+        if not getattr(op.stage, ready)(op.microbatch, op.node):
             return True
-        act(op.stage, op.microbatch, op.node)
+        getattr(op.stage, name)(op.microbatch, op.node)
         return None
 
     return handler
 
 
 MICRO: dict[tuple[Half, Action], Handler] = {
-    (Half.FORWARD, Action.RUN): _on_node(SegmentedStage.run),
-    (Half.FORWARD, Action.START): _on_node(SegmentedStage.start),
-    (Half.FORWARD, Action.WAIT): _when_ready(SegmentedStage.ready, SegmentedStage.wait),
-    (Half.BACKWARD, Action.RUN): _on_node(SegmentedStage.run_backward),
-    (Half.BACKWARD, Action.START): _on_node(SegmentedStage.start_backward),
-    (Half.BACKWARD, Action.WAIT): _when_ready(SegmentedStage.ready, SegmentedStage.wait_backward),
-    (Half.WEIGHT, Action.RUN): _on_node(SegmentedStage.run_weight),
-    (Half.RECOMPUTE, Action.RUN): _on_node(SegmentedStage.run_recompute),
-    (Half.RECOMPUTE, Action.START): _on_node(SegmentedStage.start_recompute),
-    (Half.RECOMPUTE, Action.WAIT): _when_ready(SegmentedStage.ready_recompute, SegmentedStage.wait_recompute),
+    (Half.FORWARD, Action.RUN): _on_node("run"),
+    (Half.FORWARD, Action.START): _on_node("start"),
+    (Half.FORWARD, Action.WAIT): _when_ready("ready", "wait"),
+    (Half.BACKWARD, Action.RUN): _on_node("run_backward"),
+    (Half.BACKWARD, Action.START): _on_node("start_backward"),
+    (Half.BACKWARD, Action.WAIT): _when_ready("ready", "wait_backward"),
+    (Half.WEIGHT, Action.RUN): _on_node("run_weight"),
+    (Half.RECOMPUTE, Action.RUN): _on_node("run_recompute"),
+    (Half.RECOMPUTE, Action.START): _on_node("start_recompute"),
+    (Half.RECOMPUTE, Action.WAIT): _when_ready("ready_recompute", "wait_recompute"),
 }
 """The handler of each micro-step on a node."""
 
@@ -131,7 +129,7 @@ def label_of(call: Call) -> str:
 def on_segments(operands: Any) -> bool:
     """Whether an instruction runs on segmented stages, both of them in a pair."""
     ops = (operands.first, operands.second) if isinstance(operands, PairOperands) else (operands,)
-    return all(isinstance(op, ComputeOperands) and isinstance(op.stage, SegmentedStage) for op in ops)
+    return all(isinstance(op, ComputeOperands) and isinstance(op.stage, InSegments) for op in ops)
 
 
 def expand(

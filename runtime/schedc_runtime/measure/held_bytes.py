@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from schedc_runtime.errors import StageError
 from schedc_runtime.recompute.regions import NOTES, Recorder, SavedTensor
 from schedc_runtime.segments.in_flight import MicrobatchState
+from schedc_runtime.segments.sliced import SlicedStage
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.stage import Stage
 
@@ -41,6 +42,8 @@ def held(stage: Stage, microbatch: int) -> Bytes:
 
     The stage must recompute something, or count: ``stage.set_recomputation(Recompute(), count=True)``.
     """
+    if isinstance(stage, SlicedStage):
+        return _together([held(stage.flights, number) for number in stage.numbers(microbatch)])
     if (kept := stage.kept.get(microbatch)) is not None:
         return Bytes({}, _new((x.untyped_storage() for x in _tensors((kept.inputs, kept.target))), set()))
     state = stage._states.get(microbatch) if isinstance(stage, SegmentedStage) else None
@@ -62,6 +65,14 @@ def held(stage: Stage, microbatch: int) -> Bytes:
         else [*recorder.restored(), *state.recompute.restored]
     )
     return Bytes(saved, runtime, _new((x.untyped_storage() for x in _tensors(restored)), seen))
+
+
+def _together(parts: Sequence[Bytes]) -> Bytes:
+    """The bytes of all slices of a microbatch. What they share, such as a batch, counts in each."""
+    saved: dict[str, int] = {}
+    for part in parts:
+        saved = {name: saved.get(name, 0) + part.saved.get(name, 0) for name in {**saved, **part.saved}}
+    return Bytes(saved, sum(part.runtime for part in parts), sum(part.restored for part in parts))
 
 
 def _runtime_tensors(state: MicrobatchState) -> Iterator[Tensor]:

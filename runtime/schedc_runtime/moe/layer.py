@@ -142,6 +142,7 @@ class MoELayer(nn.Module):
         tokens: int | None = None,
         host_lane: bool = False,
         fp8_rows: bool = False,
+        slices: bool = False,
     ) -> None:
         """Exchange rows between the ranks of ``group`` by ``method``, which changes no bit of the result.
 
@@ -152,7 +153,8 @@ class MoELayer(nn.Module):
         host asks nothing; every choice is kept, and `Pipeline.step` runs a step again that had more rows. tokens: the
         most of a rank, needed with a capacity or bound where ranks have different numbers. host_lane: make the copy of
         sizes to the host an exchange of its own, which cells start and wait for. A capacity or bound needs no copy.
-        fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits.
+        fp8_rows: let rows travel to the experts in fp8 with a scale each, which does change bits. slices: stages run
+        microbatches in slices: where the auxiliary loss is exchanged, slices meet, on one rank alone as well.
 
         Raises `RuntimeFault` if the experts here are not this rank's.
         """
@@ -174,11 +176,14 @@ class MoELayer(nn.Module):
         self.planner.chooser = self._chooser(group, policy)
         self.hot = None if self.planner.chooser is None else HotExchange()
         self.counter.whole = self.hot is not None
-        everyone = replicas or group.expert
-        self.balancing = BalanceExchange(everyone) if self.router.routing.balance != 0 and everyone.size > 1 else None
+        self.balancing = self._balancing(replicas or group.expert, slices)
         for module in self.children():
             if isinstance(module, Exchange):
                 module.group = group
+
+    def _balancing(self, everyone: Communicator, slices: bool) -> BalanceExchange | None:
+        joined = self.router.routing.balance != 0 and (everyone.size > 1 or slices)
+        return BalanceExchange(everyone) if joined else None
 
     def _exchange_rows(self, method: Method, fp8: bool) -> None:
         self.dispatch_flat = _exchange("dispatch", "flat", method, fp8)

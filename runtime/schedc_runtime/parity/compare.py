@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -44,9 +45,15 @@ class ReferenceCheck:
     name = "reference"
 
     def __init__(
-        self, model: nn.Module, program: Program, loss_fn: LossFunction, learning_rate: float, segmented: bool = False
+        self,
+        model: nn.Module,
+        program: Program,
+        loss_fn: LossFunction,
+        learning_rate: float,
+        segmented: bool = False,
+        slices: Sequence[int] = (),
     ) -> None:
-        self.program, self.loss_fn, self.segmented = program, loss_fn, segmented
+        self.program, self.loss_fn, self.segmented, self.slices = program, loss_fn, segmented, slices
         self.named = dict(model.named_parameters())
         head = loss_fn.head if isinstance(loss_fn, LossWithHead) else ""
         layout = layout_of(program)
@@ -63,7 +70,7 @@ class ReferenceCheck:
         microbatches: list[Microbatch] = [((part,), {}) for part in split(batch, count, batch.device)]
         expected = reference_step(
             self.partition, self.program, microbatches, split(targets, count, batch.device), self.loss_fn,
-            segmented=self.segmented,
+            segmented=self.segmented, slices=self.slices,
         )  # fmt: skip
         for name, parameter in self.named.items():
             parameter.grad = expected.grads.get(name)
@@ -74,7 +81,7 @@ class ReferenceCheck:
 class SerialCheck:
     """All ranks of the mesh in this process, cells in serial order, without recomputation.
 
-    A plan may change the speed of these steps, but not a bit of their results.
+    A plan may change the speed of these steps, but not a bit of their results. Slices do: these steps have the same.
     The loss is a scalar. Batch and targets are [rows, ...], those of all replicas, one after the other.
     """
 
@@ -92,7 +99,7 @@ class SerialCheck:
         plain = replace(plan, overlap=False, cells=(), recompute=())
         self.pipe = Pipeline(
             model, without_recomputation(program), loss_fn=loss_fn, mesh=mesh, in_process=True, plan=plain,
-            cells=serial, cut=Cut(segmented=plan.overlap or bool(plan.cells)),
+            cells=serial, cut=Cut(segmented=plan.ordered),
         )  # fmt: skip
         self.optimizer = torch.optim.SGD(self.pipe.parameters(), lr=learning_rate)
 

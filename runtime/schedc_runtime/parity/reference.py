@@ -26,12 +26,13 @@ from schedc.ir.ties import Tie, copies_of
 from schedc.plan import plan_of
 from schedc_runtime.errors import RuntimeFault
 from schedc_runtime.partition import Partition
-from schedc_runtime.partition.boundary import Boundary, infer_boundaries
+from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.shared import SharedParameter, tied_apart
 from schedc_runtime.pipeline.chunked_loss import planned_loss
 from schedc_runtime.pipeline.counts import CountOfTargets
 from schedc_runtime.pipeline.loss_function import Expected, LossHead, LossOfMicrobatch, count_of, labels_counted
 from schedc_runtime.pipeline.random_steps import draw_plan, number_stages
+from schedc_runtime.pipeline.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.stages import new_stage, stages_on
 from schedc_runtime.random_numbers.numbering import StepKey, by_name
 from schedc_runtime.stage.stage import Stage, device_holding, mean_loss
@@ -67,13 +68,15 @@ def reference_step(
     loss_fn: LossOfMicrobatch,
     *,
     segmented: bool = False,
+    slices: Sequence[int] = (),
     count_fn: CountOfTargets = labels_counted,
     key: StepKey | None = None,
 ) -> Reference:
     """Loss and gradients of one step. The partition's modules and gradients stay as they are: a copy is run.
 
     program: gives every rank's stages and order of work; None is one rank, ascending microbatches, full backwards.
-    microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`. count_fn: as of a `Pipeline`, for
+    microbatches, targets: [M] each, with equal signatures. segmented: as in a `Cut`. slices: [stages] number of slices
+    of a microbatch, as the plan has them; a reference without slices has other bits. count_fn: as of a `Pipeline`, for
     the targets of a microbatch. key: that of a pipeline's step, whose random numbers are then drawn; None draws from
     torch's generators.
     """
@@ -88,8 +91,8 @@ def reference_step(
     counts = [None if target is None else counting(target) for target in targets]
     total = sum(float(each or 0) for each in counts)
     head.begin(count / total if total and None not in counts else None, keep_outputs=False, scale=1.0 / count)
-    ranks = _copies(partition, program, head, segmented)
-    boundaries = _bound(partition, [stage for held in ranks for stage in held.values()], microbatches[0], key)
+    ranks = _copies(partition, program, head, segmented, slices)
+    boundaries = _bound(partition, [stage for held in ranks for stage in held.values()], microbatches[0], key, slices)
     values = {m: boundaries[0].pack(partition.bind(*microbatch)) for m, microbatch in enumerate(microbatches)}
     grads: dict[int, tuple[Tensor, ...]] = dict.fromkeys(values, ())
     with by_name() if key is not None else nullcontext():
@@ -108,20 +111,20 @@ def reference_step(
 
 
 def _bound(
-    partition: Partition, stages: Sequence[Stage], microbatch: Microbatch, key: StepKey | None
+    partition: Partition, stages: Sequence[Stage], microbatch: Microbatch, key: StepKey | None, slices: Sequence[int]
 ) -> tuple[Boundary, ...]:
     """The boundaries for a microbatch's signature, to which the stages are bound."""
     if key is not None:
         tensors = [x for x in (*microbatch[0], *microbatch[1].values()) if isinstance(x, Tensor)]
         number_stages(partition, stages, device_holding(tensors), key)
-    boundaries = infer_boundaries(partition, *microbatch)
-    record = partition.records.current
-    draws = draw_plan(record, stages) if record is not None else None
+    record = record_in_slices(partition, *microbatch, slices, training=partition.modules[0].training)
+    partition.records.select(record)
+    draws = draw_plan(record, stages)
     for stage in stages:
-        stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+        bind_stage(stage, record)
         if draws is not None:
             draws.set(stage)
-    return boundaries
+    return record.boundaries
 
 
 def _copies(
@@ -129,6 +132,7 @@ def _copies(
     program: Program | None,
     head: LossHead,
     segmented: bool,
+    slices: Sequence[int],
 ) -> list[dict[int, Stage]]:
     """[ranks] the stages of each rank by index, of modules of its own. Parameters that its stages share stay shared."""
     ranks = program.ranks if program else 1
@@ -139,7 +143,7 @@ def _copies(
         stages = {}
         for index, module in modules.items():
             module.zero_grad()
-            stages[index] = new_stage(partition, index, module, program, head, segmented=segmented)
+            stages[index] = new_stage(partition, index, module, program, head, segmented=segmented, slices=slices)
         result.append(stages)
     return result
 

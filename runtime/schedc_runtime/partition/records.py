@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Record:
     codes: [stages]. parameters: [stages] names of the parameters and modules that each stage uses. assumed: submodules
     whose output was taken to have the shape of their first argument; the sender's check of shapes holds it.
     draws: [stages] draws of random numbers, in the order of the model.
+    slices: by number of slices, [stages + 1] boundaries of one slice of a microbatch, where stages run in slices.
     """
 
     boundaries: tuple[Boundary, ...]
@@ -45,6 +46,7 @@ class Record:
     parameters: tuple[frozenset[str], ...]
     assumed: tuple[str, ...]
     draws: tuple[tuple[DrawEvent, ...], ...]
+    slices: Mapping[int, tuple[Boundary, ...]] = field(default_factory=dict)
 
 
 class Records:

@@ -87,7 +87,7 @@ def attach(
             for layer in layers:
                 layer.attach(
                     group, method, capacity, replicas=replicas,
-                    bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows,
+                    bound=plan.bound, host_lane=host_lane, fp8_rows=plan.fp8_rows, slices=bool(plan.slices),
                 )  # fmt: skip
 
 
@@ -112,6 +112,11 @@ def check_contradictions(plan: Attachments, program: Program, mesh: Mesh) -> Non
         message = f"recompute levels of {len(plan.recompute)} stages, and the program has {program.stages}"
         help = "give a `Recompute` for each stage, or none at all"
         findings.append(Diagnostic("S149", message, Label(NOWHERE), help=help))
+    if plan.slices and len(plan.slices) != program.stages:
+        message = f"slices of {len(plan.slices)} stages, and the program has {program.stages}"
+        findings.append(
+            Diagnostic("S153", message, Label(NOWHERE), help="give a number for each stage, or none at all")
+        )
     for wrong in contradictions(plan, mesh.experts):
         message = wrong.message if wrong.index is None else f"stage {wrong.index}: {wrong.message}"
         findings.append(Diagnostic(wrong.code, message, Label(NOWHERE), notes=wrong.notes, help=wrong.help))

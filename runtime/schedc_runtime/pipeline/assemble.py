@@ -55,7 +55,7 @@ from schedc_runtime.pipeline.stages import (
 from schedc_runtime.pipeline.tied import TiedWeights, check_copies, check_tied_lines
 from schedc_runtime.ranks.mesh import Coordinate, Mesh
 from schedc_runtime.ranks.network import Network
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments import InSegments
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.stage.stage import Stage
 
@@ -226,7 +226,13 @@ def make_stages(assembly: Assembly) -> None:
             take_shards(assembly, place, modules)
 
     assembly.stages = stages_of_places(
-        assembly.partition, program, assembly.places, assembly.head, attach=spread, segmented=settings.cut.segmented
+        assembly.partition,
+        program,
+        assembly.places,
+        assembly.head,
+        attach=spread,
+        segmented=settings.cut.segmented,
+        slices=assembly.plan.slices,
     )
     assembly.weights = TiedWeights(assembly.tied, assembly.stages, assembly.mesh)
     recompute_stages(assembly.stages.values(), assembly.plan, program)
@@ -276,7 +282,7 @@ def capture_segments(assembly: Assembly) -> None:
     if taken := [name for name, chosen in others.items() if chosen]:
         raise RuntimeFault(f"graphs=True and {taken[0]} exclude each other", "leave one of the two out")
     for stage in assembly.held():
-        if not isinstance(stage, SegmentedStage):
+        if not isinstance(stage, InSegments):
             raise RuntimeFault(
                 f"graphs=True, and stage {stage.index} runs whole: only segments are captured",
                 "write cut=Cut(segmented=True, graphs=True)",
@@ -309,7 +315,7 @@ def prepare_code(assembly: Assembly) -> None:
     """Where the code of each kind of batch is bound, once its shapes are known."""
     assembly.bound_code = BoundCode(
         assembly.partition, assembly.stages, assembly.mesh, assembly.device, assembly.cell_source, assembly.shards,
-        assembly.tied,
+        assembly.tied, assembly.plan.slices,
     )  # fmt: skip
 
 

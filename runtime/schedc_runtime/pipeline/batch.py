@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +40,8 @@ class StepRequest(NamedTuple):
     call: what was called and with which options, which must be the same on all ranks.
     has_loss: whether the rank can form a loss, where it holds a last stage.
     replica, counted: the number of targets of a replica, where the rank has counted them; else None.
-    meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not.
+    meeting: why rows of a microbatch see each other in a stage of the rank; "" if they do not. mixing: the same of its
+    stages in slices, where slices would change results.
     tied: facts of tied weights, as of `TiedWeights.facts`. digests: of what ranks must have alike, as of `StepFacts`.
     """
 
@@ -54,6 +56,7 @@ class StepRequest(NamedTuple):
     meeting: str = ""
     tied: Json = ()
     digests: Json = ()
+    mixing: str = ""
 
 
 class Agreement(NamedTuple):
@@ -92,14 +95,20 @@ def agree(
     replicas: int = 1,
     counting: int = 1,
     counted: bool | None = None,
+    slices: Sequence[int] = (),
 ) -> Agreement:
     """What follows from the requests of all processes. Raises `BatchRefused`, for equal arguments alike.
 
     requests: [processes]. names: [processes] what errors call them. replicas: those whose batch a process brings.
     counting: number of processes that count targets, one per replica. counted: whether the loss function returns
-    counts; None if that is not known yet.
+    counts; None if that is not known yet. slices: [stages] number of slices of a microbatch; empty without slices.
     """
     check_calls(requests, names)
+    if mixing := next((request.mixing for request in requests if request.mixing), ""):
+        raise BatchRefused(
+            f"a stage in slices lets rows of a microbatch see each other: {mixing}",
+            "leave `slices` out of this stage, or normalise each row by itself, as LayerNorm and RMSNorm do",
+        )
     for name, request in zip(names, requests, strict=True):
         if request.needs_targets and not request.has_loss:
             raise BatchRefused(
@@ -111,10 +120,30 @@ def agree(
     rows = _rows(batch, targets, microbatches, replicas)
     if rows is not None and rows.padded and (reason := _unpaddable(requests, counted)):
         raise not_padded(batch, targets, rows, replicas, *reason)
+    if rows is not None:
+        _check_slices(rows, slices, microbatches * replicas)
     counts = {request.replica: request.counted for request in requests if request.counted is not None}
     total = sum(counts.values()) if len(counts) == counting else None
     padded = batch if rows is None or batch is None else with_rows(batch, rows.size * microbatches)
     return Agreement(padded, rows, total, targets is not None)
+
+
+def _check_slices(rows: Rows, slices: Sequence[int], parts: int) -> None:
+    """Refuse microbatches whose rows do not divide into slices. parts: microbatches of a process's batch."""
+    wrong = next(((stage, count) for stage, count in enumerate(slices) if rows.size % count), None)
+    if wrong is None:
+        return
+    stage, count = wrong
+    together = math.lcm(*slices)
+    fits = [size for size in range(1, rows.size + 1) if rows.size % size == 0 and size > 1]
+    others = f"`slices {' or '.join(map(str, fits[:4]))}`" if fits else "no slices"
+    near = max(1, round(rows.size / together)) * together
+    raise BatchRefused(
+        f"a microbatch has {rows.size} row{'s' * (rows.size != 1)}, which do not divide into the {count} slices of"
+        f" stage {stage}",
+        f"give microbatches a multiple of {together} rows, as {near}: a batch of {near * parts}; of {rows.size} rows"
+        f" {others} can be made",
+    )
 
 
 def check_calls(requests: Sequence[StepRequest], names: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from schedc_runtime.partition.records import Record
 from schedc_runtime.partition.shared import SharedParameter, copies_in
 from schedc_runtime.pipeline.batch import arguments, microbatch_of
 from schedc_runtime.pipeline.random_steps import DrawPlan, draw_plan
+from schedc_runtime.pipeline.slices import bind_stage, record_in_slices
 from schedc_runtime.pipeline.stages import StagesByIndex
 from schedc_runtime.ranks.mesh import Coordinate, Mesh, PeerGroups
 from schedc_runtime.transport import Transport
@@ -45,7 +46,7 @@ class BoundCode:
 
     stages: stages of each place in this process. Binding or looking up a signature sets their boundaries.
     cells: the order inside cells. shards: shards of the dense parts, where these are sharded. tied: the parameters that
-    stages of other ranks use, too.
+    stages of other ranks use, too. slices: [stages] number of slices of a microbatch; empty without slices.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class BoundCode:
         cells: CellSource,
         shards: DenseSharding | None = None,
         tied: Sequence[SharedParameter] = (),
+        slices: Sequence[int] = (),
     ) -> None:
         self.partition, self.stages, self.device, self.cells = partition, stages, device, cells
-        self.mesh, self.shards, self.tied = mesh, shards, tied
+        self.mesh, self.shards, self.tied, self.slices = mesh, shards, tied, slices
         self.boundaries: tuple[Boundary, ...] = ()
         """[stages + 1] what crosses before each stage and after the last, for the last signature."""
         self._record: Record | None = None
@@ -91,7 +93,7 @@ class BoundCode:
             self._select(record)
             for held in self.stages.values():
                 for stage in held.values():
-                    stage.bind(boundaries[stage.index], boundaries[stage.index + 1])
+                    bind_stage(stage, record)
                     if draws is not None:
                         draws.set(stage)
             self._record, self.boundaries = record, boundaries
@@ -121,7 +123,7 @@ class BoundCode:
     ) -> BoundSignature:
         args, kwargs = arguments(microbatch_of(signature, program.microbatches))
         here = [stage for held in self.stages.values() for stage in held.values()]
-        record = self.partition.record(args, kwargs, training=training)
+        record = record_in_slices(self.partition, args, kwargs, self.slices, training=training)
         boundaries = record.boundaries
         self._select(record)
         draws = draw_plan(record, here)

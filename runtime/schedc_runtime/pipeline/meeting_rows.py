@@ -23,6 +23,15 @@ def meeting(modules: Iterable[tuple[str, nn.Module]], training: bool) -> str:
     return next((f"`{name}` {why}" for name, module in modules for why in _reasons(module, training)), "")
 
 
+def mixing(stages: Iterable[Stage], training: bool) -> str:
+    """Why a stage in slices would give other results than with whole microbatches; "" if none would.
+
+    Auxiliary losses are formed over all slices, and loads of experts are sums. training: the call computes gradients.
+    """
+    norms = [(n, m) for n, m in candidates(x for x in stages if x.slices > 1) if isinstance(m, _NormBase)]
+    return meeting(norms, training)
+
+
 def _reasons(module: nn.Module, training: bool) -> Iterator[str]:
     training = training and module.training
     if isinstance(module, MoELayer):

@@ -15,7 +15,7 @@ from schedc_runtime.random_numbers.counting import first_draws
 from schedc_runtime.random_numbers.numbering import Numbering, StepKey, by_name
 from schedc_runtime.ranks.mesh import Coordinate
 from schedc_runtime.recompute.levels import draws
-from schedc_runtime.segments import SegmentedStage
+from schedc_runtime.segments import InSegments
 from schedc_runtime.segments.draw_order import Ordinals, draw_order
 from schedc_runtime.stage.stage import Stage
 
@@ -64,7 +64,7 @@ def draw_plan(record: Record, stages: Sequence[Stage]) -> DrawPlan | None:
         return None
     first, anything, ordinals = first_draws(record.draws), any(record.draws), {}
     for stage in numbered:
-        if anything and isinstance(stage, SegmentedStage):
+        if anything and isinstance(stage, InSegments):
             stage.follow()
             ordinals[id(stage)] = draw_order(stage.graph, record.draws[stage.index], first[stage.index])
     return DrawPlan(first, anything, ordinals)
@@ -76,8 +76,8 @@ def random_numbers(
     """The context in which a call's forwards draw. key: that of the call on the first replica."""
     named = False
     for place, held in stages.items():
-        own = key._replace(first=place.replica * microbatches)
+        first = place.replica * microbatches
         for stage in held.values():
-            if stage.numbering is not None:
-                stage.numbering.key, named = own, True
+            if stage.numbering is not None:  # every slice has a number of its own
+                stage.numbering.key, named = key._replace(first=first * stage.slices), True
     return by_name() if named else nullcontext()

@@ -39,7 +39,7 @@ class RoutingRecord:
             for stage in stages.values():
                 for number, (_, layer) in enumerate(moe_layers(stage.module)):
                     received = self._rows.setdefault((stage.index, number, place.replica), [])
-                    forwards = len(forward_order(self._program, place.pipeline, stage.index))
+                    forwards = len(forward_order(self._program, place.pipeline, stage.index, stage.slices))
                     hook = layer.planner.register_forward_hook(_hook(received, forwards))
                     self._hooks.callback(hook.remove)
         return self
@@ -53,9 +53,9 @@ class RoutingRecord:
         layers: those with experts, in the order of the model. Raises `RuntimeFault` where no step was recorded.
         """
         orders = {
-            (stage, place.replica): forward_order(self._program, place.pipeline, stage)
+            (index, place.replica): forward_order(self._program, place.pipeline, index, stage.slices)
             for place, stages in self._assembly.stages.items()
-            for stage in stages
+            for index, stage in stages.items()
         }
         counted = [rows for received in self._rows.values() for rows in received]
         copied = iter(torch.cat(counted).tolist() if counted else ())
@@ -67,7 +67,8 @@ class RoutingRecord:
         for stage, layer, replica, order, received in (row for part in everyone for row in part):
             cells = table.setdefault((stage, layer), {})
             for index, rows in enumerate(received if replica < self._assembly.mesh.experts else ()):
-                cells[index // len(order), order[index % len(order)], replica] = rows
+                key = index // len(order), order[index % len(order)], replica
+                cells[key] = cells.get(key, 0) + rows  # those of all slices
         steps = 1 + max((step for cells in table.values() for step, _, _ in cells), default=-1)
         sizes = range(steps), sorted(table), range(self._program.microbatches), range(self._assembly.mesh.experts)
         whole = steps * len(table) * self._program.microbatches * self._assembly.mesh.experts

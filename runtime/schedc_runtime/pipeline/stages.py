@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 
 import numpy as np
@@ -19,7 +19,7 @@ from schedc_runtime.partition import Partition
 from schedc_runtime.partition.shared import give_copies, tied_apart
 from schedc_runtime.pipeline.loss_function import LossHead
 from schedc_runtime.ranks.mesh import Coordinate
-from schedc_runtime.segments import SegmentedStage, exchanges_in
+from schedc_runtime.segments import SegmentedStage, SlicedStage, exchanges_in
 from schedc_runtime.stage.stage import LossFunction, Stage
 
 StagesByIndex = dict[int, Stage]
@@ -48,11 +48,12 @@ def stages_of_places(
     *,
     attach: Callable[[Coordinate, Iterable[nn.Module]], None],
     segmented: bool = False,
+    slices: Sequence[int] = (),
 ) -> dict[Coordinate, StagesByIndex]:
     """The stages of each of ``places``, all in this process. A further copy of a stage has parameters of its own,
     and so has every place that uses a parameter of another place (tied weights).
 
-    attach: spreads the experts of a place's modules. segmented: see `new_stage`.
+    attach: spreads the experts of a place's modules. segmented, slices: see `new_stage`.
     """
     taken: set[int] = set()
     own: dict[Coordinate, dict[int, nn.Module]] = {}
@@ -65,7 +66,10 @@ def stages_of_places(
     for place, held in own.items():
         attach(place, held.values())
     return {
-        place: {i: new_stage(parts, i, module, program, loss_fn, segmented=segmented) for i, module in held.items()}
+        place: {
+            i: new_stage(parts, i, module, program, loss_fn, segmented=segmented, slices=slices)
+            for i, module in held.items()
+        }
         for place, held in own.items()
     }
 
@@ -92,19 +96,24 @@ def new_stage(
     loss_fn: LossFunction,
     *,
     segmented: bool = False,
+    slices: Sequence[int] = (),
 ) -> Stage:
     """Stage ``index`` of a partition, made of ``module``: the partition's own or a copy.
 
     It runs in segments if any stage of the model has an exchange inside: an overlapped pair needs both of its stages
-    in segments. With ``segmented`` it does so in any model.
+    in segments. With ``segmented`` it does so in any model. slices: [stages] number of slices of a microbatch; stages
+    of a model with slices run in segments.
     """
-    segmented = segmented or any(exchanges_in(part) for part in parts.modules)
+    segmented = segmented or bool(slices) or any(exchanges_in(part) for part in parts.modules)
     if isinstance(loss_fn, LossHead) and (head := loss_fn.left_out):
         # In a cell another stage may add to the same parameter, in an order that the cell program leaves open.
         loss_fn = loss_fn.on(module, at_once=not (segmented and _used_twice(parts, head, program)))
     if segmented:
         inputs = len(parts.values[index - 1] if index else parts.inputs)
-        return SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=loss_fn)
+        count = slices[index] if slices else 1
+        own_loss = loss_fn if count == 1 else None
+        stage = SegmentedStage(module, index, parts.stages, inputs=inputs, blocks=parts.blocks[index], loss_fn=own_loss)
+        return SlicedStage(stage, count, loss_fn) if count > 1 else stage
     alone = not any(index in shared.stages for shared in parts.shared)
     in_order = program is None or (alone and weights_follow(program, index))
     return Stage(module, index, parts.stages, blocks=parts.blocks[index], loss_fn=loss_fn, in_order=in_order)

@@ -34,7 +34,7 @@ from schedc_runtime.pipeline.hot_steps import HotSteps
 from schedc_runtime.pipeline.loss_function import Expected, Loss, LossWithHead, count_of
 from schedc_runtime.pipeline.losses import Leftovers, Shared, StepResult, gathered, joined_outputs, share
 from schedc_runtime.pipeline.materialize import check_materialized
-from schedc_runtime.pipeline.meeting_rows import candidates, meeting
+from schedc_runtime.pipeline.meeting_rows import candidates, meeting, mixing
 from schedc_runtime.pipeline.random_steps import random_numbers
 from schedc_runtime.pipeline.repeated_step import Undo, exact_sizes, layers_over
 from schedc_runtime.pipeline.running_statistics import RunningStatistics
@@ -234,11 +234,14 @@ class StepRunner:
             replica=self._replica, counted=count, meeting=meeting(self._meeting, call.training),
             tied=self.assembly.weights.facts(call.training),
             digests=self.facts.digests(call.training, call.gradients),
+            mixing=mixing(self.assembly.held(), call.training) if self.assembly.plan.slices else "",
         )  # fmt: skip
         answers = self.control.gather(f"the start of {call.name} {self.steps}", mine)
         requests = [StepRequest(*answer) for answer in answers]
         microbatches, here = call.program.microbatches, self._replicas_here
-        agreed = agree(requests, self.control.names, microbatches, here, self._counting, self.counted)
+        agreed = agree(
+            requests, self.control.names, microbatches, here, self._counting, self.counted, self.assembly.plan.slices
+        )
         check_copies([copy for request in requests for copy in request.tied])
         if different := differing([request.digests for request in requests]):
             facts = self.facts.facts(different, call.training, call.gradients)

@@ -64,6 +64,16 @@ class SegmentedBase(Stage):
         return self.graph.shape
 
     @property
+    def shape_with_r(self) -> StageShape:
+        """The graph of microbatches with an R, as plain data."""
+        return self.graph_with_r.shape
+
+    def shape_of(self, microbatch: int) -> StageShape | None:
+        """The graph by which the backward of a microbatch recomputes; None where an R has recomputed it."""
+        state = self._state(microbatch)
+        return None if state.recomputed else state.graph.shape
+
+    @property
     def in_flight(self) -> tuple[int, ...]:
         return tuple(sorted({*self._states, *self.kept}))
 

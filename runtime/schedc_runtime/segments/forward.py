@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -119,6 +120,34 @@ class ForwardSteps(SegmentedBase):
             state.values[value] = received[element].detach().requires_grad_(wanted)
         if state.recompute is not None:
             state.recompute.arrived(node, received)
+
+    # One exchange for several microbatches, such as the slices of one. Its payload is the sum of theirs.
+
+    def start_together(self, microbatches: Sequence[int], node: int) -> Any:
+        """Start an exchange without a route and without gradients; returns what is in flight."""
+        communication = self._communication(node)
+        payloads: list[list[Tensor]] = []
+        for microbatch in microbatches:
+            state = self._state(microbatch)
+            payloads.append([state.value(value, node).detach() for value in communication.takes[1:]])
+            state.took(communication.takes)
+        with torch.no_grad():
+            return communication.exchange.start(
+                None, *[reduce(torch.add, each) for each in zip(*payloads, strict=True)]
+            )
+
+    def ready_together(self, node: int, pending: Any) -> bool:
+        """Whether `wait_together` would return without waiting for another rank of this process."""
+        return self._communication(node).exchange.ready(pending)
+
+    def wait_together(self, microbatches: Sequence[int], node: int, pending: Any) -> None:
+        """Wait for what `start_together` has started. All microbatches take what it brings."""
+        communication = self._communication(node)
+        received = communication.exchange.finish(pending)
+        for microbatch in microbatches:
+            values = self._state(microbatch).values
+            for value, element in zip(communication.gives, communication.elements, strict=True):
+                values[value] = received[element].detach()
 
     def outputs(self, microbatch: int) -> Tensors:
         """The tensors of the output boundary, detached. The last stage computes the loss from them."""

@@ -72,6 +72,9 @@ class Stage(OffloadedStage):
     Call `bind` with the boundaries of the current input signature before `forward`.
     """
 
+    slices: int = 1
+    """In how many slices of its rows it runs a microbatch."""
+
     def __init__(
         self,
         module: nn.Module,

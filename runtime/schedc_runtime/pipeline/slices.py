@@ -1,0 +1,80 @@
+"""Stages that run microbatches in slices: the code of slices for a batch's signature, and what such batches must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from schedc_runtime.moe.layer import moe_layers
+from schedc_runtime.partition import Partition
+from schedc_runtime.partition.boundary import TensorSpec
+from schedc_runtime.partition.records import Record
+from schedc_runtime.partition.sliced_boundary import SlicedBoundary, check_outputs
+from schedc_runtime.segments import SlicedStage
+from schedc_runtime.stage.stage import Stage
+
+
+def record_in_slices(
+    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], slices: Sequence[int], *, training: bool
+) -> Record:
+    """The record of one microbatch. Stages in slices have the code of a slice; boundaries are those of a microbatch.
+
+    slices: [stages] number of slices; empty where no stage has more than one. Raises `PartitionError` where a boundary
+    of such a stage cannot be split.
+    """
+    by_count = {count: _of_slice(partition, args, kwargs, count, training) for count in sorted({*slices} - {1})}
+    whole = partition.record(args, kwargs, training=training)
+    if not by_count:
+        return whole
+    own = [by_count.get(count, whole) for count in slices]
+    for stage, count in enumerate(slices):
+        if count > 1:
+            part = by_count[count].boundaries
+            SlicedBoundary.of(whole.boundaries[stage], part[stage], count)
+            check_outputs(SlicedBoundary.of(whole.boundaries[stage + 1], part[stage + 1], count))
+    return replace(
+        whole,
+        codes=tuple(record.codes[stage] for stage, record in enumerate(own)),
+        draws=tuple(record.draws[stage] for stage, record in enumerate(own)),
+        slices={count: record.boundaries for count, record in by_count.items()},
+    )
+
+
+def bind_stage(stage: Stage, record: Record) -> None:
+    """Set the boundaries of a stage, which runs the code of the record."""
+    sides = record.boundaries[stage.index], record.boundaries[stage.index + 1]
+    if isinstance(stage, SlicedStage):
+        part = record.slices[stage.slices]
+        stage.bind_slices(*sides, part[stage.index], part[stage.index + 1])
+    else:
+        stage.bind(*sides)
+
+
+def _of_slice(
+    partition: Partition, args: Sequence[Any], kwargs: Mapping[str, Any], count: int, training: bool
+) -> Record:
+    """The record of a slice. Layers note the tokens of the microbatch, as in a record of all rows."""
+
+    def rows(leaf: Any) -> Any:
+        if not isinstance(leaf, (Tensor, TensorSpec)) or not leaf.shape:
+            return leaf
+        return TensorSpec((leaf.shape[0] // count, *leaf.shape[1:]), leaf.dtype)
+
+    part = pytree.tree_map(rows, (tuple(args), dict(kwargs)), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
+    layers = [layer for _, layer in moe_layers(partition.records.model)]
+    before = [layer.outlined for layer in layers]
+    for layer in layers:
+        layer.outlined = 0
+    record = partition.record(*part, training=training)
+    for layer, noted in zip(layers, before, strict=True):
+        layer.outlined = layer.outlined * count or noted
+    return record
+
+
+def indivisible(rows: int, slices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(stage, slices) of the stages that cannot split so many rows of a microbatch."""
+    return ((stage, count) for stage, count in enumerate(slices) if rows % count)
