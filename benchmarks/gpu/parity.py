@@ -9,9 +9,19 @@ from torch import nn
 from torch.nn import functional
 
 import schedc
+from gpu.claims import Bound, Claim
 from gpu.setting import Setting
 from schedc_runtime import Cut, Pipeline
 from schedc_runtime.parity.compare import ReferenceCheck
+
+CLAIMS = (
+    Claim(
+        "gradients and losses of pipelines have the bits of the same stages run serially",
+        "1f1b, zbh1 and dualpipev with 2 ranks in one process, whole and in segments",
+        (Bound("parity.bitwise", "==", True),),
+        on_cpu=True,
+    ),
+)
 
 SCHEDULES = (("1f1b", 2), ("zbh1", 2), ("dualpipev", 2))
 

@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu.claims import Bound, Claim
 from gpu.setting import Setting, drawn, medians
 from schedc.attachments.values import Products
 from schedc_runtime.moe.experts import Experts
 from schedc_runtime.moe.products import PROVIDERS, RowGroups
+
+CLAIMS = (
+    Claim(
+        "the best provider of experts' products gives more useful rows per second than a loop over experts",
+        "32 experts of 7168 x 2048 in bf16, 32,768 rows, even, and by Zipf's law with 0.5 and 1.0; no padding counts",
+        (Bound("products.useful_throughput", ">=", 1.15),),
+    ),
+)
 
 CAPACITY = 1.25
 """Rows of an expert under `bmm`, over their mean."""

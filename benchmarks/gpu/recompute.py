@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpu.claims import Bound, Claim
 from gpu.setting import Setting, medians
 from gpu.step import pipeline, stepping
 from schedc.attachments.values import Level, Recompute
 from schedc_runtime.measure.held_bytes import held
+
+CLAIMS = (
+    Claim(
+        "`recompute light` saves memory for little time",
+        "two MoE blocks of the sizes of DeepSeek-V3 with 32 experts, 2 microbatches of 4,096 tokens in bf16",
+        (Bound("recompute.light.memory", "<=", 0.88), Bound("recompute.light.time", "<=", 1.03)),
+    ),
+)
 
 
 def measure(setting: Setting) -> dict[str, Any]:

@@ -8,8 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpu.setting import Setting, Skipped
+from gpu.claims import Bound, Claim
+from gpu.setting import NotMeasured, Setting
 from gpu.step import modes, pipeline, stepping
+
+CLAIMS = (
+    Claim(
+        "the device never stands idle for a launch",
+        "MoE blocks with a capacity of 1.25, the second step; segments of 0.2 ms or more",
+        (Bound("runahead.stalls_per_step", "==", 0),),
+    ),
+)
 
 
 class Kernel(NamedTuple):
@@ -34,7 +43,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         kernels = kernels_of(profiler)
         results[name] = summary(kernels)
     if not setting.gpu:
-        raise Skipped("a CPU runs what it launches at once; the steps have run under the profiler")
+        raise NotMeasured("a CPU runs what it launches at once; the steps have run under the profiler")
     return {"runahead": {"stalls_per_step": results["padded"]["stalls"], **results}}
 
 

@@ -1,7 +1,8 @@
-"""What all sections share: device, sizes and the clock, and why a section does not run."""
+"""What all sections share: device, sizes, the clock and the peak, and why a section cannot measure."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from schedc_runtime.moe.layer import GatedMLP, MoELayer
 from schedc_runtime.moe.router import Router, RouterConfig
 
 
-class Skipped(Exception):
-    """A section does not run here; the text says why."""
+class NotMeasured(Exception):
+    """A section cannot measure here; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +93,30 @@ def seconds(setting: Setting, run: Callable[[], Any]) -> float:
     last.record()
     torch.cuda.synchronize()
     return first.elapsed_time(last) / 1e3
+
+
+def peak(setting: Setting, run: Callable[[], Any]) -> int:
+    """Bytes of the device at the peak of a run, beyond those before it; 0 on a CPU, which has no such count."""
+    if not setting.gpu:
+        run()
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def release() -> None:
+    """Free what has been left behind, for whoever measures next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether the device had no memory left, which may be the cause of another error."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -8,22 +8,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpu.setting import Setting, Skipped, drawn, medians
+from gpu.claims import Bound, Claim
+from gpu.setting import NotMeasured, Setting, drawn, medians
 from schedc_runtime.transport.collectives import InProcessCommunicators, TorchCommunicator
 from schedc_runtime.transport.device_splits import PROVIDERS, moved
+
+CLAIMS = (
+    Claim(
+        "exchanges by splits on the device give the fallback's rows, and are no slower",
+        "a group of one rank: the order among several members needs several GPUs",
+        (Bound("symmetric.same_rows", "==", True), Bound("symmetric.speedup", ">=", 1.0)),
+    ),
+)
 
 
 def measure(setting: Setting) -> dict[str, Any]:
     fallback = in_process(setting)
     if not setting.gpu:
         reason = PROVIDERS["symmetric"].why_not(InProcessCommunicators(1).member(0), setting.device)
-        raise Skipped(f"{reason}; the fallback's rows are {'' if fallback else 'not '}in order")
+        raise NotMeasured(f"{reason}; the fallback's rows are {'' if fallback else 'not '}in order")
     # One process has one GPU: the order among several members needs several.
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
     try:
         communicator = TorchCommunicator(dist.group.WORLD, 60.0)
         if reason := PROVIDERS["symmetric"].why_not(communicator, setting.device):
-            raise Skipped(f"{reason}; the fallback's rows are {'' if fallback else 'not '}in order")
+            raise NotMeasured(f"{reason}; the fallback's rows are {'' if fallback else 'not '}in order")
         return {"symmetric": {"fallback_in_order": fallback} | alone(setting, communicator)}
     finally:
         dist.destroy_process_group()

@@ -7,8 +7,17 @@ from typing import Any
 
 import torch
 
-from gpu.setting import Setting, Skipped
+from gpu.claims import Bound, Claim
+from gpu.setting import NotMeasured, Setting
 from gpu.step import modes, pipeline, stepping
+
+CLAIMS = (
+    Claim(
+        "no operation of a step waits for the device",
+        "MoE blocks with a capacity of 1.25, the second step",
+        (Bound("sync_debug_errors", "==", 0),),
+    ),
+)
 
 WAITS = "called a synchronizing"
 """Part of the message that torch's debug mode has for every operation that waits."""
@@ -17,7 +26,7 @@ WAITS = "called a synchronizing"
 def measure(setting: Setting) -> dict[str, Any]:
     counts = {name: waits(setting, capacity) for name, capacity in modes(setting).items()}
     if not setting.gpu:
-        raise Skipped("torch's debug mode watches CUDA alone; the steps have run. benchmarks/host_asks.py counts here")
+        raise NotMeasured("torch's debug mode watches CUDA alone; the steps have run; benchmarks/host_asks.py counts")
     return {"sync_debug_errors": len(counts["padded"]), "sync_debug": {name: each[:8] for name, each in counts.items()}}
 
 
