@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor, nn
@@ -77,9 +77,11 @@ class SplitBackward:
             differentiate(edges, grads)
             return
         first = unhooked_from(began)
-        groups = [[WeightWork(product, nodes, first) for product in group] for group in where.together]
-        with recomputed_once() if any(work.packed for group in groups for work in group) else nullcontext():
-            computed = _run_to_frontier(where, nodes, list(chain.from_iterable(groups)), edges, grads)
+        groups = [list(map(WeightWork, group, repeat(nodes), repeat(first))) for group in where.together]
+        works = list(chain.from_iterable(groups))
+        # Inside of it each node that the engine runs costs as much again: the engine copies what it refers to.
+        with recomputed_once() if any([work.packed for work in works]) else nullcontext():
+            computed = _run_to_frontier(where, nodes, works, edges, grads)
         sums = Additions()
         for leaf, grad in zip(where.leaves, computed, strict=False):
             if grad is None:
@@ -204,7 +206,8 @@ def _run_to_frontier(
             _give(nodes[number].variable, grad)
     inputs, computed = len(leaves), len(leaves) + len(where.leaves)
     for work, grad in zip(captured, arrived[computed:], strict=False):
-        work.grad = grad
+        # A view would hold more than its elements: facts for autograd, and the tensor that it is a view of.
+        work.grad = grad.detach() if grad is not None and grad._is_view() else grad
         if work.packed:
             work.unpack()
     return arrived[inputs:computed]
