@@ -77,10 +77,11 @@ class Additions:
         self.bytes += grad.numel() * grad.element_size()
 
     def finish(self) -> None:
-        """Add what is to be added."""
-        if self._totals:
-            with torch.no_grad():
-                torch._foreach_add_(self._totals, self._summands)
+        """Add what is to be added. It is called without autograd."""
+        if len(self._totals) == 1:
+            self._totals[0].add_(self._summands[0])
+        elif self._totals:
+            torch._foreach_add_(self._totals, self._summands)
         if self._edges:
             differentiate(self._edges, self._grads)
 

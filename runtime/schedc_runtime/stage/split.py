@@ -80,7 +80,7 @@ class SplitBackward:
         groups = [list(map(WeightWork, group, repeat(nodes), repeat(first))) for group in where.together]
         works = list(chain.from_iterable(groups))
         # Inside of it each node that the engine runs costs as much again: the engine copies what it refers to.
-        with recomputed_once() if any([work.packed for work in works]) else nullcontext():
+        with recomputed_once() if [work for work in works if work.packed] else nullcontext():
             computed = _run_to_frontier(where, nodes, works, edges, grads)
         sums = Additions()
         for leaf, grad in zip(where.leaves, computed, strict=False):
@@ -90,7 +90,8 @@ class SplitBackward:
                 work.later.append(AddedLater(leaf, grad))
             else:
                 sums.add(leaf, grad)
-        sums.finish()
+        with torch.no_grad():
+            sums.finish()
         work.products.extend(groups)
 
     def weight(self, key: int) -> None:
