@@ -148,6 +148,12 @@ class Priced:
             return simulate(self.schedule, self.costs, self.dependencies)
         return self.works.timeline(float(self.costs.p2p))
 
+    def under(self, costs: Costs) -> Priced:
+        """The same order and works under other costs of the stages. Raises `DiagnosticError` (S404)."""
+        return replace(
+            self, costs=costs, offloading=self.offloading and self.offloading.under(self.dependencies, costs)
+        )
+
     def memory(self) -> Memory:
         """The memory of the device: without what works have moved to the host."""
         memory = measure_memory(self.schedule, self.costs, self.dependencies)

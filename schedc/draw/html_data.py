@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schedc.analysis.bubbles import IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES
+from schedc.analysis.bubbles import EXPOSED, IMBALANCE, MESSAGE, OVERHEAD, RUN_CLASSES, WORK_CLASSES
 from schedc.draw import palette
 from schedc.draw.chart import Chart, longest
 from schedc.draw.html_columns import Packer, Steps, in_steps
+from schedc.draw.html_works import work_facts, work_table
 from schedc.draw.markup import plain
 from schedc.ir.ops import FACTS, LETTERS, OpKind
 
@@ -23,7 +24,8 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 def page_data(charts: Sequence[Chart]) -> str:
     """One JSON object without ``<``, ``>``, ``&`` and without any character beyond ASCII.
 
-    kinds: letter and name of each op kind, by its value. classes: names of `schedc.analysis.bubbles.RUN_CLASSES`.
+    kinds: letter and name of each op kind, by its value. classes: names of `schedc.analysis.bubbles.RUN_CLASSES`,
+    or of `WORK_CLASSES` where a chart has works.
     timeUnit: "ms" where a run was measured, else "". fills: the two shades of each kind. inks, phaseTints: see
     `schedc.draw.palette`. longest: time at the end of the common axis.
     charts: see `chart_data`. ``twin`` of a measured run is the number of the chart that predicts it, and the other way
@@ -33,7 +35,7 @@ def page_data(charts: Sequence[Chart]) -> str:
     packer = Packer()
     page = {
         "kinds": [{"letter": LETTERS[kind], "name": FACTS[kind].name} for kind in OpKind],
-        "classes": RUN_CLASSES,
+        "classes": WORK_CLASSES if any(chart.works is not None for chart in charts) else RUN_CLASSES,
         "timeUnit": "ms" if any(chart.measured for chart in charts) else "",
         "fills": [palette.FILLS[kind] for kind in OpKind],
         "inks": palette.INKS,
@@ -56,6 +58,7 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
         from the start to the second half. These three times are whole steps of 10**-timeDecimals.
     gaps: a row per idle interval: ``rank``, ``cell``, ``wait``, ``length``, and its time in each class, ``part0`` ...
     path: ``cell``, the critical path.
+    works: with works alone, see `schedc.draw.html_works`.
     ``chunk`` is by pipe and stage, ``totals`` by class and rank, ``used`` the op kinds that occur, ``classes`` the
     classes that idle time can have here. Only these have a ``part``, and only their ``totals`` are shown.
     """
@@ -80,7 +83,9 @@ def chart_data(chart: Chart, packer: Packer) -> dict[str, Any]:
             "cells": packer.table(cell_columns, running=("microbatch", "microbatch2", "held", "after")),
             "gaps": packer.table(gap_columns, running=("rank", "cell")),
             "path": packer.table({"cell": _whole(chart.critical)}, running=("cell",)),
+            **work_table(chart.works, packer),
         },
+        **work_facts(chart.works),
         "totals": [_numbers(total) for total in bubbles.totals],
         "classes": _classes(chart),
         "busy": _numbers(chart.timeline.busy),
@@ -130,7 +135,7 @@ def _twin(chart: Chart, charts: Sequence[Chart]) -> int:
 def _classes(chart: Chart) -> list[int]:
     """Numbers of the `RUN_CLASSES` that idle time can have here: a run knows no cause that follows from costs."""
     absent = {MESSAGE, IMBALANCE} if chart.measured else {OVERHEAD, *([] if chart.p2p > 0 else [MESSAGE])}
-    return [i for i in range(len(RUN_CLASSES)) if i not in absent]
+    return [*(i for i in range(len(RUN_CLASSES)) if i not in absent), *([] if chart.works is None else [EXPOSED])]
 
 
 def _whole(values: npt.NDArray[Any]) -> Steps:

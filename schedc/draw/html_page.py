@@ -13,7 +13,7 @@ from schedc.draw.html_data import page_data
 from schedc.draw.markup import content
 
 _ASSETS = Path(__file__).with_name("html_assets")
-_SCRIPTS = ("columns.js", "model.js", "view.js", "paint.js", "lanes.js", "panels.js", "link.js", "main.js")
+_SCRIPTS = ("columns.js", "model.js", "view.js", "paint.js", "lanes.js", "works.js", "panels.js", "link.js", "main.js")
 
 
 def draw_html(charts: Sequence[Chart]) -> str:

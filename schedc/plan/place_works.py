@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,14 @@ class Offloading:
     @property
     def makespan(self) -> float:
         return float(self.lanes.end.max(initial=0.0))
+
+    def under(self, dependencies: Dependencies, costs: Costs) -> Offloading:
+        """The same works, whose cells take the times of these costs."""
+        of_stage = costs.resolved(dependencies.schedule.stages)
+        duration = durations(dependencies, of_stage)
+        lanes = run_with_works(dependencies, duration, of_stage.p2p, self.placed, self.time)
+        _, end = run_durations(dependencies, duration, of_stage.p2p)
+        return replace(self, lanes=lanes, uncapped=float(end.max(initial=0.0)))
 
     def runs(self, dependencies: Dependencies) -> WorkRuns:
         """The works at the times of their lanes."""

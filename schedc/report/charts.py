@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schedc.analysis.cell_pricing import CellPricing
 from schedc.analysis.dependencies import Dependencies
-from schedc.compiler import price, priced
+from schedc.compiler import Priced, price, priced
 from schedc.cost.costs import Costs, load_costs
 from schedc.diagnostics import CompilerBug
 from schedc.draw.chart import Chart
@@ -39,7 +39,10 @@ def charts_at(names: tuple[Given, Given], sizes: Mapping[str, int], costs: tuple
 
 
 def _chart(tree: Input, sizes: Mapping[str, int], costs: Costs) -> Chart:
-    step = price(tree, sizes, costs)
+    return _chart_of(price(tree, sizes, costs))
+
+
+def _chart_of(step: Priced) -> Chart:
     return Chart.of(step.schedule, step.timeline(), step.memory(), step.costs, step.works)
 
 
@@ -54,11 +57,10 @@ def run_charts(
     """
     tree = open_input(name)
     own = {parameter.name: run.sizes[parameter.name] for parameter in tree.parameters if parameter.name in run.sizes}
-    schedule, stage_costs = priced(tree, {**own, **sizes}, costs)
-    dependencies = Dependencies.of(schedule)
-    timeline = measured(run, dependencies)
-    predicted = Chart.predicted(schedule, load_costs(cost_file) if cost_file else stage_costs, dependencies)
-    return Chart.of_run(schedule, timeline, predicted.memory), predicted
+    step = price(tree, {**own, **sizes}, costs)
+    timeline = measured(run, step.dependencies)
+    predicted = _chart_of(step.under(load_costs(cost_file)) if cost_file else step)
+    return Chart.of_run(step.schedule, timeline, predicted.memory), predicted
 
 
 def cell_pricing_at(name: Given, sizes: Mapping[str, int], costs: Costs) -> tuple[Schedule, CellPricing]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from schedc.analysis.timeline import simulate
 from schedc.cost.costs import Costs
 from schedc.cost.keys import TIMES
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program, computation
+from schedc.ir.works import LANE_NAMES, WorkLane
 from schedc.source import NOWHERE
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import label, receives, sentence
@@ -23,16 +26,19 @@ Intervals = Mapping[int, Sequence[Interval]]
 _MILLISECOND = 1e6
 _COMPUTE, _COMMUNICATION = 0, 1
 _TRACKS = {_COMPUTE: "compute", _COMMUNICATION: "communication"}
+_LANES = {len(_TRACKS) + lane: f"lane {LANE_NAMES[lane]}" for lane in WorkLane}
+"""Tracks of works, by lane."""
 
 
 def chrome_trace(program: Program, intervals: Intervals) -> dict[str, Any]:
     """The step in the Trace Event Format (JSON object form), which Perfetto and chrome://tracing open.
 
-    One process per rank, with a track for compute and one for communication; times in microseconds from the first
-    instruction. An arrow leads from each send to the end of the wait that received it.
+    One process per rank, with a track for compute, one for communication, and one for each lane of the program's works;
+    times in microseconds from the first instruction. A START and a JOIN last as long as the rank takes for them. An
+    arrow leads from each send to the end of the wait that received it.
     """
     begin = min((interval.start for spans in intervals.values() for interval in spans), default=0)
-    events = [event for rank in intervals for event in _headers(rank)]
+    events = [event for rank in intervals for event in _headers(program, rank)]
     for rank, spans in intervals.items():
         for interval in spans:
             events += _events(program, rank, interval, begin)
@@ -153,19 +159,28 @@ def _latencies(program: Program, intervals: Intervals) -> list[float]:
     ]
 
 
-def _headers(rank: int) -> list[dict[str, Any]]:
+def _headers(program: Program, rank: int) -> list[dict[str, Any]]:
     """The names of a rank's process and of its tracks."""
     named: Callable[..., dict[str, Any]] = lambda what, name, **more: {  # noqa: E731
         "ph": "M", "pid": rank, "name": what, "args": {"name": name}, **more,
     }  # fmt: skip
-    tracks = [named("thread_name", name, tid=track) for track, name in _TRACKS.items()]
+    mine = slice(int(program.rank_start[rank]), int(program.rank_start[rank + 1]))
+    used = {_track(program, row) for row in (mine.start + np.flatnonzero(program.work[mine] >= 0)).tolist()}
+    names = _TRACKS | {track: name for track, name in _LANES.items() if track in used}
+    tracks = [named("thread_name", name, tid=track) for track, name in names.items()]
     return [named("process_name", f"rank {rank}"), *tracks]
+
+
+def _track(program: Program, row: int) -> int:
+    if program.work[row] >= 0:
+        return len(_TRACKS) + int(program.works.lane[program.work[row]])
+    return _COMPUTE if program.kind[row] <= InstructionKind.CELL else _COMMUNICATION
 
 
 def _events(program: Program, rank: int, interval: Interval, begin: int) -> Iterator[dict[str, Any]]:
     """One slice per step, with an arrow's end for each message. A batch of messages is one slice."""
     row = interval.row
-    track = _COMPUTE if program.kind[row] <= InstructionKind.CELL else _COMMUNICATION
+    track = _track(program, row)
     rows = range(row, row + interval.rows)
     start, end = (interval.start - begin) / 1000, (interval.end - begin) / 1000
     where = {"pid": rank, "tid": track}

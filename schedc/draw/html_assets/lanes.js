@@ -7,7 +7,9 @@ function paintLane(chart, rank, y) {
   paintPhases(chart, from, to, y);
   paintGaps(chart, rank, y + ROWS.phases);
   paintCells(chart, from, to, y + ROWS.phases);
-  paintMemory(chart, rank, from, to, y + ROWS.phases + ROWS.cells);
+  const below = y + ROWS.phases + ROWS.cells;
+  paintStrips(chart, rank, below);
+  paintMemory(chart, rank, from, to, below + stripsOf(chart, rank).length * ROWS.works);
 }
 
 // x of a time, kept near what is seen: a canvas is exact only for moderate numbers.
@@ -47,20 +49,17 @@ function phaseWidth(name) {
   return phaseWidths.get(name);
 }
 
-// Idle time; in each wait the classes stand in their order, imbalance and messages last, before the cell.
+// Idle time; in each wait the classes stand in their order, imbalance and messages last, before the cell; times at
+// JOINs stand where they are.
 function paintGaps(chart, rank, y) {
   const { start, end } = chart.gaps;
   const high = chart.gapStart[rank + 1];
   let gap = firstWhere(chart.gapStart[rank], high, (g) => end[g] >= view.from);
   for (; gap < high && start[gap] <= lastTime(); gap++) {
-    let time = start[gap];
-    const pieces = chosen.classes ? chart.parts.map(([name, part]) => [name, part[gap]]) : [["idle", end[gap] - start[gap]]];
-    for (const [name, part] of pieces) {
-      if (part <= 0) continue;
-      const x = nearX(time);
-      time += part;
+    for (const [name, from, to] of idlePieces(chart, rank, gap)) {
+      const x = nearX(from);
       context.fillStyle = hatches[name];
-      if (nearX(time) - x > 0.3) context.fillRect(x, y, nearX(time) - x, ROWS.cells);
+      if (nearX(to) - x > 0.3) context.fillRect(x, y, nearX(to) - x, ROWS.cells);
     }
   }
 }

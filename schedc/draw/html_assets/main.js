@@ -8,13 +8,18 @@ function under({ x, y }) {
   const lane = x - bounds.left >= GUTTER && y - bounds.top >= ROWS.axis ? laneAt(y - bounds.top) : null;
   if (!lane) return null;
   const time = timeOf(x - bounds.left);
-  return { ...lane, time, cell: lane.onPhases ? -1 : cellAt(charts[lane.number], lane.rank, time) };
+  const isCell = !lane.onPhases && lane.onStrip < 0;
+  return { ...lane, time, cell: isCell ? cellAt(charts[lane.number], lane.rank, time) : -1 };
 }
 
-function describe({ number, rank, time, cell, onPhases }) {
+function describe({ number, rank, time, cell, onPhases, onStrip }) {
   const chart = charts[number];
   if (onPhases) return describePhase(chart, rank, time);
   if (cell >= 0) return describeCell(chart, cell);
+  if (onStrip >= 0) {
+    const work = workAt(chart, rank, onStrip, time);
+    return work >= 0 ? describeWork(chart, work) : null;
+  }
   const gap = gapAt(chart, rank, time);
   return gap >= 0 ? describeGap(chart, gap) : null;
 }
@@ -178,8 +183,8 @@ function resize() {
 function expose() {
   const { from, to, scroll } = view;
   const cell = chosen.cell < 0 ? "" : cellName(charts[chosen.chart], chosen.cell);
-  Object.assign(canvas.dataset, { from, to, scroll, cell, gutter: GUTTER, right: RIGHT, pitch: PITCH });
-  Object.assign(canvas.dataset, { phases: ROWS.phases, classes: chosen.classes });
+  Object.assign(canvas.dataset, { from, to, scroll, cell, gutter: GUTTER, right: RIGHT, pitch: PITCH, works: ROWS.works });
+  Object.assign(canvas.dataset, { phases: ROWS.phases, cells: ROWS.cells, classes: chosen.classes });
   Object.assign(canvas.dataset, { tops: tops.join(" "), microbatch: chosen.microbatch, critical: chosen.critical });
 }
 

@@ -17,8 +17,10 @@ const charts = page.charts.map((raw) => {
   const gapStart = new Int32Array(raw.ranks + 1);
   for (const rank of gaps.rank) gapStart[rank + 1]++;
   for (let rank = 0; rank < raw.ranks; rank++) gapStart[rank + 1] += gapStart[rank];
+  const works = raw.works ? worksOf(raw, readTable(raw.tables.works)) : null;
+  const above = stripsAbove(raw.ranks, works);
   const highest = raw.peaks.reduce((a, b) => Math.max(a, b), 0);
-  const chart = { ...raw, cells, gaps, parts, critical, paired: "kind2" in cells, marked, gapStart, highest };
+  const chart = { ...raw, cells, gaps, parts, critical, paired: "kind2" in cells, marked, gapStart, highest, works, above };
   cells.fill = fillsOf(chart, cells.kind, cells.stage, cells.microbatch);
   if (chart.paired) cells.fill2 = fillsOf(chart, cells.kind2, cells.stage2, cells.microbatch2);
   return chart;
@@ -118,11 +120,16 @@ function reason(chart, cell) {
   const free = isFirst ? 0 : end[cell - 1];
   const waited = start[cell] - free;
   const producer = bound[cell];
-  if (waited > EPSILON && producer >= 0) {
+  const stands = standsBetween(chart, rank, free, start[cell]);
+  const stood = stands.map((stand) => describeStand(chart, stand)).join(", ");
+  const rest = stands.reduce((time, [from, to]) => time - (to - from), waited);
+  if (rest > EPSILON && producer >= 0) {
     const from = rankOf(chart, producer);
     const flight = chart.p2p > 0 && from !== rank ? `, whose message took ${shortNumber(chart.p2p)}` : "";
-    return `waited ${shortNumber(waited)} for ${outputNames(chart, producer, cell)} on rank ${from}${flight}`;
+    const names = outputNames(chart, producer, cell);
+    return `waited ${shortNumber(rest)} for ${names} on rank ${from}${flight}${stood && `, and ${stood}`}`;
   }
+  if (stood) return stood;
   if (isFirst) return "no wait: first on its rank, at time 0";
   return `no wait: rank busy with ${cellName(chart, cell - 1)} until ${shortNumber(free)}`;
 }

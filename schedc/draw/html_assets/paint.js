@@ -64,7 +64,7 @@ function paint() {
 }
 
 function eachLane(chart, number, draw) {
-  const first = Math.max(0, Math.floor((ROWS.axis - laneTop(number, 0)) / PITCH));
+  const first = firstWhere(0, chart.ranks, (rank) => laneTop(number, rank + 1) > ROWS.axis);
   for (let rank = first; rank < chart.ranks; rank++) {
     const y = laneTop(number, rank);
     if (y > view.height) return;
@@ -119,7 +119,8 @@ function paintTitle(chart, number) {
 
 function paintGutter(chart, rank, y) {
   context.fillStyle = colours.paper;
-  context.fillRect(0, y - 1, GUTTER, PITCH);
+  const strips = stripsOf(chart, rank).length * ROWS.works;
+  context.fillRect(0, y - 1, GUTTER, PITCH + strips);
   context.textAlign = "left";
   context.textBaseline = "middle";
   context.font = `600 12px ${FONT}`;
@@ -127,15 +128,16 @@ function paintGutter(chart, rank, y) {
   context.fillText(`rank ${rank}`, 10, y + ROWS.phases + ROWS.cells / 2, GUTTER - 16);
   context.font = `10.5px ${FONT}`;
   context.fillStyle = colours.curve;
-  const held = y + ROWS.phases + ROWS.cells + ROWS.memory / 2;
+  const held = y + ROWS.phases + ROWS.cells + strips + ROWS.memory / 2;
   context.fillText(`peak ${shortNumber(chart.peaks[rank])}`, 10, held, GUTTER - 16);
+  paintLaneNames(chart, rank, y + ROWS.phases + ROWS.cells);
 }
 
 function paintEnd(chart, number) {
   const x = Math.round(xOf(chart.makespan));
   const top = laneTop(number, 0);
   context.fillStyle = colours.muted;
-  context.fillRect(x, top - 4, 1, chart.ranks * PITCH - ROWS.gap + 6);
+  context.fillRect(x, top - 4, 1, rankTop(chart, chart.ranks) - ROWS.gap + 6);
 }
 
 function paintCritical(chart, number) {

@@ -51,6 +51,7 @@ function buildLegend() {
     const occurs = charts.some((chart) => chart.totals[i]?.some((total) => total > 0));
     if (occurs) legendItem([hatches[name]], `idle: ${name}`);
   });
+  buildLanesLegend();
   legendItem([colours["curve-fill"], colours.curve], charts.map((chart) => `${chart.unit} held`)[0]);
   const phases = new Set(charts.length === 1 ? charts[0].phases : []);
   if (phases.size < 2) return;

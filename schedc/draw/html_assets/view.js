@@ -4,8 +4,8 @@ const MANY_LANES = 10;
 const lanes = charts.reduce((sum, chart) => sum + chart.ranks, 0);
 const inPhases = charts.some((chart) => chart.phases.length > 1);
 const ROWS = lanes > MANY_LANES
-  ? { axis: 26, title: 22, phases: inPhases ? 12 : 2, cells: 17, memory: 13, gap: 6, between: 10 }
-  : { axis: 26, title: 24, phases: inPhases ? 14 : 2, cells: 22, memory: 20, gap: 11, between: 14 };
+  ? { axis: 26, title: 22, phases: inPhases ? 12 : 2, cells: 17, works: 9, memory: 13, gap: 6, between: 10 }
+  : { axis: 26, title: 24, phases: inPhases ? 14 : 2, cells: 22, works: 11, memory: 20, gap: 11, between: 14 };
 const PITCH = ROWS.phases + ROWS.cells + ROWS.memory + ROWS.gap;
 const GUTTER = 104;
 const RIGHT = 14;
@@ -13,13 +13,18 @@ const RIGHT = 14;
 const view = { from: 0, to: WHOLE, width: 0, height: 0, scroll: 0 };
 const chosen = { chart: -1, cell: -1, microbatch: -1, critical: false, classes: true };
 
+// Where a rank's lane begins, from the top of its chart; strips of works make the lanes of their ranks higher.
+function rankTop(chart, rank) {
+  return rank * PITCH + chart.above[rank] * ROWS.works;
+}
+
 // Where each chart's first lane begins, from the top of the whole drawing.
 const tops = [];
 let fullHeight = ROWS.axis;
 for (const chart of charts) {
   fullHeight += charts.length > 1 ? ROWS.title : 6;
   tops.push(fullHeight);
-  fullHeight += chart.ranks * PITCH + ROWS.between;
+  fullHeight += rankTop(chart, chart.ranks) + ROWS.between;
 }
 
 const plotWidth = () => Math.max(1, view.width - GUTTER - RIGHT);
@@ -27,16 +32,21 @@ const scale = () => plotWidth() / (view.to - view.from);
 const xOf = (time) => GUTTER + (time - view.from) * scale();
 const timeOf = (x) => view.from + (x - GUTTER) / scale();
 const lastTime = () => timeOf(view.width); // the drawing goes on into the right margin
-const laneTop = (number, rank) => tops[number] + rank * PITCH - view.scroll;
+const laneTop = (number, rank) => tops[number] + rankTop(charts[number], rank) - view.scroll;
 
-// The chart and the rank at a height of the canvas, and whether the lane's phases are there; null between lanes.
+// The chart and the rank at a height of the canvas, whether the lane's phases are there, and the strip of works that is
+// there, else -1; null between lanes.
 function laneAt(y) {
   for (let number = charts.length - 1; number >= 0; number--) {
     const inside = y + view.scroll - tops[number];
     if (inside < 0) continue;
-    const [rank, below] = [Math.floor(inside / PITCH), inside % PITCH];
-    const isLane = rank < charts[number].ranks && below < PITCH - ROWS.gap;
-    return isLane ? { number, rank, onPhases: inPhases && below < ROWS.phases } : null;
+    const chart = charts[number];
+    const rank = firstWhere(0, chart.ranks, (r) => rankTop(chart, r + 1) > inside);
+    if (rank === chart.ranks || rankTop(chart, rank + 1) - inside <= ROWS.gap) return null;
+    const below = inside - rankTop(chart, rank);
+    const strip = Math.floor((below - ROWS.phases - ROWS.cells) / ROWS.works);
+    const onStrip = strip >= 0 && strip < stripsOf(chart, rank).length ? strip : -1;
+    return { number, rank, onPhases: inPhases && below < ROWS.phases, onStrip };
   }
   return null;
 }

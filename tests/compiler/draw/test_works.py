@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from schedc.analysis.bubbles import EXPOSED
 from schedc.diagnostics import DiagnosticError
 from schedc.draw.ansi import TRUE
 from schedc.draw.chart import Chart
+from schedc.draw.html_page import draw_html
+from schedc.draw.markup import quantity
 from schedc.draw.svg import picture
 from schedc.draw.terminal import draw_terminal
 from schedc.interchange.refusals import no_works
@@ -22,6 +25,9 @@ from schedc.ir.json import program_from_json
 from schedc.ir.ops import OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.works import FACTS, LANE_NAMES, WorkKind
+from support.charts import library_chart
+from support.chromium import Browser
+from support.html_page import PageReader, PageView, tables_of
 from support.offloads import OFFLOADED, offloaded, offloaded_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -192,3 +198,43 @@ def test_each_target_has_works_or_says_so(name: str) -> None:
             no_works(step.works, name, None)
         assert caught.value.diagnostics[0].code == "S613"
         no_works(None, name, None)
+
+
+def test_the_page_has_the_works_in_a_table(chart: Chart) -> None:
+    works = chart.works
+    assert works is not None
+    data = PageReader(draw_html([chart])).page_data
+    table, facts = tables_of(data)[0]["works"], data["charts"][0]["works"]
+    order = np.lexsort((works.times.begin, works.works.lane, works.rank))
+    for name in ("kind", "lane", "stage", "microbatch"):
+        np.testing.assert_array_equal(table[name], getattr(works.works, name)[order])
+    for name in ("begin", "finish", "exposed"):
+        np.testing.assert_allclose(table[name], getattr(works.times, name)[order])
+    np.testing.assert_array_equal(table["rank"], works.rank[order])
+    assert [facts["sizes"][i] for i in table["size"]] == ["1"] * len(works)
+    assert data["classes"][EXPOSED] == "exposed"
+    plain = PageReader(draw_html([library_chart("1f1b", P=2, M=2)])).page_data
+    assert "works" not in plain["charts"][0] and "exposed" not in plain["classes"]  # noqa: PT018
+
+
+@pytest.mark.slow
+def test_the_page_tells_works_and_times_at_joins(browser: Browser, tmp_path: Path, chart: Chart) -> None:
+    works = chart.works
+    assert works is not None
+    view = PageView(browser, tmp_path, chart)
+    row, begin, end = next(works.waits)
+    rank, work = int(works.rank[row]), works.works.work(row)
+    place = works.lanes_of(rank).index(work.lane)
+    strip = float(view.state("cells")) - 8 + (place + 0.5) * float(view.state("works"))
+    above = sum(len(works.lanes_of(other)) for other in range(rank)) * float(view.state("works"))
+    (x, y) = view.at((float(works.times.begin[row]) + end) / 2, rank)
+    browser.mouse("Moved", x, y + above + strip)
+    lines = browser.now("tip.hidden ? [] : [...tip.children].map(line => line.textContent)")
+    assert lines[0] == f"{work} on rank {rank}"
+    assert lines[1] == f"lane {LANE_NAMES[work.lane]}, moves 1"
+    assert lines[3] == f"the rank stands {quantity(end - begin)} at its JOIN"
+    browser.mouse("Moved", *np.add(view.at((begin + end) / 2, rank), (0, above)).tolist())
+    lines = browser.now("tip.hidden ? [] : [...tip.children].map(line => line.textContent)")
+    assert re.match(rf"idle on rank {rank}: .*exposed", lines[0])
+    assert f"stood {quantity(end - begin)} at the JOIN of the {work}" in lines[2]
+    view.finish()

@@ -28,6 +28,7 @@ from schedc_runtime.commands import run
 from schedc_runtime.execute.executor import Interval
 from schedc_runtime.execute.instruction_names import label
 from schedc_runtime.measure.step_trace import Intervals, chrome_trace, compare, measured_costs, provenance
+from support.offloads import offloaded
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 from support.warm_command import run_python
 
@@ -42,6 +43,31 @@ def as_measured(program: Program, costs: Costs) -> dict[int, list[Interval]]:
         start, end = (int(1e6 * t[cell]) for t in (timeline.start, timeline.end))
         intervals[int(program.rank[row])].append(Interval(row, 1, start, end))
     return intervals
+
+
+def test_works_have_tracks_of_their_lanes() -> None:
+    step = offloaded()
+    program = step.program()
+    costs = Costs(F=2.0, I=3.0, W=1.0, B=4.0, FB=5.0)
+    intervals = as_measured(program, costs)
+    for rank, spans in intervals.items():
+        for row in np.flatnonzero((program.rank == rank) & (program.work >= 0)).tolist():
+            end = next((span.start for span in spans if span.row > row), spans[-1].end)
+            spans.append(Interval(row, 1, end, end))
+        spans.sort(key=lambda span: span.row)
+    trace = chrome_trace(program, intervals)
+    events = trace["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    of_works = [e for e in events if e["ph"] == "X" and e["name"].split("_")[0][1:] in ("START", "JOIN")]
+    assert len(of_works) == 2 * len(program.works)
+    for event in of_works:
+        lane = "d2h" if "OFFLOAD" in event["name"] else "h2d"
+        assert names[event["pid"], event["tid"]] == f"lane {lane}"
+    assert (2.0,) * program.stages == measured_costs(program, [intervals]).F
+    timeline = simulate(computation(program)[0], costs)
+    assert compare(program, costs, intervals).measured == pytest.approx(timeline.makespan)
+    run = measured(read_run(json.dumps(trace), "run.json"), step.dependencies)
+    np.testing.assert_allclose(run.start, timeline.start)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev", "dualpipe"])
