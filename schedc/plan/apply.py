@@ -49,9 +49,8 @@ _PER_LAYER = tuple(key.name for key in KEYS if key.table == "ops" and key.per_st
 def layer_costs(directives: Directives) -> LayerCosts:
     """The costs of the model's parts: those of the plan, defaults for the others.
 
-    Memory is in bytes where the plan's memory has a unit. The activations of MoE and dense layers then follow from the
-    experts, the block and the tokens, parameters of MoE layers from the experts and the ranks, unless a line says
-    them.
+    Memory is in bytes where the plan's memory has a unit. The activations of layers then follow from the experts,
+    the block and the tokens. Parameters of MoE layers follow from the experts and the ranks. A line goes before both.
     """
     costs, plan = LayerCosts(), directives.tree
     in_bytes = plan.memory is not None and bool(plan.memory.unit)

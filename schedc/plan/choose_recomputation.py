@@ -232,7 +232,7 @@ def _busiest(problem: LevelProblem, inside: FittingMixes, slack: Mapping[int, fl
     latest = 0.0
     for at, group in enumerate(inside.groups):
         least = least_sum(group, inside.mixes[at], problem.limit)
-        if len(group.stages) <= 2:  # of more stages not all choices are known
+        if len(group.stages) <= 2:  # not all choices of more stages are known
             least = max(least, min(inside.time(at, number) for number in range(len(inside.options[at]))))
         least -= sum(slack[stage] for stage in group.stages)
         for rank in group.ranks:

@@ -102,8 +102,8 @@ def _highest(in_flight: Floats, rest: Floats) -> _Rows:
 def fitting(group: RankGroup, mixes: Sequence[Sequence[Mix]], limit: float) -> list[tuple[int, ...]]:
     """Choices, an index into the ``mixes`` of each stage, that fit; none where no choice does.
 
-    mixes: by stage, most held first. Of one or two stages these are all choices that no other one beats in the time of
-    both stages; of more, one choice that no exchange between two stages improves.
+    mixes: by stage, most held first. For one or two stages these are all choices that no other one beats in
+    time. For more it is one choice, which no exchange between two stages improves.
     """
     limit = limit * (1 + ROUNDING)
     held = [np.array([mix.held for mix in own]) for own in mixes]

@@ -48,5 +48,5 @@ def _unknown_memory(directives: Directives, layout: Layout) -> Iterator[Diagnost
         message = f"the memory is in bytes, and what a {missing[0]} layer holds is not known"
         help = f"write `activations {missing[0]} 400 MB`"
         more = "; of MoE layers it follows from `experts ... width F hidden H` and `tokens`"
-        more += ", of dense ones from `block hidden H inner F`"
+        more += "; dense ones follow from `block hidden H inner F`"
         yield Diagnostic("S146", message, Label(memory.span), help=help + more, source=directives.tree.source)

@@ -94,7 +94,7 @@ class FittingMixes:
         }
 
     def time(self, group: int, number: int) -> float:
-        """Preferred time of an option, summed over the stages of its group."""
+        """Preferred time of an option, in the unit of the costs, summed over the stages of its group."""
         return sum(
             own[index].preferred for own, index in zip(self.mixes[group], self.options[group][number], strict=True)
         )
