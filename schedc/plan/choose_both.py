@@ -7,7 +7,7 @@ than the better of the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -62,36 +62,41 @@ def choose_both(
     memory = directives.tree.memory
     assert memory is not None, "the lines were checked"
     cap = amount(memory)
-    whole = choose_recomputation(directives, layout, costs, plan, dependencies, stages, np.inf)
-    most = max(max(whole.held), cap)
-    tried: list[tuple[float, ChosenBoth]] = []
-    for limit in [*np.linspace(cap, most, _STEPS + 1)[:-1], np.inf]:
+
+    def levels_under(limit: float) -> ChosenRecomputation:
+        return choose_recomputation(directives, layout, costs, plan, dependencies, stages, limit)
+
+    tried: dict[float, ChosenBoth] = {}
+    for limit in [*np.linspace(cap, max(cap, *levels_under(np.inf).held), _STEPS + 1)[:-1].tolist(), np.inf]:
         try:
-            levels = choose_recomputation(directives, layout, costs, plan, dependencies, stages, float(limit))
-        except DiagnosticError:
-            if np.isinf(limit):
-                raise
+            levels = levels_under(limit)
+        except DiagnosticError:  # these levels do not fit; without a limit all do
             continue
         order, of_stages, written = attach(levels.plan)
         offloading = place_offloads(directives, levels.plan, layout, layer_costs(directives), order, of_stages)
         held = _peaks(directives, levels.plan, layout, order, of_stages, offloading)
         if (held <= cap * (1 + 1e-12)).all():
             priced = replace(levels, makespan=offloading.makespan, held=tuple(held.tolist()))
-            tried.append((float(limit), ChosenBoth(priced, offloading, order, of_stages, written)))
-    if not tried:  # levels alone say the least memory that would do
-        choose_recomputation(directives, layout, costs, plan, dependencies, stages, cap)
-    alone = {limit: both.offloading.makespan for limit, both in tried}
-    shortest = min(alone.values())
-    best = next(both for _, both in reversed(tried) if both.offloading.makespan <= shortest * (1 + 1e-9))
+            tried[limit] = ChosenBoth(priced, offloading, order, of_stages, written)
+    if not tried:
+        levels_under(cap)  # says the least memory that levels need
+    return _shortest(tried, cap, began)
+
+
+def _shortest(tried: Mapping[float, ChosenBoth], cap: float, began: float) -> ChosenBoth:
+    """The choice of the shortest step. tried: by limit of the levels' memory, ascending."""
+    makespans = {limit: both.offloading.makespan for limit, both in tried.items()}
+    enough = min(makespans.values()) * (1 + 1e-9)
+    best = next(both for both in reversed(list(tried.values())) if both.offloading.makespan <= enough)
     chosen = replace(
         best.recomputation,
         bound=min(best.recomputation.uncapped, best.recomputation.makespan),
         limit=cap,
         one_level=None,
         level_per_stage=None,
-        tried=sum(both.recomputation.tried for _, both in tried),
+        tried=sum(both.recomputation.tried for both in tried.values()),
         seconds=perf_counter() - began,
-        alone=(alone.get(cap), alone.get(np.inf)),
+        alone=(makespans.get(cap), makespans.get(np.inf)),
     )
     return replace(best, recomputation=chosen)
 
