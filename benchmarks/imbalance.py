@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from overlap import EXPERT_RANKS, RANKS, costs_at, emulated
+from emulated_steps import EXPERT_RANKS, RANKS, costs_at, emulated
 
 import schedc
 from schedc.analysis.cell_pricing import price
