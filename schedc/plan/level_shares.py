@@ -29,7 +29,7 @@ def held_share(plan: Attachments, kind: PartKind, level: Level) -> float:
 
 @lru_cache(maxsize=256)
 def time_share(plan: Attachments, kind: PartKind, level: Level) -> float:
-    """Recomputed FLOPs of a level over those of the layer's forward; 0 where sizes are not known."""
+    """Recomputed FLOPs of a level over those of the layer's forward, a scalar; 0 where sizes are not known."""
     experts = kind in WITH_EXPERTS
     saved, forward = counted_saving(plan, experts, level), counted_flops(plan, experts)
     return saved.flops / forward if saved and forward else 0.0
