@@ -13,6 +13,7 @@ from graphviz import Digraph
 
 from schedc.analysis.bubbles import critical_path
 from schedc.analysis.timeline import Timeline, simulate
+from schedc.analysis.work_runs import WorkRuns
 from schedc.cost.costs import Costs
 from schedc.draw.facts import sizes
 from schedc.draw.graph import CRITICAL, ORDER, VALUE, lines, new_graph, refuse_large, text
@@ -22,9 +23,10 @@ from schedc.ir.arrays import Int32
 from schedc.ir.schedule import Schedule
 
 
-def export(schedule: Schedule, costs: Costs) -> str:
-    """The target ``dot``: the source of `schedule_graph`."""
-    return str(schedule_graph(schedule, simulate(schedule, costs)).source)
+def export(schedule: Schedule, costs: Costs, works: WorkRuns | None = None) -> str:
+    """The target ``dot``: the source of `schedule_graph`, at the times that works leave."""
+    timeline = simulate(schedule, costs) if works is None else works.timeline(float(costs.p2p))
+    return str(schedule_graph(schedule, timeline).source)
 
 
 def schedule_graph(schedule: Schedule, timeline: Timeline) -> Digraph:

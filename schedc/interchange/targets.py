@@ -61,7 +61,8 @@ TARGETS: Mapping[str, Target] = {
     "dot": Target(
         "the dependency graph of a small schedule for graphviz, critical path marked",
         "dot",
-        without_works="the graph has cells alone, at their times without works (`trace` has the works)",
+        works=True,
+        without_works="the graph has cells alone, at their times beside the works (`trace` has the works)",
     ),
     "text": Target(
         "the schedule, to read and to edit",

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from graphviz import Digraph
 
-from schedc.analysis.timeline import simulate
 from schedc.cell.costs import CellCosts
 from schedc.cell.graph import StageShape
-from schedc.compiler import priced
+from schedc.compiler import price, priced
 from schedc.cost.costs import Costs
 from schedc.draw.stage_graph import stage_graph
 from schedc.inputs import Input, open_input
@@ -26,8 +25,8 @@ def dependency_graph(name: Given, sizes: Mapping[str, int], costs: Costs) -> Dig
 
     Raises `DiagnosticError` for a schedule that is not legal, S404, and S608.
     """
-    schedule, stage_costs = priced(open_input(name), sizes, costs)
-    return schedule_graph(schedule, simulate(schedule, stage_costs))
+    step = price(open_input(name), sizes, costs)
+    return schedule_graph(step.schedule, step.timeline())
 
 
 @dataclass(frozen=True)
