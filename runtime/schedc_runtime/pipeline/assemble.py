@@ -1,7 +1,8 @@
 """Builds what a pipeline consists of, in named steps over one value.
 
     find_device  choose_mesh  connect  check_attachments  cut_model  tie_weights  make_stages  compile_units
-    capture_segments  order_cells  prepare_code  guard_failures  release_modules  compare_ranks  shard_parameters
+    capture_segments  open_lanes  order_cells  prepare_code  guard_failures  release_modules  compare_ranks
+    shard_parameters
 
 A step reads what earlier steps have set. Ranks wait for each other in `connect` and from `guard_failures` on; every
 other step is this rank's own.

@@ -41,6 +41,7 @@ def test_each_part_is_set_by_one_step() -> None:
         "make_stages": {"stages", "copied", "weights"},
         "compile_units": set(),
         "capture_segments": set(),
+        "open_lanes": set(),
         "order_cells": {"cell_source", "cells"},
         "prepare_code": {"bound_code"},
         "guard_failures": {"guard"},
