@@ -17,7 +17,7 @@ from schedc.analysis.timeline import durations, run_times
 from schedc.attachments.units import amount
 from schedc.attachments.values import Attachments, Level, Recompute
 from schedc.cost.costs import Costs
-from schedc.ir.arrays import Floats
+from schedc.ir.arrays import Floats, reduceat
 from schedc.ir.ops import OpKind
 from schedc.layout.parts import Layout, layers_in
 from schedc.plan.apply import layer_costs, stage_costs
@@ -228,7 +228,7 @@ def _bound(problem: LevelProblem, inside: FittingMixes, mixes: _Mixes) -> float:
 def _busiest(problem: LevelProblem, inside: FittingMixes, slack: Mapping[int, float], first: Floats) -> float:
     """The longest time until a rank has done all of its work. first: [P] when its first cell begins at least."""
     schedule, known = problem.schedule, problem.dependencies
-    busy = np.add.reduceat(durations(known, problem.base.resolved(schedule.stages)), known.rank_start[:-1])
+    busy = reduceat(np.add, durations(known, problem.base.resolved(schedule.stages)), known.rank_start[:-1])
     latest = 0.0
     for at, group in enumerate(inside.groups):
         least = least_sum(group, inside.mixes[at], problem.limit)
