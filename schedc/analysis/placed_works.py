@@ -7,7 +7,6 @@ leaves, JOINs of what leaves, STARTs of what comes, waits for messages, JOINs of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -102,16 +101,6 @@ class PlacedWorks:
         place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
         order = np.argsort(gap * _PLACES + place, kind="stable")
         return Events(gap[order], work[order], place[order].astype(np.int8))
-
-
-def together(parts: Sequence[PlacedWorks]) -> PlacedWorks:
-    """All works of several parts in one order."""
-    if not parts:
-        return PlacedWorks.none()
-    names = [name for name in DTYPES if name != "lane"]
-    works = {name: np.concatenate([getattr(part.works, name) for part in parts]) for name in names}
-    places = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "join")}
-    return PlacedWorks.of(**works, **places)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ choice keeps some room, and offloads may then join later and fetches start earli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
 from schedc.analysis.placed_works import PlacedWorks
-from schedc.ir.arrays import Bools, Floats, Int32, Int64
+from schedc.ir.arrays import Bools, Floats, Int32, Int64, repeat
 from schedc.ir.op_tables import BACKWARD
 from schedc.ir.ops import OpKind
 from schedc.ir.works import WorkKind
@@ -102,24 +102,23 @@ def stays_of(dependencies: Dependencies, held: Floats, until_recomputed: Floats)
 
 
 def choose_moves(
-    dependencies: Dependencies, stays: Stays, held: Floats, room: Floats, most: Floats, speeds: LaneSpeeds
+    rank_start: Int64, stays: Stays, held: Floats, room: Floats, most: Floats, speeds: LaneSpeeds
 ) -> OffloadMoves:
     """What leaves so that cells hold no more than ``room``; lowers ``held``, [cells] the most memory inside each.
 
     Each leaves in front of the first cell that lacks room, and is back in front of its use. A cell where nothing can
     leave stays above: the caller sees it in ``held``. Then offloads join later and fetches start earlier, as long as
     their lanes need in a step without waits, and as far as ``most`` has room. A move that this makes needless is
-    left out. room, most: [P] memory.
+    left out. rank_start: [P + 1] first cell of each rank. room, most: [P] memory.
     """
     left, back = np.full(stays.made.size, -1, np.int32), stays.used.copy()
     if not stays.made.size:
         return OffloadMoves(stays, left, back)
-    bounds = np.searchsorted(stays.made, dependencies.rank_start)
+    bounds = np.searchsorted(stays.made, rank_start)
     loop = kernels(held.size * _PYTHON_CELL)
     choose, give = (loop.jit(loops.choose_moves), loop.jit(loops.give_time)) if loop else _INTERPRETED
-    ranks = dependencies.rank_start
-    choose(held, room, ranks, bounds, stays.made, stays.used, stays.bytes, left)
-    by_use = np.lexsort((stays.used, dependencies.rank[stays.made]))
+    choose(held, room, rank_start, bounds, stays.made, stays.used, stays.bytes, left)
+    by_use = np.argsort(stays.used)
     give(
         held, most, bounds, stays.made, stays.used, stays.bytes, left, back, by_use, speeds.start, speeds.end,
         speeds.out, speeds.back,
@@ -129,3 +128,52 @@ def choose_moves(
 
 
 _INTERPRETED: tuple[Any, Any] = (loops.choose_moves, loops.give_time)
+
+
+@dataclass(frozen=True, eq=False)
+class ByStage:
+    """A step in which every stage of a rank is judged alone: the cells of a rank stand once for each of its stages.
+
+    stays: in the order of ranks, their stages and cells. copy: [stays] the copy of its rank that each lies in.
+    cells: [copied cells] the cell that each copies. first: [copies + 1] first copied cell of each copy. shift: [copies]
+    how much larger the number of a copied cell is than that of its cell. stage: [copies].
+    """
+
+    stays: Stays
+    copy: Int64
+    cells: Int64
+    first: Int64
+    shift: Int64
+    stage: Int64
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, stays: Stays) -> ByStage:
+        """The copies of the cells of all ranks that hold one of these stays."""
+        stages = dependencies.schedule.stages
+        key = dependencies.rank[stays.made].astype(np.int64) * stages + stays.stage
+        copies, copy = np.unique(key, return_inverse=True)
+        order = np.argsort(copy, kind="stable")
+        start, end = (dependencies.rank_start[copies // stages + more] for more in (0, 1))
+        first = np.concatenate([[0], np.cumsum(end - start)])
+        shift = first[:-1] - start
+        cells = np.arange(first[-1]) - repeat(shift, end - start)
+        return cls(stays.only(order), copy[order], cells, first, shift, copies % stages)
+
+    def moves(self, kept: Floats, on_the_way: float, speeds: LaneSpeeds) -> OffloadMoves:
+        """What leaves so that no more than ``kept`` idle microbatches of a stage stay on the device. kept: [copies].
+
+        on_the_way: how many more there may be while they are on their way.
+        """
+        stays, shift = self.stays, self.shift[self.copy].astype(np.int32)
+        copied = replace(stays, made=stays.made + shift, used=stays.used + shift)
+        idle = np.zeros(self.cells.size + 1)
+        np.add.at(idle, copied.made + 1, stays.bytes)
+        np.add.at(idle, copied.used, -stays.bytes)
+        place = np.zeros(kept.size)
+        np.maximum.at(place, self.copy, stays.bytes)
+        of_cells = replace(speeds, start=speeds.start[self.cells], end=speeds.end[self.cells])
+        held = np.cumsum(idle)[:-1]
+        moves = choose_moves(self.first, copied, held, kept * place, (kept + on_the_way) * place, of_cells)
+        back = self.shift[np.searchsorted(self.first, moves.stays.made, side="right") - 1].astype(np.int32)
+        own = replace(moves.stays, made=moves.stays.made - back, used=moves.stays.used - back)
+        return OffloadMoves(own, moves.left - back, moves.back - back)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
-from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works, together
+from schedc.analysis.placed_works import LaneTimes, PlacedWorks, run_with_works
 from schedc.analysis.timeline import durations, run_durations
 from schedc.analysis.work_runs import WorkRuns
 from schedc.attachments.units import amount, plain, shown
@@ -19,7 +19,7 @@ from schedc.ir.arrays import Floats, bincount
 from schedc.ir.works import WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
-from schedc.passes.place_offload import LaneSpeeds, Stays, choose_moves, stays_of
+from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, choose_moves, stays_of
 from schedc.plan.directives.base import Directives
 from schedc.plan.directives.offload import kept_per_stage
 from schedc.plan.peak_memory import extra_memory, held_inside, standing_memory
@@ -137,20 +137,14 @@ def _as_written(directives: Directives, plan: Attachments, step: _Step) -> Place
     schedule = step.dependencies.schedule
     kept = kept_per_stage(plan.offload, schedule.stages, schedule.placement)
     named = {number for rule in plan.offload if rule.scope == "stage" for number in rule.numbers}
-    stays, speeds = step.stays, step.speeds
-    moves = []
-    for stage in sorted(set(stays.stage.tolist()) & kept.keys()):
+    stays = step.stays
+    for stage in sorted(named & set(stays.stage.tolist())):
         own = stays.only(stays.stage == stage)
-        if stage in named and (own.used - own.made < 2).all():
+        if (own.used - own.made < 2).all():
             raise DiagnosticError([_read_at_once(directives, stage, int(own.microbatch[0]))])
-        idle = np.zeros(len(step.dependencies) + 1)
-        np.add.at(idle, own.made + 1, own.bytes)
-        np.add.at(idle, own.used, -own.bytes)
-        places = np.full(schedule.ranks, own.bytes.max())
-        room, most = kept[stage] * places, (kept[stage] + _ON_THE_WAY) * places
-        held = np.cumsum(idle)[:-1]
-        moves.append(choose_moves(step.dependencies, own, held, room, most, speeds).placed(step.dependencies))
-    return together(moves)
+    by_stage = ByStage.of(step.dependencies, stays.only(np.isin(stays.stage, list(kept))))
+    places = np.array([kept[stage] for stage in by_stage.stage.tolist()], np.float64)
+    return by_stage.moves(places, _ON_THE_WAY, step.speeds).placed(step.dependencies)
 
 
 def _read_at_once(directives: Directives, stage: int, microbatch: int) -> Diagnostic:
@@ -174,7 +168,7 @@ def _chosen(step: _Step, room: Floats) -> Offloading:
     for kept_free in _KEPT_FREE:
         held = step.held.copy()
         reserved = np.where(fitting, np.inf, np.maximum(room - kept_free * place, 0.0))
-        moves = choose_moves(dependencies, stays, held, reserved, np.where(fitting, np.inf, room), speeds)
+        moves = choose_moves(dependencies.rank_start, stays, held, reserved, np.where(fitting, np.inf, room), speeds)
         fits = bool((held <= room[dependencies.rank] * (1 + 1e-12)).all())
         offloading = step.priced(moves.placed(dependencies), kept_free)
         if best is None or (fits and offloading.makespan < best.makespan * (1 - 1e-9)):

@@ -29,7 +29,7 @@ def placed_under(
     stays = stays_of(dependencies, of_stage.activation, of_stage.recomputed)
     most = np.full(schedule.ranks, float(cap))
     speeds = LaneSpeeds(start, end, move, move)
-    return choose_moves(dependencies, stays, held, most - kept_free, most, speeds).placed(dependencies)
+    return choose_moves(dependencies.rank_start, stays, held, most - kept_free, most, speeds).placed(dependencies)
 
 
 def with_random_works(schedule: Schedule, draw: Random) -> Program:
