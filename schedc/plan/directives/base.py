@@ -13,7 +13,7 @@ from schedc.diagnostics import Diagnostic, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
-from schedc.source import Span
+from schedc.source import Source, Span
 from schedc.syntax.plan import PlanTree, Word
 
 
@@ -56,12 +56,37 @@ SCOPES = ("all", "chunk", "stage")
 
 def stages_of(request: Scoped, stages: int, placement: Placement | None) -> list[int]:
     """The stages that a line speaks of. One for chunks needs the placement."""
-    if request.scope == "all":
+    if request.scope in ("all", "auto"):
         return list(range(stages))
     if request.scope == "stage" or placement is None:
         return list(request.numbers)
     held = placement.stage_of_chunk[:, list(request.numbers)]
     return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
+
+
+def missing(request: Scoped, placement: Placement) -> list[int]:
+    """The chunks or stages of a line that the schedule does not have."""
+    limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
+    return [number for number in request.numbers if number >= limit]
+
+
+def scope_faults(
+    code: str, what: str, lines: Iterable[tuple[Scoped, Span]], schedule: Schedule, source: Source
+) -> Iterator[Diagnostic]:
+    """Lines about stages or chunks that do not exist, and two of one scope for one stage. what: `two levels`."""
+    placement = schedule.placement
+    first: dict[tuple[str, int], Span] = {}
+    for request, span in lines:
+        if absent := missing(request, placement):
+            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
+            yield Diagnostic(code, f"there is no {request.scope} {absent[0]}", Label(span), help=help, source=source)
+            continue
+        stages = stages_of(request, placement.stages, placement)
+        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
+            message = f"{what} for the same {request.scope if request.scope != 'all' else 'stages'}"
+            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
+            yield Diagnostic(code, message, Label(span), (Label(twice[0], "the other"),), help=help, source=source)
+        first |= {(request.scope, stage): span for stage in stages}
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import Any
-
-import numpy as np
 
 from schedc.attachments.values import Attachments, Offload
 from schedc.diagnostics import Diagnostic, Label
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
-from schedc.plan.directives.base import Contradiction, Directive, Directives, Reading
+from schedc.plan.directives.base import SCOPES, Contradiction, Directive, Directives, Reading, scope_faults, stages_of
 from schedc.syntax.plan import OffloadLine, RecomputePart, Word
 
-_SCOPES = ("all", "chunk", "stage", "auto")
+_SCOPES = (*SCOPES, "auto")
 _REMEDY = "write `offload all`, `chunk 1`, `stage 0` or `stage [0, 3]`, each perhaps with `keep 2`, or `offload auto`"
 
 
@@ -55,45 +52,22 @@ def _contradictions(plan: Attachments, _ranks: int | None) -> Iterator[Contradic
         yield Contradiction("S155", "`offload auto` beside another line", "offload", "keep one of them")
 
 
-def stages_of(rule: Offload, stages: int, placement: Placement) -> list[int]:
-    """The stages that a line speaks of."""
-    if rule.scope in ("all", "auto"):
-        return list(range(stages))
-    if rule.scope == "stage":
-        return list(rule.numbers)
-    held = placement.stage_of_chunk[:, list(rule.numbers)]
-    return sorted({int(stage) for stage in np.unique(held) if stage >= 0})
-
-
 def kept_per_stage(rules: Sequence[Offload], stages: int, placement: Placement) -> dict[int, int]:
     """How many microbatches stay, by stage of which others leave; a more special line goes before others."""
     kept: dict[int, int] = {}
-    for rule in sorted(rules, key=lambda rule: _SCOPES.index(rule.scope)):
+    for rule in sorted(rules, key=lambda rule: SCOPES.index(rule.scope)):
         kept |= dict.fromkeys(stages_of(rule, stages, placement), rule.keep)
     return kept
 
 
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """S155: lines about stages or chunks that do not exist, two of one kind for one stage, `auto` without a memory."""
-    placement, rules = schedule.placement, directives.plan.offload
+    rules = directives.plan.offload
     label, source = Label(directives.span("offload")), directives.tree.source
     if any(rule.scope == "auto" for rule in rules) and directives.tree.memory is None:
         help = "write `memory 80 GB`: as little leaves as fits into it"
         yield Diagnostic("S155", "`offload auto` without a memory", label, help=help, source=source)
-    limits = {"chunk": placement.chunks, "stage": placement.stages}
-    outside = [(r.scope, n) for r in rules for n in r.numbers if n >= limits.get(r.scope, n + 1)]
-    for scope, number in outside[:1]:
-        help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
-        yield Diagnostic("S155", f"there is no {scope} {number}", label, help=help, source=source)
-    if outside:
-        return
-    for one, other in combinations(rules, 2):
-        same = set(stages_of(one, schedule.stages, placement)) & set(stages_of(other, schedule.stages, placement))
-        if one.scope == other.scope and same:
-            message = f"two lines speak of what stage {min(same)} moves"
-            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
-            yield Diagnostic("S155", message, label, help=help, source=source)
-            return
+    yield from scope_faults("S155", "two lines", [(rule, label.span) for rule in rules], schedule, source)
 
 
 def _facts(plan: Attachments, _layout: Layout) -> dict[str, Any]:

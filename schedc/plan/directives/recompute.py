@@ -25,6 +25,8 @@ from schedc.plan.directives.base import (
     Directives,
     Reading,
     RecomputeRequest,
+    missing,
+    scope_faults,
     stages_of,
 )
 from schedc.source import Span
@@ -204,24 +206,14 @@ def per_stage(
 def _check_schedule(directives: Directives, schedule: Schedule, layout: Layout) -> Iterator[Diagnostic]:
     """S149: lines about stages, chunks or layers that do not exist, or two lines for one stage."""
     placement, source = schedule.placement, directives.tree.source
-    first: dict[tuple[str, int], RecomputeRequest] = {}
+    lines = [(request, request.span) for request in directives.requests]
+    yield from scope_faults("S149", "two lines", lines, schedule, source)
     for request in directives.requests:
-        limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
-        label = Label(request.span)
-        if outside := [number for number in request.numbers if number >= limit]:
-            message = f"there is no {request.scope} {outside[0]}"
-            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
-            yield Diagnostic("S149", message, label, help=help, source=source)
+        if not request.recompute.layers or missing(request, placement):
             continue
-        stages = stages_of(request, placement.stages, placement)
-        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
-            message = f"two lines for the same {request.scope if request.scope != 'all' else 'stages'}"
-            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
-            yield Diagnostic("S149", message, label, (Label(twice[0].span, "the other"),), help=help, source=source)
-        first |= {(request.scope, stage): request for stage in stages}
-        for stage in stages if request.recompute.layers else ():
+        for stage in stages_of(request, placement.stages, placement):
             if (fault := layer_fault(request.recompute, layout, stage)) is not None:
-                yield Diagnostic("S149", fault[0], label, help=fault[1], source=source)
+                yield Diagnostic("S149", fault[0], Label(request.span), help=fault[1], source=source)
                 break
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from schedc.attachments.values import Attachments
 from schedc.cell.slices import MOST_SLICES
-from schedc.diagnostics import Diagnostic, Label
+from schedc.diagnostics import Diagnostic
 from schedc.ir.placement import Placement
 from schedc.ir.schedule import Schedule
 from schedc.layout.parts import Layout
@@ -19,6 +19,7 @@ from schedc.plan.directives.base import (
     Directives,
     Reading,
     SlicesRequest,
+    scope_faults,
     stages_of,
 )
 from schedc.syntax.plan import SettingLine, SlicesLine, Word
@@ -90,22 +91,8 @@ def slices_per_stage(
 
 def _check_schedule(directives: Directives, schedule: Schedule, _layout: Layout) -> Iterator[Diagnostic]:
     """S153: lines about stages or chunks that do not exist, or two numbers for one stage."""
-    placement, source = schedule.placement, directives.tree.source
-    first: dict[tuple[str, int], SlicesRequest] = {}
-    for request in directives.slices:
-        limit = {"chunk": placement.chunks, "stage": placement.stages}.get(request.scope, 0)
-        label = Label(request.span)
-        if outside := [number for number in request.numbers if number >= limit]:
-            message = f"there is no {request.scope} {outside[0]}"
-            help = f"the schedule has {placement.stages} stages at these sizes, {placement.chunks} chunks on a rank"
-            yield Diagnostic("S153", message, label, help=help, source=source)
-            continue
-        stages = stages_of(request, placement.stages, placement)
-        if twice := [first[request.scope, stage] for stage in stages if (request.scope, stage) in first]:
-            message = f"two numbers of slices for the same {request.scope if request.scope != 'all' else 'stages'}"
-            help = "keep one; a line for a stage goes before one for a chunk, and that before one for all"
-            yield Diagnostic("S153", message, label, (Label(twice[0].span, "the other"),), help=help, source=source)
-        first |= {(request.scope, stage): request for stage in stages}
+    lines = [(request, request.span) for request in directives.slices]
+    yield from scope_faults("S153", "two numbers of slices", lines, schedule, directives.tree.source)
 
 
 def _resolve(directives: Directives, schedule: Schedule) -> dict[str, Any]:
