@@ -20,6 +20,8 @@ from support.offload_cases import Watch, accounts, moving, stepped
 from support.recompute_cases import moe, with_rs
 from support.runtime_cases import gradients, model_for, tokens
 
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[str, dict[str, int], str, bool, bool, Any]] = [
     ("1f1b", {"P": 2, "M": 3}, "", False, False, AtOnce),
     ("zbh1", {"P": 2, "M": 3}, "recompute act", True, True, ThreadLanes),

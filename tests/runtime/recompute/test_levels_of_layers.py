@@ -20,6 +20,8 @@ from schedc_runtime.stage.stage import Stage
 from support.recompute_cases import SHARED, TOKENS, WIDTH, moe, moe_stage, unequal
 from support.runtime_cases import next_token_loss, small_gpt, tokens
 
+pytestmark = pytest.mark.slow
+
 MIXED = [
     Recompute.of_layers([(Level.FULL, 1), (Level.ACT, 1)]),
     Recompute.of_layers([(Level.NONE, 1), (Level.MEDIUM, 1), (Level.FULL, 1)]),

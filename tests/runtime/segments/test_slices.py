@@ -30,6 +30,8 @@ from support.expert_cases import compiled, model
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
 from support.segmented_cases import COSTS, shuffled
 
+pytestmark = pytest.mark.slow
+
 ROWS = 4
 """Rows of one microbatch."""
 
