@@ -67,9 +67,10 @@ def choose_both(
         return choose_recomputation(directives, layout, costs, plan, dependencies, stages, limit)
 
     tried: dict[float, ChosenBoth] = {}
-    for limit in [*np.linspace(cap, max(cap, *levels_under(np.inf).held), _STEPS + 1)[:-1].tolist(), np.inf]:
+    whole = levels_under(np.inf)
+    for limit in [*np.linspace(cap, max(cap, *whole.held), _STEPS + 1)[:-1].tolist(), np.inf]:
         try:
-            levels = levels_under(limit)
+            levels = whole if limit == np.inf else levels_under(limit)
         except DiagnosticError:  # these levels do not fit; without a limit all do
             continue
         order, of_stages, written = attach(levels.plan)
