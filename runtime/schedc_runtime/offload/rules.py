@@ -26,13 +26,14 @@ class OffloadSettings:
 
     lanes: those of the rank. least: bytes below which a storage stays; None for `LEAST`.
     roles: segments of these roles move, such as ``experts``; empty for all.
-    microbatches: those that move; None for all.
+    microbatches: those that move; None for all. slices: of each microbatch, which move together.
     """
 
     lanes: Lanes
     least: int | None = None
     roles: frozenset[str] = frozenset()
     microbatches: frozenset[int] | None = None
+    slices: int = 1
 
 
 @dataclass

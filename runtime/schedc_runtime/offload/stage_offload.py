@@ -1,4 +1,8 @@
-"""`StageOffload`: the offloads and fetches of one stage, by microbatch."""
+"""`StageOffload`: the offloads and fetches of one stage, by microbatch.
+
+A stage in slices gives the number of a slice: that of its microbatch times the slices, and more. All slices of a
+microbatch have the same boxes, since they share storages: the inputs of slices are parts of what a message brought.
+"""
 
 from __future__ import annotations
 
@@ -40,31 +44,39 @@ class StageOffload:
         self._rules = Rules(module, least, offload.roles, roles)
         self._in_flight: dict[int, MicrobatchOffload] = {}
 
-    def begin(self, microbatch: int) -> MicrobatchOffload | None:
-        """The boxes of a microbatch whose forward begins; None if it does not move."""
+    def begin(self, number: int) -> MicrobatchOffload | None:
+        """The boxes of a microbatch, or of a slice, whose forward begins; None if it does not move."""
+        microbatch, part = divmod(number, self.offload.slices)
         which = self.offload.microbatches
         if which is not None and microbatch not in which:
             return None
+        if part:
+            return self.of(number)
         stage = f"stage {self.index}"
         boxes = MicrobatchOffload(stage, self.names, self._rules, self.offload.lanes, self.account)
         self._in_flight[microbatch] = boxes
         return boxes
 
-    def of(self, microbatch: int) -> MicrobatchOffload:
-        """The boxes of a microbatch in flight."""
-        boxes = self._in_flight.get(microbatch)
+    def of(self, number: int) -> MicrobatchOffload:
+        """The boxes of a microbatch in flight, or of the microbatch of a slice."""
+        boxes = self.moving(number)
         if boxes is None:
+            microbatch = number // self.offload.slices
             raise StageError(f"stage {self.index}: microbatch {microbatch} holds nothing that moves to the host")
         return boxes
 
-    def check_here(self, microbatch: int, what: str) -> None:
-        """Raise `StageError` if the microbatch is away. what: what needs it."""
-        if (boxes := self._in_flight.get(microbatch)) is not None:
-            boxes.check_here(f"{what} of microbatch {microbatch}")
+    def moving(self, number: int) -> MicrobatchOffload | None:
+        """The same; None if it does not move."""
+        return self._in_flight.get(number // self.offload.slices)
 
-    def end(self, microbatch: int) -> None:
-        """Forget a microbatch whose backward has run."""
-        self._in_flight.pop(microbatch, None)
+    def check_here(self, number: int, what: str) -> None:
+        """Raise `StageError` if the microbatch is away. what: what needs it."""
+        if (boxes := self.moving(number)) is not None:
+            boxes.check_here(f"{what} of microbatch {number // self.offload.slices}")
+
+    def end(self, number: int) -> None:
+        """Forget a microbatch whose backward has begun, with everything on the device."""
+        self._in_flight.pop(number // self.offload.slices, None)
 
     def end_step(self) -> None:
         """A step is over."""

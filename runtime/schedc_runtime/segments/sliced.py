@@ -5,12 +5,14 @@
     begin_backward   gradients are split        input_gradients   gradients of the inputs are joined
 
 Boundaries, messages and the loss are those of the whole microbatch. Slice s of microbatch m has the number m * k + s,
-by which it draws its random numbers. Weight gradients are added in the order of slices.
+by which it draws its random numbers. Weight gradients are added in the order of slices. All slices of a microbatch move
+to the host together, in one copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,25 +23,33 @@ from schedc.attachments.values import Recompute
 from schedc.cell.graph import StageShape
 from schedc.cell.slices import JOINT, sliced
 from schedc_runtime.errors import StageError
+from schedc_runtime.offload.microbatch import MicrobatchOffload
+from schedc_runtime.offload.rules import OffloadSettings
+from schedc_runtime.offload.stage_offload import StageOffload
 from schedc_runtime.partition.boundary import Boundary
 from schedc_runtime.partition.sliced_boundary import SlicedBoundary
 from schedc_runtime.random_numbers.numbering import Numbering
-from schedc_runtime.recompute.levels import Recomputation
+from schedc_runtime.recompute.levels import MicrobatchRecorder, Recomputation
 from schedc_runtime.segments.captured import CapturedSegments
 from schedc_runtime.segments.graph import StageGraph
 from schedc_runtime.segments.stage import SegmentedStage
 from schedc_runtime.stage.engine import differentiate, edge_of
 from schedc_runtime.stage.stage import LossFunction, Stage, check_loss
+from schedc_runtime.stage.taken import Taken, let_go
 
 Tensors = tuple[Tensor, ...]
 
 
 class _Loss(NamedTuple):
-    """The loss of a microbatch. outputs: the joined outputs as leaves. edge: where its gradient enters."""
+    """The loss of a microbatch. outputs: what collects the gradients of the joined outputs. edge: where its own enters.
 
-    outputs: Tensors
+    recorder: what it has saved, where that may move to the host.
+    """
+
+    outputs: tuple[Taken, ...]
     edge: GradientEdge | None
     gradient: Tensor
+    recorder: MicrobatchRecorder | None
 
 
 class SlicedStage(Stage):
@@ -122,6 +132,25 @@ class SlicedStage(Stage):
     def prepare_recompute(self) -> None:
         self.flights.prepare_recompute()
 
+    @property
+    def offload(self) -> StageOffload | None:
+        """What moves to the host between forward and backward; None if nothing does."""
+        return self.flights.offload
+
+    @offload.setter
+    def offload(self, offload: StageOffload | None) -> None:
+        self.flights.offload = offload
+
+    def set_offload(self, offload: OffloadSettings | None) -> None:
+        self.flights.set_offload(offload and replace(offload, slices=self.slices))
+
+    def box_inputs(self, microbatch: int, boxes: MicrobatchOffload) -> None:
+        for number in self.numbers(microbatch):
+            self.flights.box_inputs(number, boxes)
+
+    def _offloaded(self, microbatch: int) -> MicrobatchOffload:
+        return self.flights._offloaded(self.numbers(microbatch)[0])
+
     def follow(self) -> None:
         """As of a `SegmentedStage`."""
         self.flights.follow()
@@ -202,19 +231,32 @@ class SlicedStage(Stage):
 
     def _form_loss(self, microbatch: int, joined: Tensors, target: Any, scale: float) -> None:
         assert self.loss_fn is not None
-        wanted = torch.is_grad_enabled()
+        wanted, first = torch.is_grad_enabled(), self.numbers(microbatch)[0]
         positions = self._output.differentiable
-        leaves = tuple([x.detach().requires_grad_(wanted and place in positions) for place, x in enumerate(joined)])
-        with self.drawing(self.numbers(microbatch)[0], len(self.flights.graph.nodes)):
-            loss = check_loss(self.loss_fn(self._output.unpack(leaves), target))
+        pairs = [let_go(x.detach().requires_grad_(wanted and place in positions)) for place, x in enumerate(joined)]
+        recorder = self._loss_recorder(first) if wanted else None
+        with self.drawing(first, len(self.flights.graph.nodes)):
+            result = self._output.unpack([x for x, _ in pairs])
+            loss = check_loss(self._loss_of(self.loss_fn, result, target, recorder))
         self.losses[microbatch] = loss.detach()
         if wanted:
-            self._losses[microbatch] = _Loss(leaves, edge_of(loss), self._loss_gradient(loss, scale))
+            taken = tuple([each for _, each in pairs])
+            self._losses[microbatch] = _Loss(taken, edge_of(loss), self._loss_gradient(loss, scale), recorder)
+
+    def _loss_recorder(self, number: int) -> MicrobatchRecorder | None:
+        """Records what the loss saves, where the microbatch moves to the host."""
+        if self.offload is None or (boxes := self.offload.moving(number)) is None:
+            return None
+        recorder = MicrobatchRecorder(self.recomputation)
+        recorder.offload = boxes
+        return recorder
 
     # The micro-steps of a backward.
 
     def begin_backward(self, microbatch: int, gradients: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of the differentiable outputs, in their shapes, split into slices."""
+        if self.offload is not None:
+            self.offload.check_here(self.numbers(microbatch)[0], "the backward")
         if self.loss_fn is not None:
             gradients = self._loss_gradients(microbatch)
         if len(gradients) != len(self._output.differentiable):

@@ -54,9 +54,13 @@ class OffloadedStage:
     def start_offload(self, microbatch: int) -> int:
         """Start moving to the host what the forward of ``microbatch`` has saved; returns its bytes."""
         boxes = self._offloaded(microbatch)
+        self.box_inputs(microbatch, boxes)
+        return boxes.start_offload()
+
+    def box_inputs(self, microbatch: int, boxes: MicrobatchOffload) -> None:
+        """Let the inputs leave that a microbatch keeps for its R."""
         if (kept := self.kept.get(microbatch)) is not None:
             self.kept[microbatch] = kept._replace(inputs=boxes.hold(values_of(kept.inputs)))
-        return boxes.start_offload()
 
     def join_offload(self, microbatch: int) -> int:
         """Let compute go on behind that, and free the device's copy; returns the bytes that were freed."""

@@ -70,9 +70,6 @@ def _refused(plan: Attachments) -> Iterator[Contradiction]:
     if plan.hot is not None and plan.hot.by_microbatch:
         message = "`slices`, and hot experts that are chosen by whole microbatches"
         yield Contradiction("S153", message, "slices", "let them be chosen once per step: leave `by microbatch` out")
-    if plan.offload:
-        message = "`slices`, and `offload`, which moves what whole microbatches hold"
-        yield Contradiction("S153", message, "slices", "leave one of the two out; `recompute` works with slices")
     if plan.cells:
         message = "`slices`, and an order of a cell by hand, which names no slices"
         yield Contradiction("S153", message, "slices", "leave the order to the compiler: write `overlap auto`")

@@ -153,7 +153,7 @@ def test_random_programs_and_damaged_ones_are_judged_as_a_walk_by_hand_does() ->
             sound, _ = replayed(wrong, dict.fromkeys(range(program.stages), 1.0))
             codes = {finding.code for finding in verify_program(wrong)}
             verdicts[sound] += 1
-            assert codes <= {"S330", "S331", "S319"}
+            assert codes <= {"S330", "S331", "S319", "S314"}  # S314: a work between the messages of a batch
             if not sound:
                 assert codes
     assert verdicts[False] > verdicts[True]

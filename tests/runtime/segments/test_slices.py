@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from schedc_runtime.pipeline.batch import BatchRefused, arguments, split
 from schedc_runtime.random_numbers.numbering import StepKey
 from schedc_runtime.segments import SegmentedStage, SlicedStage
 from support.expert_cases import compiled, model
+from support.offload_cases import Watch, moving
 from support.runtime_cases import differences, next_token_loss, small_gpt, tokens
 from support.segmented_cases import COSTS, shuffled
 
@@ -60,20 +62,25 @@ def results(pipe: Pipeline) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "sizes"),
-    [("1f1b", {"P": 2, "M": 2}), ("zbh1_overlap", {"P": 2, "M": 3}), ("dualpipev", {"P": 1, "M": 2})],
+    ("schedule", "sizes", "moves"),
+    [("1f1b", {"P": 2, "M": 2}, True), ("zbh1", {"P": 2, "M": 2}, True), ("zbh1_overlap", {"P": 2, "M": 3}, False),
+     ("dualpipev", {"P": 1, "M": 2}, True)],
 )  # fmt: skip
-def test_dense_models_have_the_bits_of_a_reference_in_slices(schedule: str, sizes: dict[str, int]) -> None:
-    """With dropout: every slice draws by its own number, whatever the order inside the cell."""
-    program = schedc.compile(InSlices(schedule, 2), **sizes)
-    pipe = in_process(program, small_gpt(max(4, program.stages), dropout=0.1), cells=COSTS)
+def test_dense_models_have_the_bits_of_a_reference_in_slices(schedule: str, sizes: dict[str, int], moves: bool) -> None:
+    """With dropout: every slice draws by its own number, whatever the order inside the cell, and what moves."""
+    program, watch = schedc.compile(InSlices(schedule, 2), **sizes), Watch()
+    with moving() if moves else nullcontext(), watch():
+        pipe = in_process(program, small_gpt(max(4, program.stages), dropout=0.1), cells=COSTS)
+        loss = pipe.step(*batch(pipe))
+    assert (watch.moved > 0, watch.stayed) == (moves, [])
+    assert watch.released == watch.moved
     rows, targets = batch(pipe)
     count, cpu = program.microbatches, torch.device("cpu")
     parts = [arguments(part) for part in split(rows, count, cpu)]
     key = StepKey()
     slices, goals = (2,) * program.stages, split(targets, count, cpu)
     expected = reference_step(pipe.partition, program, parts, goals, next_token_loss, slices=slices, key=key)
-    assert differences(pipe, pipe.step(rows, targets), expected) == []
+    assert differences(pipe, loss, expected) == []
     assert any(isinstance(stage, SlicedStage) for place in pipe.places for stage in pipe.held(place))
     pipe.close()
 
