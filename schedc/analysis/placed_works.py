@@ -23,6 +23,8 @@ _PYTHON_CELL = 4e-6
 
 _LANES = np.array([FACTS[kind].lane for kind in WorkKind])
 _PLACES = 4
+_UNDISTURBED: Floats = np.zeros(0)
+"""Lanes that slow no compute down."""
 _COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
 
 
@@ -138,21 +140,29 @@ class LaneTimes:
 
 
 def run_with_works(
-    dependencies: Dependencies, duration: Floats, latency: float, placed: PlacedWorks, time: Floats
+    dependencies: Dependencies,
+    duration: Floats,
+    latency: float,
+    placed: PlacedWorks,
+    time: Floats,
+    slowdown: Floats = _UNDISTURBED,
 ) -> LaneTimes:
     """When every cell and every work runs: each rank in order, each lane in the order of its STARTs.
 
-    duration: [cells] time of each; latency: time of a message; time: [works] on the lane.
+    duration: [cells] time of each alone; latency: time of a message; time: [works] on the lane. slowdown: [lanes] by
+    how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Works take their time
+    whatever runs beside them.
     """
     cells, ranks = len(dependencies), dependencies.rank_start.size - 1
     events = placed.events
     first = np.searchsorted(events.gap, np.arange(cells + ranks + 1))
     start, end = np.zeros(cells), np.zeros(cells)
     begin, finish, exposed = np.zeros((3, len(placed)))
+    disturbing = np.asarray(slowdown if np.any(slowdown > 0) else _UNDISTURBED, np.float64)
     loop = kernels(cells * _PYTHON_CELL)
     (loop.jit(_run) if loop else _run)(
         dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
-        dependencies.remote, duration, latency, first, events.work, events.place, placed.works.lane, time,
+        dependencies.remote, duration, latency, first, events.work, events.place, placed.works.lane, time, disturbing,
         np.zeros((ranks, len(WorkLane))), start, end, begin, finish, exposed,
     )  # fmt: skip
     return LaneTimes(start, end, begin, finish, exposed)
@@ -160,12 +170,13 @@ def run_with_works(
 
 def _run(
     order: Any, rank: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, first: Any,
-    event_work: Any, event_place: Any, lane: Any, time: Any, free: Any, start: Any, end: Any, begin: Any, finish: Any,
-    exposed: Any,
+    event_work: Any, event_place: Any, lane: Any, time: Any, slowdown: Any, free: Any, start: Any, end: Any,
+    begin: Any, finish: Any, exposed: Any,
 ) -> None:  # fmt: skip
     """Fills ``start`` to ``exposed``. free: [P, lanes] when each lane is free. first: [gaps + 1] first event of each.
 
-    Works in the last gap of a rank are joined behind its cells and hold up nobody.
+    Works in the last gap of a rank are joined behind its cells and hold up nobody. All works beside a cell have started
+    before it. So a lane is busy from the cell's start until it is free, without a gap, and a round below ends a lane.
     """
     for step in range(order.size):
         cell = order[step]
@@ -193,4 +204,15 @@ def _run(
             now = max(now, finish[work])
             event += 1
         start[cell] = now
-        end[cell] = now + duration[cell]
+        left = duration[cell]
+        while True:
+            pace, until = 1.0, np.inf
+            for at in range(slowdown.size):
+                if slowdown[at] > 0 and free[own, at] > now:
+                    pace += slowdown[at]
+                    until = min(until, free[own, at])
+            if until - now >= left * pace:
+                break
+            left -= (until - now) / pace
+            now = until
+        end[cell] = now + left * pace

@@ -78,3 +78,30 @@ def span_of_key(source: Source | None, key: str) -> Span:
         else None
     )
     return source.span_at(setting.start(1), setting.end(1)) if setting else source.span_at(0, len(source.lines[0]))
+
+
+def problem_in(
+    source: Source, table: str, key: str, code: str, message: str, help: str = "", index: int = 0
+) -> Diagnostic:
+    """A finding about a key of a table of a TOML text. index: which of the tables of an array it is."""
+    return Diagnostic(code, message, Label(_span_in_table(source, table, key, index)), help=help, source=source)
+
+
+def _span_in_table(source: Source, table: str, key: str, index: int) -> Span:
+    """Where ``key`` is set below the header of a table; else the header, else what else speaks of the two."""
+
+    def headers_of(table: str) -> list[re.Match[str]]:
+        name = r"[ \t]*\.[ \t]*".join(f"[\"']?{re.escape(part)}[\"']?" for part in table.split("."))
+        return list(re.finditer(rf"^[ \t]*(\[\[?[ \t]*{name}[ \t]*\]?\])", source.text, re.MULTILINE))
+
+    headers = headers_of(table) or headers_of(f"{table}.{key}")
+    if index >= len(headers):
+        part = table.rpartition(".")[2]
+        found = span_of_key(source, key)
+        return found if found != span_of_key(source, "") else span_of_key(source, part)
+    header = headers[index]
+    following = re.compile(r"^[ \t]*\[", re.MULTILINE).search(source.text, header.end())
+    end = following.start() if following else len(source.text)
+    setting = re.compile(rf"^[ \t]*([\"']?{re.escape(key)}[\"']?[ \t]*=.*?)[ \t]*$", re.MULTILINE)
+    match = setting.search(source.text, header.end(), end) or header
+    return source.span_at(match.start(1), match.end(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from schedc.cost.checks import Cost, problem, too_many_values, validated
 from schedc.cost.keys import DEFAULTS, KEYS, NAMES, TABLES
+from schedc.cost.lanes import LaneEngine, read_lanes, slowdowns, write_lanes
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.arrays import Floats
 from schedc.source import Source
@@ -39,6 +40,8 @@ class Costs:
     restored: memory that a microbatch with an R holds from that R on; by default ``activation``. Set by plans, never
         read from a file.
     cell: times inside of cells, if known (`schedc.analysis.cell_pricing` prices a schedule by them).
+    lanes: what moves the bytes of works beside compute, and how much that slows compute down; empty where nothing is
+        said. Only a step with works depends on it.
     given: the keys that a file or a measurement gives. Empty if every key counts, as for costs made in Python.
     """
 
@@ -55,6 +58,7 @@ class Costs:
     recompute_in_backward: Cost = 0.0
     restored: Cost | None = None
     cell: CellTable | None = None
+    lanes: tuple[LaneEngine, ...] = ()
     source: Source | None = field(default=None, compare=False, repr=False)
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -109,7 +113,8 @@ class Costs:
             columns[key.name] = lane(cost) if cost is not None else sum(columns[name] for name in key.sums)
         columns |= {"FB": None if self.FB is None else lane(self.FB), "p2p": float(self.p2p)}
         restored = lane(self.activation if self.restored is None else self.restored)
-        return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored)
+        return StageCosts(**columns, recompute_in_backward=lane(self.recompute_in_backward), restored=restored,
+                          slowdown=slowdowns(self.lanes))  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +124,7 @@ class StageCosts:
     F, I, W, B, R, recompute_in_backward: [stages] times.
     FB: [stages] time of a pair, by the stage of its forward; None where a pair takes F + B of its two stages.
     p2p: time. activation, pending_weight, recomputed, restored: [stages] memory.
+    slowdown: [lanes of works] by how much more than alone compute takes while a lane is busy; 0.08 for 8 % more.
     """
 
     F: Floats
@@ -133,6 +139,7 @@ class StageCosts:
     pending_weight: Floats
     recomputed: Floats
     restored: Floats
+    slowdown: Floats
 
     def pair(self, forward_stage: Any, backward_stage: Any, full: Any) -> Floats:
         """Time of overlapped pairs, elementwise; ``full`` says whether the backward is B and not I.
@@ -167,6 +174,7 @@ def parse_costs(source: Source) -> Costs:
     * ``[ops]``: F, I, W, B, R, FB, p2p, each a number or (but p2p) a list with one number per stage.
     * ``[memory]``: activation, pending_weight and recomputed, likewise.
     * ``[cell]``: that of `schedc.cell.table`; ``[cell.rows]``: that of `schedc.cell.rows`.
+    * ``[lanes.d2h]``: those of `schedc.cost.lanes`.
 
     Raises `DiagnosticError` with everything that is wrong (S401, S402, S405).
     """
@@ -182,14 +190,12 @@ def parse_costs(source: Source) -> Costs:
         )
     costs: dict[str, Any] = {}
     for name, table in values.items():
-        if name == "cell" and isinstance(table, dict):
-            costs["cell"], wrong = _cell(table, source)
+        if name in _OTHER_TABLES and isinstance(table, dict):
+            costs[name], wrong = _OTHER_TABLES[name](table, source)
             findings += wrong
-        elif name not in TABLES and name != "cell":
-            in_table = name in NAMES
-            help = (
-                f"`{name}` belongs in a table: [ops] or [memory]" if in_table else did_you_mean(name, (*TABLES, "cell"))
-            )
+        elif name not in TABLES and name not in _OTHER_TABLES:
+            known = did_you_mean(name, (*TABLES, *_OTHER_TABLES))
+            help = f"`{name}` belongs in a table: [ops] or [memory]" if name in NAMES else known
             findings.append(problem("S401", f"`{name}` is no part of a cost file", source, name, help=help))
         elif not isinstance(table, dict):
             findings.append(problem("S402", f"`{name}` is not a table", source, name, help=f"write [{name}]"))
@@ -209,6 +215,13 @@ def _cell(table: dict[str, Any], source: Source) -> tuple[CellTable, list[Diagno
     return cell, [problem(code, text, source, _setting(source, key), help) for code, text, key, help in wrong]
 
 
+_OTHER_TABLES: Mapping[str, Callable[[dict[str, Any], Source], tuple[Any, list[Diagnostic]]]] = {
+    "cell": _cell,
+    "lanes": read_lanes,
+}
+"""What reads the tables whose entries are no costs of ops, by name, each into the field of that name."""
+
+
 def _setting(source: Source, key: str) -> str:
     """A part of a cell is set in a line of its own, or by a table."""
     return f"cell.{key}" if f"[cell.{key}]" in source.text else key
@@ -225,6 +238,7 @@ def dump_costs(costs: Costs) -> str:
         from schedc.cell.table import write_table
 
         lines += ["", *write_table(costs.cell)]
+    lines += write_lanes(costs.lanes)
     return "\n".join([*lines, ""])
 
 

@@ -58,7 +58,7 @@ class Offloading:
         """The same works, whose cells take the times of these costs."""
         of_stage = costs.resolved(dependencies.schedule.stages)
         duration = durations(dependencies, of_stage)
-        lanes = run_with_works(dependencies, duration, of_stage.p2p, self.placed, self.time)
+        lanes = run_with_works(dependencies, duration, of_stage.p2p, self.placed, self.time, of_stage.slowdown)
         _, end = run_durations(dependencies, duration, of_stage.p2p)
         return replace(self, lanes=lanes, uncapped=float(end.max(initial=0.0)))
 
@@ -92,7 +92,8 @@ class _Step:
 
     def priced(self, placed: PlacedWorks, kept_free: int | None) -> Offloading:
         time = placed.works.bytes * np.array(times_of(self.host))[placed.works.lane]
-        lanes = run_with_works(self.dependencies, self.duration, self.costs.p2p, placed, time)
+        slowdown = self.costs.slowdown
+        lanes = run_with_works(self.dependencies, self.duration, self.costs.p2p, placed, time, slowdown)
         return Offloading(placed, time, lanes, float(self.end.max(initial=0.0)), kept_free, self.host.in_bytes)
 
 

@@ -70,7 +70,8 @@ def _offloading(analysis: Analysis) -> dict[str, Any]:
     from schedc.report import works
 
     host = plan_of(analysis.schedule).host
-    return {"offload": works.to_json(analysis.offloading, analysis.dependencies, host is not None and host.in_bytes)}
+    in_bytes = host is not None and host.in_bytes
+    return {"offload": works.to_json(analysis.offloading, analysis.dependencies, analysis.costs, in_bytes)}
 
 
 def _chosen(analysis: Analysis) -> dict[str, Any]:

@@ -9,11 +9,17 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies, reduce_by_rank
 from schedc.attachments.units import plain, shown
+from schedc.cost.costs import Costs
+from schedc.plan.lane_engines import engine_facts, engine_text
 from schedc.plan.place_works import Offloading, host_bytes, lane_facts
 
 
-def to_json(offloading: Offloading, dependencies: Dependencies, in_bytes: bool) -> dict[str, Any]:
-    """The facts. Times are in units of the costs; memory is in bytes, or in the unit of the plan's memory."""
+def to_json(offloading: Offloading, dependencies: Dependencies, costs: Costs, in_bytes: bool) -> dict[str, Any]:
+    """The facts. Times are in units of the costs; memory is in bytes, or in the unit of the plan's memory.
+
+    costs: those of the stages. ``engines`` is there where they say what moves the bytes of a lane.
+    """
+    engines = list(engine_facts(offloading, dependencies, costs))
     gaps = dependencies.rank_start + np.arange(dependencies.rank_start.size)
     on_host = reduce_by_rank(np.maximum, host_bytes(offloading.placed, dependencies), gaps)
     return {
@@ -24,6 +30,7 @@ def to_json(offloading: Offloading, dependencies: Dependencies, in_bytes: bool) 
         "makespan_over_uncapped": offloading.makespan / offloading.uncapped if offloading.uncapped else 1.0,
         "peak_on_host": on_host.tolist(),
         "lanes": list(lane_facts(offloading, dependencies)),
+        **({"engines": engines} if engines else {}),
     }
 
 
@@ -39,6 +46,7 @@ def to_text(facts: dict[str, Any], claims: bool) -> Iterator[str]:
         rows = [row for row in facts["lanes"] if row["lane"] == lane]
         exposed, busy = (sum(row[name] for row in rows) for name in ("exposed", "busy"))
         yield f"  {lane}: busy {busy:g} over {len(rows)} ranks, {exposed:g} of it exposed"
+    yield from engine_text(facts.get("engines", []))
     fullest = max(range(len(facts["peak_on_host"])), key=facts["peak_on_host"].__getitem__)
     yield f"  most on the host: {write(facts['peak_on_host'][fullest])}, by rank {fullest}"
     if claims:
