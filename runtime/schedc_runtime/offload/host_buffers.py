@@ -7,6 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from schedc_runtime.errors import RuntimeFault
+
 _LEAST = 4096
 
 
@@ -19,14 +21,35 @@ class HostBuffers:
 
     def __init__(self, pinned: bool) -> None:
         self.pinned = pinned
+        self.limit: float | None = None
+        """The most bytes that may lie on the host; None for as many as it has."""
+        self.name = "this rank"
+        """What errors call the rank."""
         self.held = 0
         """Bytes of all buffers."""
-        self.used = 0
-        """Bytes of the buffers that are in use."""
+        self.most = 0
+        """The most bytes that all buffers have had."""
         self._free: list[Tensor] = []
+        self._taken: dict[int, int] = {}
+        """By the `id` of a buffer in use: the bytes that were asked for."""
+        self._had_pinned, self._told = False, False
+
+    @property
+    def used(self) -> int:
+        """Bytes of the buffers that are in use."""
+        return self.held - sum(buffer.nbytes for buffer in self._free)
+
+    @property
+    def memory(self) -> str:
+        """The kind of memory that the buffers have had."""
+        return "pinned" if self.pinned else "in part pageable" if self._had_pinned else "pageable"
 
     def take(self, count: int) -> Tensor:
-        """[at least ``count``] uint8: a buffer, for `give` to take back."""
+        """[at least ``count``] uint8: a buffer, for `give` to take back.
+
+        Raises `RuntimeFault` where this and what is in use come to more than ``limit``.
+        """
+        self._check(count)
         fitting = [buffer for buffer in self._free if count <= buffer.nbytes <= max(2 * count, _LEAST)]
         if fitting:
             buffer = min(fitting, key=lambda buffer: buffer.nbytes)
@@ -36,15 +59,39 @@ class HostBuffers:
                 unfit = min(self._free, key=lambda buffer: buffer.nbytes)
                 self._free = [free for free in self._free if free is not unfit]
                 self.held -= unfit.nbytes
-            buffer = self._new(rounded(count))
+            buffer = self._new(self._size(count))
             self.held += buffer.nbytes
-        self.used += buffer.nbytes
+            self.most = max(self.most, self.held)
+        self._taken[id(buffer)] = count
         return buffer
 
     def give(self, buffer: Tensor) -> None:
         """Take back a buffer [bytes]. In stream order its copies come before its next use."""
-        self.used -= buffer.nbytes
+        del self._taken[id(buffer)]
         self._free.append(buffer)
+
+    def _check(self, count: int) -> None:
+        if self.limit is not None and (total := sum(self._taken.values()) + count) > self.limit:
+            raise RuntimeFault(
+                f"{self.name} would have {total:,} bytes on the host, {count:,} of them anew, and the plan says"
+                f" {int(self.limit):,}",
+                "say more in `host`, or let less leave: `keep` more microbatches, or allow more `memory`",
+            )
+
+    def _size(self, count: int) -> int:
+        """Bytes of a new buffer for ``count`` bytes: rounded up as far as ``limit`` has room."""
+        wanted = rounded(count)
+        if self.limit is None or self.held + wanted <= self.limit:
+            return wanted
+        self.close()
+        if self.held + count > self.limit and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{self.name} holds {self.held + count:,} bytes of host buffers, and the plan says {int(self.limit):,}:"
+                " buffers are larger than what lies in them, where microbatches differ",
+                stacklevel=3,
+            )
+        return max(count, min(wanted, int(self.limit) - self.held))
 
     def close(self) -> None:
         """Free the buffers that are not in use."""
@@ -54,7 +101,9 @@ class HostBuffers:
     def _new(self, count: int) -> Tensor:
         if self.pinned:
             try:
-                return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+                buffer = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+                self._had_pinned = True
+                return buffer
             except RuntimeError as error:
                 self.pinned = False
                 warnings.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +79,7 @@ class MicrobatchOffload:
     def join_offload(self) -> int:
         """Behind the copies: free the storages; returns the bytes that were freed."""
         self._expect(PlaceOfBox.LEAVING, "an offload is joined")
-        self._lanes.join(self._handle)
-        self._handle = None
+        self._join()
         for journey in self._journeys:
             journey.box.check_unwritten()
         dropped = [(journey.box, journey.box.drop()) for journey in self._journeys]
@@ -111,7 +111,7 @@ class MicrobatchOffload:
     def join_fetch(self) -> None:
         """Behind the copies: the boxes are on the device, and the host buffer is free."""
         self._expect(PlaceOfBox.COMING, "a fetch is joined")
-        self._lanes.join(self._handle)
+        self._join()
         self._place(PlaceOfBox.HERE)
         self.give_up()
 
@@ -125,11 +125,17 @@ class MicrobatchOffload:
 
     def give_up(self) -> None:
         """Return the host buffer. Boxes that are not on the device stay so: their values are lost."""
-        if self._handle is not None:
-            self._lanes.join(self._handle)
+        with suppress(Exception):  # its own join has raised it, or the step has failed before
+            self._join()
         if self._buffer is not None:
             self._lanes.buffers.give(self._buffer)
-        self._handle, self._buffer, self._journeys = None, None, []
+        self._buffer, self._journeys = None, []
+
+    def _join(self) -> None:
+        """Let compute go on behind the copies. Raises what they raised, once."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._lanes.join(handle)
 
     def _leaves(self, box: Box) -> bool:
         """Whether a box leaves. It stays if it is a part of what others hold: then its storage is not freed."""

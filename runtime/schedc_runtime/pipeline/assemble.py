@@ -294,7 +294,9 @@ def capture_segments(assembly: Assembly) -> None:
 def open_lanes(assembly: Assembly) -> None:
     """The lanes of every place here whose program moves activations to the host."""
     lanes = [
-        offload_stages(assembly.program, place.pipeline, held, assembly.device)
+        offload_stages(
+            assembly.program, place.pipeline, held, assembly.device, assembly.plan.host, assembly.mesh.name(place)
+        )
         for place, held in assembly.stages.items()
     ]
     assembly.lanes = [of_place for of_place in lanes if of_place is not None]

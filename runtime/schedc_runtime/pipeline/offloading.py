@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
+from schedc.attachments.values import Host
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.works import WorkKind
 from schedc_runtime.offload.lanes import Lanes, lanes_for
@@ -12,18 +15,32 @@ from schedc_runtime.offload.rules import OffloadSettings
 from schedc_runtime.pipeline.stages import StagesByIndex
 
 
-def offload_stages(program: Program, rank: int, held: StagesByIndex, device: torch.device) -> Lanes | None:
+def offload_stages(
+    program: Program, rank: int, held: StagesByIndex, device: torch.device, host: Host | None, name: str
+) -> Lanes | None:
     """Let the stages of a rank move what the program's works move; the rank's lanes, None where nothing moves.
 
-    held: the stages of the rank, by index.
+    held: the stages of the rank, by index. host: the plan's. Its bytes limit the rank's buffers; host memory without a
+    unit limits nothing here. name: what errors call the rank.
     """
     moving = moving_microbatches(program, rank)
     if not moving:
         return None
     lanes = lanes_for(device)
+    lanes.buffers.name = name
+    lanes.buffers.limit = host.size if host is not None and host.in_bytes else None
     for stage, microbatches in moving.items():
         held[stage].set_offload(OffloadSettings(lanes, microbatches=frozenset(microbatches)))
     return lanes
+
+
+def told_buffers(lanes: Iterable[Lanes]) -> list[str]:
+    """A line for each rank here that has had host buffers: the most bytes, and of what memory."""
+    return [
+        f"{buffers.name}: host buffers took {buffers.most:,} bytes at most, {buffers.memory}"
+        for of_rank in lanes
+        if (buffers := of_rank.buffers).most
+    ]
 
 
 def moving_microbatches(program: Program, rank: int) -> dict[int, set[int]]:

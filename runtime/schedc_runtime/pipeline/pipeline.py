@@ -26,6 +26,7 @@ from schedc_runtime.pipeline.loss_function import LossOfMicrobatch, labels_count
 from schedc_runtime.pipeline.losses import StepResult
 from schedc_runtime.pipeline.materialize import CheckpointSource, check_materialized, materialize
 from schedc_runtime.pipeline.norms import clip, total_norm
+from schedc_runtime.pipeline.offloading import told_buffers
 from schedc_runtime.pipeline.old_keywords import Groups, grouped
 from schedc_runtime.pipeline.parallelize import ParallelizeStage, parallelize
 from schedc_runtime.pipeline.report import report, told_graphs
@@ -342,10 +343,11 @@ class Pipeline:
         """What the pipeline has chosen by itself, for the stages held here: who multiplies in each MoE layer, and why.
 
         Under autocast another dtype runs, and with it perhaps another provider. Where a plan has experts, a line for
-        each size that it does not say, with the model's own.
+        each size that it does not say, with the model's own. Where activations move to the host, the most bytes that
+        its buffers have had.
         """
         lines = [report(self.modules, self.plan), *told(self.mesh.high_priority, self._assembly.device)]
-        lines += told_graphs(self._held())
+        lines += [*told_graphs(self._held()), *told_buffers(self._assembly.lanes)]
         return "\n".join(line for line in lines if line)
 
     def record_routing(self) -> RoutingRecord:

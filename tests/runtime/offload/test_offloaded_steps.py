@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import schedc
-from schedc_runtime import Pipeline
+from schedc_runtime import Cut, Pipeline
 from schedc_runtime.execute.executor import InstructionError
 from schedc_runtime.execute.instruction_names import label, sentence
-from schedc_runtime.models.gpt import next_token_loss
+from schedc_runtime.offload import microbatch
 from schedc_runtime.offload.account import Reason
 from schedc_runtime.offload.lanes import AtOnce, ThreadLanes
 from schedc_runtime.segments import SegmentedStage
@@ -81,32 +83,91 @@ def test_offloads_of_a_plan_run(schedule: str, sizes: dict[str, int], lines: str
     assert sum(rank.buffers.held for rank in lanes) == 0
 
 
-def test_a_step_that_fails_returns_its_buffers() -> None:
-    program = schedc.compile("1f1b", P=2, M=4)
-    batch, targets = tokens(4)
-    failing = 0
+class Careless(nn.Module):
+    """A block that may keep what it computes, or write into it behind its forward. kept: by call."""
 
-    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        nonlocal failing
-        failing -= 1
-        if not failing:
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.keeps, self.writes = False, False
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.linear(x).exp()
+        if self.keeps:
+            self.kept.append(inner)
+        output = x + inner * 0.5
+        if self.writes:
+            inner.detach().add_(1)
+        return output
+
+
+class Squares:
+    """A loss that fails at its last call of ``left``."""
+
+    left = -1
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
             raise ArithmeticError("no loss")
-        return next_token_loss(output, target)
+        return (output - target).square().mean()
 
-    with moving() as lanes:
-        pipe = Pipeline(model_for(program), program, loss_fn=loss_fn, in_process=True, example=batch)
-        expected = pipe.step(batch, targets)
-        grads = {name: grad.clone() for name, grad in gradients(pipe).items()}
-        pipe.zero_grad()
-        failing = 3  # the first rank has microbatches on the host by then
-        with pytest.raises(InstructionError, match="no loss"):
-            pipe.step(batch, targets)
-        assert [rank.buffers.used for rank in lanes] == [0, 0]
+
+def test_what_a_user_may_do_wrong_is_told_and_the_pipeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that cannot be pinned, storages that a block keeps, writes, copies and losses that fail, a full host."""
+    program = compiled("1f1b", {"P": 4, "M": 6}, "  host 60 KB at 1 GB/s\n  offload all", "4")
+    assert len(program.works) > 0
+    rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    loss_fn = Squares()
+    blocks = nn.Sequential(*[Careless() for _ in range(4)])
+    pipe = Pipeline(blocks, program, loss_fn=loss_fn, in_process=True, example=rows, cut=Cut(segmented=False))
+    first, lanes = pipe.modules[0], pipe._assembly.lanes
+    careless = next(block for block in first.modules() if isinstance(block, Careless))
+    lanes[0].buffers.pinned = True  # there is nothing here that pins memory
+    with pytest.warns(UserWarning, match="of pinned host memory cannot be had") as warnings:
+        expected = pipe.step(rows, rows)
+    assert len(warnings) == 1
+    grads = {name: grad.clone() for name, grad in gradients(pipe).items()}
+    assert "rank 0: host buffers took" in pipe.report()
+    assert pipe.report().endswith("bytes at most, pageable")
+
+    def fails_then_works(match: str) -> None:
+        with pytest.raises(InstructionError, match=match) as error:
+            pipe.step(rows, rows)
+        assert re.match(r"rank [03] failed at \d", str(error.value))
+        assert [each.buffers.used for each in lanes] == [0, 0]
         assert all(stage.in_flight == () and not stage.offload._in_flight for stage in pipe._held() if stage.offload)
+        careless.writes = False
         pipe.zero_grad()
-        evaluated = pipe.evaluate(batch, targets)
-        assert torch.equal(pipe.step(batch, targets), expected)
-        assert accounts(pipe)["moved"] > 0
+        assert torch.equal(pipe.evaluate(rows, rows), expected)
+        assert torch.equal(pipe.step(rows, rows), expected)
         assert all(torch.equal(grad, grads[name]) for name, grad in gradients(pipe).items())
-        assert torch.equal(evaluated, expected)
+
+    loss_fn.left = 3  # the first rank has microbatches on the host by then
+    fails_then_works("no loss")
+    careless.writes = True
+    fails_then_works("stage 0, the stage: a tensor that the backward needs has been written to")
+    with monkeypatch.context() as patch:
+
+        def broken(pairs: Any) -> None:
+            patch.undo()
+            raise RuntimeError("the host is gone")
+
+        patch.setattr(microbatch, "_copy", broken)
+        fails_then_works("the host is gone")
+    lanes[0].buffers.close()
+    lanes[0].buffers.limit = 500
+    with monkeypatch.context() as patch:
+        patch.setattr(lanes[0], "run", lambda *_: pytest.fail("the copy had begun"))
+        with pytest.raises(InstructionError, match=r"rank 0 would have [\d,]+ bytes on the host, .* the plan says 500"):
+            pipe.step(rows, rows)
+    lanes[0].buffers.limit = None
+    careless.keeps = True
+    with pytest.warns(
+        UserWarning, match=r"stage 0: [\d,]+ bytes of the stage were copied to the host and stay"
+    ) as warnings:
+        assert torch.equal(pipe.step(rows, rows), expected)
+    assert len(warnings) == 1
     pipe.close()
