@@ -89,7 +89,7 @@ def without(memory: Memory, placed: PlacedWorks) -> Memory:
     """The memory of a schedule of whose activations works move some to the host: what is left on the device."""
     cells = memory.dependencies
     away = placed.away(cells)
-    count = placed.counted().away(cells).round().astype(np.int64)
+    count = placed.of_activations.counted().away(cells).round().astype(np.int64)
     return replace(
         memory,
         activations=memory.activations - count,

@@ -1,13 +1,15 @@
 """Works with their places between the cells of a schedule: what they keep off the device, and when their lanes run.
 
 A gap is the place in front of a cell, or behind the last cell of a rank; rank r with n cells has n + 1 of them. The gap
-in front of a cell has the cell's number plus its rank. Inside a gap the order is: posts of messages, STARTs of what
-leaves, JOINs of what leaves, STARTs of what comes, waits for messages, JOINs of what comes, the cell.
+in front of a cell has the cell's number plus its rank. Posts of messages come first in a gap, then STARTs and JOINs
+of what leaves, DROPs, STARTs of what comes, waits for messages, JOINs of what comes, and the cell. In the
+last gap of a rank the REDUCEs stand in place of the cell, and what ends the stream stands behind them (`WorkPlace`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -15,26 +17,71 @@ import numpy as np
 
 from schedc.analysis.dependencies import Dependencies
 from schedc.analysis.numba_kernels import kernels
-from schedc.ir.arrays import Floats, Int8, Int32, Int64, bincount
-from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkKind, WorkLane, Works
+from schedc.ir.arrays import Bools, Floats, Int8, Int32, Int64, bincount
+from schedc.ir.works import DTYPES, FACTS, NO_WORKS, WorkGroup, WorkKind, WorkLane, Works
 
 _PYTHON_CELL = 4e-6
 """Seconds that the interpreted loop takes for a cell, roughly: what decides whether to load the compiled loop."""
 
 _LANES = np.array([FACTS[kind].lane for kind in WorkKind])
-_PLACES = 4
 _UNDISTURBED: Floats = np.zeros(0)
 """Lanes that slow no compute down."""
-_COMES = np.array([FACTS[kind].at_start > 0 for kind in WorkKind])
+_AT_START = np.array([FACTS[kind].at_start for kind in WorkKind], np.float64)
+_AT_JOIN = np.array([FACTS[kind].at_join for kind in WorkKind], np.float64)
+_ACTIVATIONS = np.array([WorkKind.OFFLOAD, WorkKind.FETCH])
+
+
+class WorkPlace(IntEnum):
+    """The places of STARTs and JOINs inside a gap, in their order."""
+
+    LEAVE = 0
+    """START of what leaves, and of gradient sums."""
+    LEFT = 1
+    """JOIN of these."""
+    DROP = 2
+    """START of a DROP."""
+    DROPPED = 3
+    """JOIN of a DROP."""
+    COME = 4
+    """START of what comes, and of second halves of sums. Waits for messages stand behind it."""
+    CAME = 5
+    """JOIN of what comes. The cell or the REDUCEs stand behind it."""
+    SUM = 6
+    """START of sums that wait for the REDUCEs. This place and the ones below are those of the last gap."""
+    SUMMED = 7
+    """JOIN of first halves of sums."""
+    SPREAD = 8
+    """START of second halves."""
+    CLOSE = 9
+    """JOIN of what ends with the stream."""
+
+
+_PLACES: dict[WorkKind, tuple[WorkPlace, WorkPlace]] = {
+    WorkKind.OFFLOAD: (WorkPlace.LEAVE, WorkPlace.LEFT),
+    WorkKind.FETCH: (WorkPlace.COME, WorkPlace.CAME),
+    WorkKind.GATHER: (WorkPlace.COME, WorkPlace.CAME),
+    WorkKind.DROP: (WorkPlace.DROP, WorkPlace.DROPPED),
+    WorkKind.SCATTER: (WorkPlace.LEAVE, WorkPlace.LEFT),
+    WorkKind.SPREAD: (WorkPlace.COME, WorkPlace.CLOSE),
+    WorkKind.SNAPSHOT: (WorkPlace.LEAVE, WorkPlace.CLOSE),
+}
+"""Places of START and JOIN of each kind inside their gaps, but for what stands behind REDUCEs."""
+DEFAULT_PLACES = np.array([_PLACES[kind] for kind in WorkKind], np.int8).T
+"""[2, kinds] the same as an array."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedWorks:
-    """Works in the order of their STARTs, rank by rank. start, join: [works] the gaps of their STARTs and JOINs."""
+    """Works in the order of their STARTs, rank by rank.
+
+    start, join: [works] the gaps of their STARTs and JOINs. start_place, join_place: [works] `WorkPlace` in the gap.
+    """
 
     works: Works
     start: Int64
     join: Int64
+    start_place: Int8
+    join_place: Int8
 
     @classmethod
     def of(
@@ -45,28 +92,53 @@ class PlacedWorks:
         bytes: Floats,
         start: Int32 | Int64,
         join: Int32 | Int64,
+        group: Int8 | None = None,
+        places: tuple[Int8, Int8] | None = None,
     ) -> PlacedWorks:
         """The works in the order of their STARTs. Inside a gap what leaves comes first, in the order of the JOINs.
 
-        All [works]; start, join: gaps; bytes: memory that moves.
+        All [works]; start, join: gaps; bytes: memory that moves. group: `WorkGroup`, by default all are local. places:
+        those of START and JOIN inside their gaps, by default those of the kinds.
         """
-        order = np.lexsort((microbatch, stage, join, kind, start))
-        columns: tuple[Any, ...] = (kind, _LANES[kind], stage, microbatch, bytes)
-        typed = [column[order].astype(dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)]
-        return cls(Works(*typed), start[order].astype(np.int64), join[order].astype(np.int64))
+        group = np.full(kind.size, WorkGroup.LOCAL, np.int8) if group is None else group
+        columns: tuple[Any, ...] = (kind, _LANES[kind], stage, microbatch, bytes, group)
+        works = Works(*(column.astype(dtype) for column, dtype in zip(columns, DTYPES.values(), strict=True)))
+        gaps = start.astype(np.int64), join.astype(np.int64)
+        return cls(works, *gaps, *(DEFAULT_PLACES[:, kind] if places is None else places)).in_order()
+
+    def in_order(self) -> PlacedWorks:
+        """The same works in the order of their STARTs."""
+        works = self.works
+        inside = (works.group, works.microbatch, works.stage, self.join, works.kind)
+        return self.only(np.lexsort((*inside, self.start_place, self.start)))
+
+    def only(self, which: Bools | Int64) -> PlacedWorks:
+        """These works alone."""
+        places = self.start_place[which], self.join_place[which]
+        return PlacedWorks(self.works.only(which), self.start[which], self.join[which], *places)
+
+    def beside(self, other: PlacedWorks) -> PlacedWorks:
+        """These works and those of ``other``."""
+        pairs = [(getattr(self, name), getattr(other, name)) for name in ("start", "join", "start_place", "join_place")]
+        works = {name: np.concatenate([getattr(self.works, name), getattr(other.works, name)]) for name in DTYPES}
+        return PlacedWorks(Works(**works), *(np.concatenate(pair) for pair in pairs)).in_order()
 
     @classmethod
     def none(cls) -> PlacedWorks:
         """No works."""
-        return cls(NO_WORKS, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return cls(NO_WORKS, *np.zeros((2, 0), np.int64), *np.zeros((2, 0), np.int8))
 
     def __len__(self) -> int:
         return len(self.works)
 
+    def of_kinds(self, *kinds: WorkKind) -> PlacedWorks:
+        """Those of these kinds alone."""
+        return self.only(np.isin(self.works.kind, kinds))
+
     @property
-    def comes(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[works] whether the work brings something to the device."""
-        return np.asarray(_COMES[self.works.kind])
+    def of_activations(self) -> PlacedWorks:
+        """Offloads and fetches alone."""
+        return self.only(np.isin(self.works.kind, _ACTIVATIONS))
 
     def counted(self) -> PlacedWorks:
         """The same works, each of which moves 1."""
@@ -81,11 +153,12 @@ class PlacedWorks:
         """[cells] memory that is not on the device while each cell runs: what has left less what has come back.
 
         The unit is that of the works' bytes. It follows from the order alone. An activation counts as present until
-        the JOIN of its offload, and from the START of its fetch on.
+        the JOIN of its offload, and from the START of its fetch on. Whole parameters and buckets of gradients are less
+        than 0 away.
         """
-        gap = np.where(self.comes, self.start, self.join)
-        change = np.where(self.comes, -self.works.bytes, self.works.bytes)
-        ranks = dependencies.rank_start.size - 1
+        works, ranks = self.works, dependencies.rank_start.size - 1
+        gap = np.concatenate([self.start, self.join])
+        change = -np.concatenate([_AT_START[works.kind] * works.bytes, _AT_JOIN[works.kind] * works.bytes])
         by_gap = bincount(gap, weights=change, minlength=len(dependencies) + ranks)
         total = np.cumsum(by_gap)
         before = np.concatenate([[0.0], total])[dependencies.rank_start[:-1] + np.arange(ranks)]
@@ -98,31 +171,28 @@ class PlacedWorks:
         works = np.arange(len(self))
         gap = np.concatenate([self.start, self.join])
         work = np.concatenate([works, works])
-        join = np.arange(gap.size) >= len(self)
-        comes = self.comes[work]
-        place = np.where(comes, np.where(join, 3, 2), np.where(join, 1, 0))
-        order = np.argsort(gap * _PLACES + place, kind="stable")
-        return Events(gap[order], work[order], place[order].astype(np.int8))
+        joins = np.arange(gap.size) >= len(self)
+        place = np.concatenate([self.start_place, self.join_place])
+        order = np.argsort(gap * len(WorkPlace) + place, kind="stable")
+        return Events(gap[order], work[order], place[order], joins[order])
 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """STARTs and JOINs in order. gap, work: [events].
-
-    place: [events] the place inside the gap. 0: START of what leaves; 1: its JOIN; 2: START of what comes; 3: its JOIN,
-    which is behind the waits for messages.
-    """
+    """STARTs and JOINs in order. gap, work: [events]; place: [events] `WorkPlace`; joins: [events] whether a JOIN."""
 
     gap: Int64
     work: Int64
     place: Int8
+    joins: Bools
 
 
 @dataclass(frozen=True, eq=False)
 class LaneTimes:
     """When cells and works run.
 
-    start, end: [cells]; begin, finish: [works] on their lanes; exposed: [works] time that the rank stood at the JOIN.
+    start, end: [cells]; begin, finish: [works] on their lanes; exposed: [works] time that the rank stood at the JOIN;
+    closed: [P] when each rank has joined the works behind its last cell.
     """
 
     start: Floats
@@ -130,6 +200,7 @@ class LaneTimes:
     begin: Floats
     finish: Floats
     exposed: Floats
+    closed: Floats
 
     def per_rank(self, placed: PlacedWorks, dependencies: Dependencies, values: Floats) -> Floats:
         """[P, lanes] ``values`` [works] summed by rank and lane."""
@@ -152,31 +223,37 @@ def run_with_works(
     duration: [cells] time of each alone; latency: time of a message; time: [works] on the lane. slowdown: [lanes] by
     how much more a cell takes while a lane of its rank is busy; those of several lanes add up. Works take their time
     whatever runs beside them.
+
+    The members of a work among replicas are the same rank of equal programs with equal costs. Their clocks are equal,
+    so all of them start it at the same time, and it takes that time alone.
     """
     cells, ranks = len(dependencies), dependencies.rank_start.size - 1
     events = placed.events
     first = np.searchsorted(events.gap, np.arange(cells + ranks + 1))
     start, end = np.zeros(cells), np.zeros(cells)
-    begin, finish, exposed = np.zeros((3, len(placed)))
+    times, free = np.zeros((3, len(placed))), np.zeros((ranks, len(WorkLane)))
     disturbing = np.asarray(slowdown if np.any(slowdown > 0) else _UNDISTURBED, np.float64)
     loop = kernels(cells * _PYTHON_CELL)
     (loop.jit(_run) if loop else _run)(
         dependencies.levels.order, dependencies.rank, dependencies.previous, dependencies.producers,
-        dependencies.remote, duration, latency, first, events.work, events.place, placed.works.lane, time, disturbing,
-        np.zeros((ranks, len(WorkLane))), start, end, begin, finish, exposed,
+        dependencies.remote, duration, latency, first, events.work, events.joins, events.place >= WorkPlace.CAME,
+        placed.works.lane, time, disturbing, free, start, end, *times,
     )  # fmt: skip
-    return LaneTimes(start, end, begin, finish, exposed)
+    begin, finish, exposed = times
+    closed = _close(dependencies, placed, time, free, end, times)
+    return LaneTimes(start, end, begin, finish, exposed, closed)
 
 
 def _run(
     order: Any, rank: Any, previous: Any, producers: Any, remote: Any, duration: Any, latency: float, first: Any,
-    event_work: Any, event_place: Any, lane: Any, time: Any, slowdown: Any, free: Any, start: Any, end: Any,
-    begin: Any, finish: Any, exposed: Any,
+    event_work: Any, event_joins: Any, event_late: Any, lane: Any, time: Any, slowdown: Any, free: Any,
+    start: Any, end: Any, begin: Any, finish: Any, exposed: Any,
 ) -> None:  # fmt: skip
     """Fills ``start`` to ``exposed``. free: [P, lanes] when each lane is free. first: [gaps + 1] first event of each.
 
-    Works in the last gap of a rank are joined behind its cells and hold up nobody. All works beside a cell have started
-    before it. So a lane is busy from the cell's start until it is free, without a gap, and a round below ends a lane.
+    event_late: [events] whether it stands behind the waits for messages. The last gap of a rank is that of `_close`.
+    All works beside a cell have started before it. So a lane is busy from the cell's start until it is free, without a
+    gap, and a round below ends a lane.
     """
     for step in range(order.size):
         cell = order[step]
@@ -184,9 +261,9 @@ def _run(
         now = end[previous[cell]] if previous[cell] >= 0 else 0.0
         event = first[cell + own]
         last = first[cell + own + 1]
-        while event < last and event_place[event] < 3:
+        while event < last and not event_late[event]:
             work = event_work[event]
-            if event_place[event] == 1:
+            if event_joins[event]:
                 exposed[work] = max(0.0, finish[work] - now)
                 now = max(now, finish[work])
             else:
@@ -216,3 +293,28 @@ def _run(
             left -= (until - now) / pace
             now = until
         end[cell] = now + left * pace
+
+
+def _close(
+    dependencies: Dependencies, placed: PlacedWorks, time: Floats, free: Floats, end: Floats, times: Floats
+) -> Floats:
+    """[P] when each rank has joined the works behind its last cell. times: [3, works] begin, finish, exposed."""
+    ranks, events = dependencies.rank_start.size - 1, placed.events
+    last = dependencies.rank_start[1:] + np.arange(ranks)
+    full = np.diff(dependencies.rank_start) > 0
+    closed = np.where(full, end[np.maximum(dependencies.rank_start[1:] - 1, 0)], 0.0) if end.size else np.zeros(ranks)
+    begin, finish, exposed = times
+    first, behind = np.searchsorted(events.gap, last), np.searchsorted(events.gap, last + 1)
+    for rank in np.flatnonzero(first < behind).tolist():
+        now = float(closed[rank])
+        for event in range(first[rank], behind[rank]):
+            work = events.work[event]
+            if events.joins[event]:
+                exposed[work] = max(0.0, finish[work] - now)
+                now = max(now, float(finish[work]))
+            else:
+                lane = placed.works.lane[work]
+                begin[work] = max(now, free[rank, lane])
+                free[rank, lane] = finish[work] = begin[work] + time[work]
+        closed[rank] = now
+    return closed

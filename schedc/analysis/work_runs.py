@@ -75,7 +75,7 @@ class WorkRuns:
         A fetch counts from its START on, which is in front of the cell; an offload counts until its JOIN there.
         after: [cells] what is held behind each cell, as `Memory` has it. counted: in activations, not in memory.
         """
-        away = (self.placed.counted() if counted else self.placed).away(self.dependencies)
+        away = (self.placed.of_activations.counted() if counted else self.placed).away(self.dependencies)
         comes = np.append(away[:-1] - away[1:], 0.0)
         comes[self.dependencies.rank_start[1:] - 1] = 0.0
         return np.asarray(after + np.maximum(comes, 0.0))

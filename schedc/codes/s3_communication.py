@@ -157,16 +157,19 @@ S3: tuple[DiagnosticCode, ...] = (
     DiagnosticCode(
         "S330",
         "the STARTs and JOINs of works do not match",
-        "A work moves activations on a lane beside compute: d2h to the host, h2d back. Every work has one START and, "
-        "behind it, one JOIN. Both stand on the rank that holds the stage, and name the same stage and microbatch. "
+        "A work runs on a lane beside compute: d2h to the host, h2d back, dp among replicas. Every work has one START "
+        "and, behind it, one JOIN. Both stand on a rank that holds the stage, and name the same stage and microbatch. "
+        "What concerns a whole stage names no microbatch. "
         "Works are numbered in the order of their STARTs. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S331",
-        "activations are moved or read where they are not",
+        "a work or an op finds activations, parameters or gradients where they are not",
         "The activations of a microbatch on a stage are on the device from the forward on. An offload takes them to "
         "the host, and a fetch brings them back. No recomputation and no backward reads them in between, and no work "
-        "moves what is not there. " + _PROGRAM,
+        "moves what is not there. The parameters of a stage with gathers are whole from the JOIN of a gather to the "
+        "START of a drop, and every op of the stage stands in between. A gradient is scattered behind the last weight "
+        "gradient of its stage, then spread. " + _PROGRAM,
     ),
     DiagnosticCode(
         "S390",

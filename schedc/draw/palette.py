@@ -20,7 +20,7 @@ FILLS: dict[OpKind, tuple[str, str]] = {kind: HUES[FACTS[kind].colour] for kind 
 """Fill of each kind in two shades. The hues are those of the DualPipe figures: forward orange, both backwards green,
 weight gradient blue. Those figures have no recomputation, which is purple here."""
 
-LANES: dict[WorkLane, str] = {WorkLane.D2H: "#8fd0cf", WorkLane.H2D: "#f0b3c4"}
+LANES: dict[WorkLane, str] = {WorkLane.D2H: "#8fd0cf", WorkLane.H2D: "#f0b3c4", WorkLane.DP: "#c9c0e6"}
 """Fill of the works of each lane, on either ground, under the first ink."""
 
 INKS: tuple[str, ...] = ("#111111", "#ffffff", "#7a0b3a", "#fff4b8")

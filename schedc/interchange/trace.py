@@ -134,7 +134,7 @@ def _homes(works: WorkRuns) -> tuple[list[int], list[int]]:
 
 
 def _name(work: WorkRow) -> str:
-    return f"{FACTS[work.kind].name} {work.stage}F{work.microbatch}"
+    return f"{FACTS[work.kind].name} {work.stage}" + (f"F{work.microbatch}" if work.microbatch >= 0 else "")
 
 
 def _slice(name: str, category: str, rank: int, track: int, start: float, end: float) -> Event:

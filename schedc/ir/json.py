@@ -15,7 +15,8 @@ One object with these fields:
     plan               only where the plan attaches more than layers
     tied               only where stages share parameters: of each tie its stages, and the bytes of a copy
     works              only where works run beside compute, in version 2: their columns, meant as those of
-                       `schedc.ir.works.Works`, with kinds and lanes by name; the streams then have ``work``
+                       `schedc.ir.works.Works`, with kinds, lanes and groups by name; the streams then have
+                       ``work``. Without ``group`` every work is local
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from schedc.diagnostics import Diagnostic, DiagnosticError, Label, did_you_mean
 from schedc.ir.placement import Placement
 from schedc.ir.program import Program
 from schedc.ir.ties import Tie
-from schedc.ir.works import DTYPES, KIND_NAMES, LANE_NAMES, Works
+from schedc.ir.works import DTYPES, GROUP_NAMES, KIND_NAMES, LANE_NAMES, WorkGroup, Works
 from schedc.source import NOWHERE, Source, Span
 
 HEADER_FIELDS = ("schema", "version", "name", "doc", "source", "sizes", "placement", "phases")
@@ -73,9 +73,11 @@ def header_of(program: Program, schema: Schema) -> dict[str, Any]:
 
 
 def _written_works(works: Works) -> dict[str, list[Any]]:
-    """The columns of works; kinds and lanes by name."""
-    named = {"kind": KIND_NAMES, "lane": LANE_NAMES}
-    columns = {name: getattr(works, name).tolist() for name in DTYPES}
+    """The columns of works; kinds, lanes and groups by name; without groups where every work is local."""
+    named = {"kind": KIND_NAMES, "lane": LANE_NAMES, "group": GROUP_NAMES}
+    columns = {name: getattr(works, name).tolist() for name in DTYPES} | {"group": (works.group + 1).tolist()}
+    if (works.group == WorkGroup.LOCAL).all():
+        del columns["group"]
     return {name: [named[name][i] for i in values] if name in named else values for name, values in columns.items()}
 
 
@@ -217,20 +219,22 @@ def _ties(reader: HeaderReader, value: Any) -> tuple[Tie, ...]:
 
 
 def _works(reader: HeaderReader, value: Any) -> Works:
-    fields = reader.fields(value, "works", DTYPES)
+    fields = reader.fields(value, "works", [name for name in DTYPES if name != "group"], optional=("group",))
+    named = {"kind": KIND_NAMES, "lane": LANE_NAMES} | ({"group": GROUP_NAMES} if "group" in fields else {})
     columns: dict[str, list[Any]] = {}
-    for name, words in (("kind", KIND_NAMES), ("lane", LANE_NAMES)):
+    for name, words in named.items():
         for i, word in enumerate(items := reader.items(fields[name], f"works.{name}")):
             if type(word) is not str or word not in words:
                 reader.fail(f"works.{name}[{i}]", f"{short(word)} is no {name} of a work",
                             help=f"known: {', '.join(words)}")  # fmt: skip
         columns[name] = [words.index(word) for word in items]
-    for name in ("stage", "microbatch"):
-        columns[name] = reader.integers(fields[name], f"works.{name}", 0, 2**31)
+    for name, low in (("stage", 0), ("microbatch", -1)):
+        columns[name] = reader.integers(fields[name], f"works.{name}", low, 2**31)
     for i, size in enumerate(sizes := reader.items(fields["bytes"], "works.bytes")):
         if type(size) not in (int, float) or not 0 <= size < 2.0**63:
             reader.fail(f"works.bytes[{i}]", f"{short(size)} is no number of bytes")
     columns["bytes"] = sizes
+    columns["group"] = [group - 1 for group in columns.get("group", [0] * len(sizes))]
     if len({len(column) for column in columns.values()}) > 1 or not sizes:
         reader.fail("works", "columns of one length are expected, with one work at least")
     return Works(**{name: np.array(columns[name], dtype) for name, dtype in DTYPES.items()})

@@ -137,7 +137,7 @@ class Program(Columns):
     kind: [n] `InstructionKind`.
     stage, microbatch: [n] of a compute instruction: what it computes (for a CELL, the first op);
         of SEND, RECV and WAIT: those that **produced** the message; of REDUCE: the stage. START and JOIN: those of
-        the work.
+        the work, where microbatch may be -1.
     stage2, microbatch2: [n] the second op of a CELL; of the REDUCE of a tied weight: the stage of the peer's copy and
         -1; else -1.
     backward: [n] of a CELL: the number of its kind (`schedc.ir.ops.pair_number`); else -1. Where the first op is an F

@@ -8,7 +8,8 @@ A text begins with its form and version, ``schedule 1`` or ``program 1``. The he
   not how many pairs come before it. A lone op with a pair number, which no legal schedule has, is ``0F3&n``.
 * a program has one instruction per line, ``<instruction> | <op> <phase>@<span>``: ``0F3``, ``(3F4;2B1)``,
   ``SEND 0A3 to 1 #17 batch 4``, ``RECV 6G1 from 1 #23``, ``WAIT 0A3 with 1 #17``, ``REDUCE 3 with 2 #0``,
-  ``REDUCE 0 tied to 7 with 3 #0``, ``START offload 0A3 on d2h #5 bytes 1048576``, ``JOIN offload 0A3 #5``.
+  ``REDUCE 0 tied to 7 with 3 #0``, ``START offload 0A3 on d2h #5 bytes 1048576``, ``JOIN offload 0A3 #5``,
+  ``START gather 0 on dp #6 bytes 1048576 over replicas``, ``JOIN gather 0 #6``.
   A is an activation, G a gradient, ``#`` the number of the message or work.
 
 Strings are JSON strings; lines that begin with # are comments.
@@ -30,7 +31,7 @@ from schedc.ir.ops import FIRST_OF_PAIR, LETTERS, OpKind
 from schedc.ir.program import InstructionKind, Program
 from schedc.ir.schedule import Schedule
 from schedc.ir.text_header import VERSION, WITH_WORKS, Header, HeaderLine, print_header, read_header
-from schedc.ir.works import KIND_NAMES, LANE_NAMES, WorkKind, WorkLane, WorkRow
+from schedc.ir.works import GROUP_NAMES, KIND_NAMES, LANE_NAMES, WorkGroup, WorkKind, WorkLane, WorkRow
 from schedc.source import Source
 
 _OPS_PER_LINE = 12
@@ -136,8 +137,8 @@ _TEMPLATES: dict[InstructionKind, str] = {
     InstructionKind.RECV: "RECV {stage}{channel}{microbatch} from {peer} #{message}{batch}",
     InstructionKind.WAIT: "WAIT {stage}{channel}{microbatch} with {peer} #{message}",
     InstructionKind.REDUCE: "REDUCE {stage}{tied} with {peer} #{message}",
-    InstructionKind.START: "START {work_kind} {stage}A{microbatch} on {lane} #{work} bytes {bytes}",
-    InstructionKind.JOIN: "JOIN {work_kind} {stage}A{microbatch} #{work}",
+    InstructionKind.START: "START {work_kind} {stage}{of} on {lane} #{work} bytes {bytes}{group}",
+    InstructionKind.JOIN: "JOIN {work_kind} {stage}{of} #{work}",
 }
 """How each kind is written. Both directions follow from this table: printing fills it in, reading turns each
 ``{column}`` into a group of a pattern."""
@@ -151,16 +152,16 @@ _PROGRAM_COLUMNS: dict[str, npt.DTypeLike] = {
     "backward": np.int8, "peer": np.int32, "channel": np.int8, "message": np.int32, "batch": np.int32,
     "op": np.int32, "phase": np.int32, "span": np.int32, "work": np.int32,
 }  # fmt: skip
-_COLUMN_OF = {"letter": "kind", "tied": "stage2", "first": "backward", "second": "backward"}
+_COLUMN_OF = {"letter": "kind", "tied": "stage2", "of": "microbatch", "first": "backward", "second": "backward"}
 """What templates call otherwise than the columns."""
 _COLUMN_NUMBER = {name: number for number, name in enumerate(_PROGRAM_COLUMNS)}
 _COLUMN_NUMBER |= {name: _COLUMN_NUMBER[column] for name, column in _COLUMN_OF.items()}
 
-_WORK_WORDS = {"work_kind": KIND_NAMES, "lane": LANE_NAMES, "bytes": ()}
+_WORK_WORDS = {"work_kind": KIND_NAMES, "lane": LANE_NAMES, "bytes": (), "group": GROUP_NAMES[1:]}
 """Groups that are columns of `Works`: their words by value; empty for a number."""
 _COLUMN_NUMBER |= dict.fromkeys(_WORK_WORDS, -1)
 
-_OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied to %d")}
+_OPTIONAL = {"op": ("-", "%d"), "batch": ("", " batch %d"), "tied": ("", " tied to %d"), "of": ("", "A%d")}
 """Columns that may be -1 where they apply: what is written then, and else."""
 
 
@@ -177,9 +178,10 @@ class _Form:
 
 
 def _form(kind: InstructionKind, template: str) -> _Form:
-    special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?", "tied": r"(?: tied to (\d+))?"}
+    special = {"op": r"(\d+|-)", "batch": r"(?: batch (\d+))?", "tied": r"(?: tied to (\d+))?", "of": r"(?:A(\d+))?"}
     special |= {name: f"([{letters}])" for name, (letters, _) in _LETTERED.items()}
     special |= {name: f"(?P<{name}>{'|'.join(words) or _BYTES})" for name, words in _WORK_WORDS.items()}
+    special["group"] = f"(?: over {special['group']})?"
     pieces = re.split(r"\{(\w+)\}", template + _TAIL)
     fixed = [re.escape(piece).replace(r"\ ", " +") for piece in pieces[::2]]
     groups = [special.get(name, r"(\d+)") for name in pieces[1::2]]
@@ -231,6 +233,9 @@ def _printed_of_works(program: Program, name: str, rows: Int64) -> list[str]:
     works, numbers = program.works, program.work[rows]
     if name == "bytes":
         return [str(int(size)) if size.is_integer() else repr(size) for size in works.bytes[numbers].tolist()]
+    if name == "group":
+        words = ["", *(f" over {word}" for word in _WORK_WORDS["group"])]
+        return [words[value + 1] for value in works.group[numbers].tolist()]
     values = works.kind if name == "work_kind" else works.lane
     return [_WORK_WORDS[name][value] for value in values[numbers].tolist()]
 
@@ -277,7 +282,8 @@ def _read_work(header: Header, line: HeaderLine, match: re.Match[str], row: list
         line.fail(f"work {number} is started twice")
     stage, microbatch = (row[_COLUMN_NUMBER[name]] for name in ("stage", "microbatch"))
     lane = WorkLane(LANE_NAMES.index(match["lane"]))
-    header.works[number] = (line, WorkRow(kind, lane, stage, microbatch, float(match["bytes"])))
+    group = WorkGroup[(match["group"] or "local").upper()]
+    header.works[number] = (line, WorkRow(kind, lane, stage, microbatch, float(match["bytes"]), group))
 
 
 # Both.

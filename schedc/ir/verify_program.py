@@ -22,6 +22,7 @@ from schedc.ir.rendezvous import Link, find_stuck_instructions
 from schedc.ir.schedule import Schedule
 from schedc.ir.verify import verify
 from schedc.ir.verify_messages import GROUPS
+from schedc.ir.verify_replica_works import states_of_stages
 from schedc.ir.verify_ties import tied_stages, tied_sums
 from schedc.ir.verify_works import JOIN, START, matched_works, places_of_activations
 
@@ -37,7 +38,7 @@ def verify_program(program: Program) -> list[Diagnostic]:
     in the order of posting.
     """
     table = ProgramTable(program)
-    works = ((matched_works,), (places_of_activations,)) if len(program.works) else ()
+    works = ((matched_works,), (places_of_activations, states_of_stages)) if len(program.works) else ()
     sums = (_cells_served, tied_sums, _reductions)
     for group in ((_columns, tied_stages), (_computation,), *GROUPS, sums, *works, (_runs,)):
         if found := [diagnostic for invariant in group for diagnostic in invariant(table)]:
@@ -104,6 +105,7 @@ def _field_errors(program: Program) -> list[tuple[str, Bools]]:
     }  # fmt: skip
     has = {name: np.isin(kind, kinds) for name, kinds in _FIELDS.items()}
     has |= {"stage": np.ones(n, bool), "microbatch": kind != REDUCE, "op": kind != REDUCE}
+    has["microbatch"] &= ~np.isin(kind, (START, JOIN)) | (program.microbatch >= 0)
     has["batch"] = np.isin(kind, (SEND, RECV)) & (program.batch >= 0)
     has["stage2"] &= (kind != REDUCE) | (program.stage2 >= 0)
     errors = []

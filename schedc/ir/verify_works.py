@@ -1,8 +1,10 @@
-"""The invariants of works in a `Program`: each is started and joined once, and no op reads what is away."""
+"""The invariants of works in a `Program`: each is started and joined once, and no op reads what is not there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 
 import numpy as np
 
@@ -10,9 +12,9 @@ from schedc.diagnostics import Diagnostic
 from schedc.ir.arrays import Bools, Int64, bincount
 from schedc.ir.ops import FACTS as OP_FACTS
 from schedc.ir.ops import OpKind
-from schedc.ir.program import InstructionKind
+from schedc.ir.program import InstructionKind, Program
 from schedc.ir.program_table import SHOWN, ProgramTable
-from schedc.ir.works import FACTS, LANE_NAMES, WorkKind
+from schedc.ir.works import FACTS, LANE_NAMES, WorkKind, Works
 
 START, JOIN = InstructionKind.START, InstructionKind.JOIN
 
@@ -32,8 +34,7 @@ def matched_works(table: ProgramTable) -> list[Diagnostic]:
     report(~alike, "this instruction names another stage or microbatch than its work")
     if found:
         return found
-    home = program.placement.rank_of(program.stage[rows], program.microbatch[rows])
-    report(home != program.rank[rows], "this rank does not hold the stage whose activations the work moves")
+    report(_off_home(program, rows), "this rank does not hold the stage that the work concerns")
     starts, joins = rows[program.kind[rows] == START], rows[program.kind[rows] == JOIN]
     for which, name in ((starts, "started"), (joins, "joined")):
         times = bincount(program.work[which], minlength=len(works))
@@ -46,14 +47,36 @@ def matched_works(table: ProgramTable) -> list[Diagnostic]:
     start[program.work[starts]], join[program.work[joins]] = starts, joins
     early = np.isin(rows, join[join < start])
     report(early, "this JOIN stands before the START of its work", "join a work behind its START")
-    lane = np.array([FACTS[WorkKind(kind)].lane for kind in works.kind.tolist()], np.int8)
-    for work in np.flatnonzero(lane != works.lane)[:SHOWN].tolist():
-        row, wrong = int(start[work]), LANE_NAMES[works.lane[work]]
-        message = f"the {works.work(work)} is on the lane {wrong}, and its lane is {LANE_NAMES[lane[work]]}"
-        found.append(table.finding("S330", row, message))
+    found += [
+        table.finding("S330", int(start[work]), f"the {works.work(work)} {fault}")
+        for work, fault in islice(_faults(works), SHOWN)
+    ]
     unordered = np.flatnonzero(np.diff(start) < 0)[:1]
     report(np.isin(rows, start[unordered]), "works are numbered in the order of their STARTs, rank by rank")
     return found
+
+
+def _off_home(program: Program, rows: Int64) -> Bools:
+    """[rows] whether the rank of each START or JOIN does not hold the stage; of one with a microbatch: that copy."""
+    stage, microbatch, rank = program.stage[rows], program.microbatch[rows], program.rank[rows]
+    whole = (program.placement.rank_of_stage[:, stage] == rank).any(0)
+    home = program.placement.rank_of(stage, np.maximum(microbatch, 0)) == rank
+    return np.asarray(~np.where(microbatch < 0, whole, home))
+
+
+def _faults(works: Works) -> Iterator[tuple[int, str]]:
+    """(work, what is wrong with it) for each row that does not fit the facts of its kind."""
+    for row in range(len(works)):
+        work = works.work(row)
+        facts = FACTS[work.kind]
+        if work.lane is not facts.lane:
+            yield row, f"is on the lane {LANE_NAMES[work.lane]}, and its lane is {LANE_NAMES[facts.lane]}"
+        elif (work.microbatch < 0) is not facts.of_stage:
+            what = "concerns a stage, and names a microbatch" if facts.of_stage else "names no microbatch"
+            yield row, what
+        elif work.group not in facts.groups:
+            names = " or ".join(group.name.lower() for group in facts.groups)
+            yield row, f"is of the group {work.group.name.lower()}, and may be of {names}"
 
 
 class Whereabouts(Enum):
@@ -110,7 +133,7 @@ _Event = OpKind | tuple[InstructionKind, WorkKind]
 def _events(table: ProgramTable) -> dict[tuple[int, int], list[tuple[int, _Event]]]:
     """Rows and what they do with the activations of each stage and microbatch that works move."""
     program, works = table.program, table.program.works
-    rows = np.flatnonzero(program.work >= 0)
+    rows = np.flatnonzero((program.work >= 0) & (program.microbatch >= 0))
     events: dict[tuple[int, int], list[tuple[int, _Event]]] = {}
     for row in rows.tolist():
         slot = int(program.stage[row]), int(program.microbatch[row])

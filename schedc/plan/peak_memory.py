@@ -244,9 +244,8 @@ class Away:
 
     def of_stage(self, row: int, stage: int) -> float:
         """Memory of one stage on the host while the op of a row runs."""
-        mine = self.placed.works.stage == stage
-        works = self.placed.works
-        part = PlacedWorks(works.only(mine), self.placed.start[mine], self.placed.join[mine])
+        part = self.placed.of_activations
+        part = part.only(part.works.stage == stage)
         return float(part.away(self.dependencies)[self.dependencies.cell_of[row]])
 
 

@@ -16,7 +16,7 @@ from schedc.attachments.values import Attachments, Host
 from schedc.cost.costs import Costs, StageCosts
 from schedc.diagnostics import Diagnostic, DiagnosticError, Label
 from schedc.ir.arrays import Floats, bincount
-from schedc.ir.works import WorkLane
+from schedc.ir.works import WorkKind, WorkLane
 from schedc.layout.costs import LayerCosts
 from schedc.layout.parts import Layout
 from schedc.passes.place_offload import ByStage, LaneSpeeds, Stays, choose_moves, stays_of
@@ -183,8 +183,10 @@ def _chosen(step: _Step, room: Floats) -> Offloading:
 def host_bytes(placed: PlacedWorks, dependencies: Dependencies) -> Floats:
     """[gaps] memory on the host behind each gap: from the START of an offload to the JOIN of the fetch behind it."""
     gaps = len(dependencies) + dependencies.rank_start.size - 1
-    gap = np.where(placed.comes, placed.join, placed.start)
-    change = np.where(placed.comes, -placed.works.bytes, placed.works.bytes)
+    placed = placed.of_activations
+    comes = placed.works.kind == WorkKind.FETCH
+    gap = np.where(comes, placed.join, placed.start)
+    change = np.where(comes, -placed.works.bytes, placed.works.bytes)
     return np.cumsum(bincount(gap, weights=change, minlength=gaps))
 
 

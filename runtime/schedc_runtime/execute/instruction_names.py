@@ -22,7 +22,8 @@ def label(program: Program, row: int) -> str:
     if x.kind is InstructionKind.REDUCE:
         return f"{x.stage}REDUCE_TIED" if x.is_tied else f"{x.stage}REDUCE_GRAD"
     if x.work >= 0:
-        return f"{x.stage}{x.kind.name}_{FACTS[program.works.work(x.work).kind].name.upper()}{x.microbatch}"
+        what = FACTS[program.works.work(x.work).kind].name.upper()
+        return f"{x.stage}{x.kind.name}_{what}{x.microbatch if x.microbatch >= 0 else ''}"
     if x.channel < 0:
         return f"{x.stage}{x.kind.name}{x.microbatch}"
     channel, arrives = Channel(x.channel), receives(program, row)
