@@ -15,6 +15,12 @@ MISTAKES = Path(__file__).resolve().parents[2] / "examples" / "mistakes"
 _BESIDE_THE_TREE = "---\norphan: true\n---"
 """The index lists the codes. In the navigation of every page a hundred of them would take half the time of a build."""
 
+_COMMANDS = {
+    "config.json": (("plan", "--show-model", "config.json"), "json"),
+    "cluster.toml": (("plan", "--show-model", "qwen3-8b", "cluster.toml"), "toml"),
+}
+"""The command that reads a file that is no schedule, by its name, and the language of the file."""
+
 
 def pages() -> dict[str, str]:
     return {"index.md": _index(), **{f"{code.code}.md": _page(code) for code in CODES.values()}}
@@ -39,9 +45,10 @@ def _family(family: str) -> list[DiagnosticCode]:
 def _page(code: DiagnosticCode) -> str:
     parts = [_BESIDE_THE_TREE, f"# {code.code}: {code.title}", "[All codes](index.md)", code.explanation.strip()]
     if code.wrong:
-        said = output_of("check", "wrong.sched", files={"wrong.sched": code.wrong})
-        parts += ["## Wrong", fence(code.wrong, "sched"), "`schedc check` says:", fence(said, "text")]
-        parts += ["## Right", fence(code.right, "sched")]
+        arguments, form = _COMMANDS.get(code.file, (("check", "wrong.sched"), "sched"))
+        said = output_of(*arguments, files={arguments[-1]: code.wrong})
+        parts += ["## Wrong", fence(code.wrong, form), f"`schedc {arguments[0]}` says:", fence(said, "text")]
+        parts += ["## Right", fence(code.right, form)]
     for path in sorted(MISTAKES.glob("*.sched")):
         if f"error[{code.code}]" in _said_of(path):
             parts += ["## A typical mistake", f"`examples/mistakes/{path.name}`; the right line stands behind it:"]

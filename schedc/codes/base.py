@@ -10,7 +10,8 @@ class DiagnosticCode:
     """A diagnostic code and its explanation.
 
     wrong: a whole file that raises the code. right: the corrected file. The tests run both. They are empty only if no
-    `.sched` text can raise the code, but a command line or an edited program can; ``explanation`` then says how.
+    text can raise the code, but a command line or an edited program can; ``explanation`` then says how. file: what such
+    a file is named; its suffix says what it is.
     """
 
     code: str
@@ -18,3 +19,4 @@ class DiagnosticCode:
     explanation: str
     wrong: str = ""
     right: str = ""
+    file: str = "example.sched"

@@ -20,6 +20,7 @@ LEVELS = {
         ("interchange",),
         ("inputs",),
         ("compiler",),
+        ("planner",),
         ("report", "editor"),
         ("cli",),
         ("__main__",),

@@ -10,6 +10,8 @@ import pytest
 from schedc.codes import CODES, ENTRIES, FAMILIES
 from schedc.compiler import analyse
 from schedc.diagnostics import DiagnosticError
+from schedc.planner.cluster.read import load_cluster
+from schedc.planner.model.read import load_model
 from support.paths import ROOT
 
 
@@ -28,16 +30,22 @@ def test_no_code_means_two_things() -> None:
     assert [code.code for code in ENTRIES] == list(CODES)
 
 
-def findings(text: str, tmp_path: Path) -> list[str]:
-    path = tmp_path / "example.sched"
+def findings(text: str, tmp_path: Path, file: str) -> list[str]:
+    path = tmp_path / file
     path.write_text(text, encoding="utf-8")
     try:
-        return [diagnostic.code for diagnostic in analyse(path, {}).diagnostics]
+        if file == "cluster.toml":
+            load_cluster(path)
+        elif file == "config.json":
+            load_model(path)
+        else:
+            return [diagnostic.code for diagnostic in analyse(path, {}).diagnostics]
+        return []
     except DiagnosticError as error:
         return [diagnostic.code for diagnostic in error.diagnostics]
 
 
 @pytest.mark.parametrize("code", [c for c in CODES.values() if c.wrong], ids=lambda c: c.code)
 def test_the_wrong_example_raises_the_code_and_the_right_one_nothing(code, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    assert code.code in findings(code.wrong, tmp_path)
-    assert findings(code.right, tmp_path) == []
+    assert code.code in findings(code.wrong, tmp_path, code.file)
+    assert findings(code.right, tmp_path, code.file) == []

@@ -1,0 +1,1 @@
+"""What the planner searches with: models, clusters, and what a model's layers hold and compute."""
